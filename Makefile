@@ -1,0 +1,41 @@
+# Every target makes its own environment in .venv, once.
+
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+RUN := $(VENV)/bin/python
+
+.PHONY: demo check test soak gpu bench docs clean
+
+demo: $(INSTALLED)  ## interrupt a training four times; compare it with one that ran through
+	$(RUN) examples/demo.py
+
+check: $(INSTALLED)  ## format, lint, types, fast tests
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest -m "not slow and not gpu and not soak"
+
+test: $(INSTALLED)  ## every test that needs neither a GPU nor an hour
+	$(RUN) -m pytest -m "not gpu and not soak"
+
+soak: $(INSTALLED)  ## restarts at random for a long time
+	$(RUN) -m pytest -m soak
+
+gpu: $(INSTALLED)  ## the tests that need a GPU
+	$(RUN) -m pytest -m gpu
+
+bench: $(INSTALLED)  ## one JSON line a measurement
+	@set -e; for script in benchmarks/[a-z]*.py; do $(RUN) $$script; done
+
+docs: $(INSTALLED)  ## run the code in README.md and docs/, and follow the links
+	$(RUN) -m pytest tests/docs
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+
+$(INSTALLED): setup.py requirements-dev.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or later is needed; name one: make PYTHON=python3.12')"
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --requirement requirements-dev.txt
+	touch $@

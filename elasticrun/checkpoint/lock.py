@@ -1,0 +1,160 @@
+"""The lock that keeps a second live job out of a checkpoint directory."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from elasticrun.checkpoint import files
+from elasticrun.errors import CheckpointError
+
+POLL_INTERVAL = 0.05
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a lock."""
+
+    host: str
+    pid: int
+    process_started: float
+    since: str
+
+    @staticmethod
+    def this_process() -> Owner:
+        return Owner(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        )
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+# POSIX locks do not exclude within a process, and closing any descriptor of the file
+# would release them; so the locks of this process are known by device and inode, which
+# an open file keeps from being used again.
+_held: dict[tuple[int, int], Owner] = {}
+_guard = threading.Lock()
+
+
+class DirectoryLock:
+    """A POSIX lock on the file `lock` in a directory, which names its owner.
+
+    It ends with the process however that ends, and no forked child inherits it, so
+    that a DataLoader worker which outlives a killed replica blocks nobody. The file
+    stays: removing it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._file: io.FileIO | None = None
+
+    def acquire(self, *, timeout: float) -> None:
+        """Make the directory and take its lock.
+
+        Args:
+            timeout: Seconds to wait for a live owner, which may be about to exit.
+
+        Raises:
+            CheckpointError: A live process still holds it, or the directory cannot be
+                written.
+        """
+        try:
+            files.make_directory(self.directory)
+            files.check_writable(self.directory)
+            self._file = _wait_for(self.directory / "lock", timeout)
+        except _LockedError as error:
+            raise CheckpointError(
+                f"{self.directory} is in use by a live job ({error}). Two jobs in one "
+                "directory would remove each other's checkpoints. Stop that job or "
+                "wait for its end, or give this one a directory of its own "
+                "(ELASTICRUN_CHECKPOINT_DIR)."
+            ) from error
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.directory} cannot hold this job's checkpoints: {error}. "
+                "Nothing could be saved, so the job would lose its work when it is "
+                "stopped. Make that directory writable, or give the job another one "
+                "(ELASTICRUN_CHECKPOINT_DIR)."
+            ) from error
+
+    def release(self) -> None:
+        """Give the lock back; it may be free already."""
+        if self._file is None:
+            return
+        with _guard:
+            _held.pop(_identity(os.fstat(self._file.fileno())), None)
+            self._file.close()
+        self._file = None
+
+
+class _LockedError(Exception):
+    def __init__(self, owner: Owner | None) -> None:
+        super().__init__(str(owner or "a process that has not yet written its name"))
+
+
+def _wait_for(path: Path, timeout: float) -> io.FileIO:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            with _guard:
+                return _lock(path)
+        except _LockedError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_INTERVAL)
+
+
+def _lock(path: Path) -> io.FileIO:
+    _refuse_own(path)
+    file = files.open_shared(path)
+    try:
+        _lock_open_file(file)
+        owner = Owner.this_process()
+        files.overwrite(file, json.dumps(asdict(owner)).encode() + b"\n")
+    except BaseException:
+        file.close()
+        raise
+    _held[_identity(os.fstat(file.fileno()))] = owner
+    return file
+
+
+def _refuse_own(path: Path) -> None:
+    try:
+        owner = _held.get(_identity(os.stat(path)))
+    except FileNotFoundError:
+        return
+    # A forked child inherits the table but not the locks.
+    if owner is not None and owner.pid == os.getpid():
+        raise _LockedError(owner)
+
+
+def _lock_open_file(file: io.FileIO) -> None:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        # EAGAIN or EACCES, as POSIX leaves open.
+        raise _LockedError(_read_owner(file)) from error
+
+
+def _read_owner(file: io.FileIO) -> Owner | None:
+    try:
+        return Owner(**json.loads(file.read()))
+    except (ValueError, TypeError):  # just taken, not yet written
+        return None
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

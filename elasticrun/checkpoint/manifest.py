@@ -1,0 +1,169 @@
+"""The manifest: what a committed checkpoint is and holds, as bytes and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticrun.checkpoint.files import (
+    TEMPORARY_SUFFIX,
+    DamagedFileError,
+    FileRecord,
+)
+from elasticrun.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything a checkpoint says about itself.
+
+    Attributes:
+        job: The job's name; another job's checkpoints are refused.
+        position: Where the job stood: finished epochs, finished loops, index.
+        time: When it was committed, in seconds since 1970.
+        files: Each state's file; nothing else in the directory counts.
+    """
+
+    job: str
+    number: int
+    generation: int
+    world_size: int
+    position: Mapping[str, int | bool]
+    time: float
+    torch_version: str
+    elasticrun_version: str
+    files: tuple[FileRecord, ...]
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        names = [record.name for record in self.files]
+        for name in names:
+            check_file_name(name)
+        if len(set(names)) < len(names):
+            raise ValueError(f"a file is listed twice in {sorted(names)}")
+
+    @property
+    def digest(self) -> str:
+        """A short identity: equal on two replicas only if they see the same content."""
+        return hashlib.sha256(self.encode()).hexdigest()[:16]
+
+    def record(self, name: str) -> FileRecord:
+        """Return what the file of this name must hold.
+
+        Raises:
+            KeyError: The checkpoint was saved without it.
+        """
+        for record in self.files:
+            if record.name == name:
+                return record
+        names = ", ".join(record.name for record in self.files)
+        raise KeyError(f"checkpoint {self.number} has no {name!r}, only: {names}")
+
+    def encode(self) -> bytes:
+        """Return the manifest as JSON text that ends with its own checksum."""
+        fields = {
+            "format": self.format,
+            "job": self.job,
+            "number": self.number,
+            "generation": self.generation,
+            "world_size": self.world_size,
+            "position": dict(self.position),
+            "time": self.time,
+            "torch_version": self.torch_version,
+            "elasticrun_version": self.elasticrun_version,
+            "files": [_encode_record(record) for record in self.files],
+        }
+        text = json.dumps(fields, indent=2, allow_nan=False)
+        body = text.removesuffix("\n}").encode()
+        return body + _trailer(body)
+
+
+def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
+    """Return the manifest that `encode` made these bytes from.
+
+    Args:
+        source: What to call it in an error, usually its path.
+
+    Raises:
+        DamagedFileError: A byte is missing or changed.
+        CheckpointError: Its format is not the one this elasticrun reads.
+    """
+    body, trailer = data[:-_TRAILER_SIZE], data[-_TRAILER_SIZE:]
+    if trailer != _trailer(body):
+        raise DamagedFileError(
+            f"{source} is damaged: its checksum does not fit its {len(data)} bytes."
+        )
+    try:
+        fields = json.loads(data)
+        if fields["format"] == FORMAT:
+            return _decode_fields(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{source} is no manifest: {error!r}.") from error
+    raise CheckpointError(
+        f"{source} has checkpoint format {fields['format']}, written by elasticrun "
+        f"{fields.get('elasticrun_version', 'of an unknown version')}; this elasticrun "
+        f"reads format {FORMAT}. Its states cannot be understood here. Go on with the "
+        "elasticrun that wrote it, or start anew in another checkpoint directory."
+    )
+
+
+def check_job(manifest: Manifest, job: str, *, source: str) -> None:
+    """Refuse another job's checkpoint.
+
+    Raises:
+        CheckpointError: The names differ.
+    """
+    if manifest.job != job:
+        raise CheckpointError(
+            f"{source} belongs to the job {manifest.job!r}, but this is the job "
+            f"{job!r}. One job cannot go on with another's states. Give this one a "
+            "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name "
+            f"has changed, set ELASTICRUN_JOB={shlex.quote(manifest.job)}."
+        )
+
+
+def check_file_name(name: str) -> None:
+    """Refuse a name that is not a plain one for a file inside a checkpoint.
+
+    Raises:
+        ValueError: It leaves the directory, or is one the checkpoint itself uses.
+    """
+    if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
+        raise ValueError(
+            f"{name!r} is not a plain file name. A checkpoint's files lie in its own "
+            "directory; use a name without path separators."
+        )
+    if name in (MANIFEST_NAME, MANIFEST_NAME + TEMPORARY_SUFFIX):
+        raise ValueError(
+            f"{name!r} is where a checkpoint keeps its manifest. Use another name."
+        )
+
+
+def _trailer(body: bytes) -> bytes:
+    # The checksum covers bytes, not fields, so that every byte before it counts
+    # and a later format can keep the same envelope.
+    return f',\n  "crc32": "{zlib.crc32(body):08x}"\n}}\n'.encode()
+
+
+_TRAILER_SIZE = len(_trailer(b""))
+
+
+def _encode_record(record: FileRecord) -> dict[str, Any]:
+    return {**record._asdict(), "crc32": f"{record.crc32:08x}"}
+
+
+def _decode_fields(fields: dict[str, Any]) -> Manifest:
+    del fields["crc32"]
+    files = tuple(
+        FileRecord(entry["name"], entry["size"], int(entry["crc32"], 16))
+        for entry in fields.pop("files")
+    )
+    return Manifest(**fields, files=files)

@@ -1,0 +1,55 @@
+"""What a checkpoint holds one of per name: the interface of a state."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import BinaryIO
+
+from elasticrun.errors import StateNameError
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_REPLICA_SUFFIX = re.compile(r"(?P<name>.+)\.rank-\d+")
+
+
+class BaseState(ABC):
+    """One named thing in every checkpoint, which writes and reads itself.
+
+    A shared state is written by rank 0 and loaded by all; with `is_per_replica`, each
+    rank has a file of its own.
+
+    Raises:
+        StateNameError: The name is not a plain file name.
+    """
+
+    is_per_replica = False
+
+    def __init__(self, name: str) -> None:
+        if not _PLAIN_NAME.fullmatch(name) or _REPLICA_SUFFIX.fullmatch(name):
+            raise StateNameError(
+                f"{name!r} cannot name a state: it becomes a file name in each "
+                "checkpoint. Use at most 100 letters, digits, '_', '-' and '.', and do "
+                "not begin with a dot or end in '.rank-' and a number."
+            )
+        self.name = name
+
+    def sync(self) -> None:  # noqa: B027 (optional: most states have nothing to do)
+        """Prepare for `save`; called on every replica, so it may use collectives."""
+
+    @abstractmethod
+    def save(self, fileobj: BinaryIO) -> None:
+        """Write the state."""
+
+    @abstractmethod
+    def load(self, fileobj: BinaryIO) -> None:
+        """Read what `save` wrote, at any world size."""
+
+    def file_name(self, rank: int) -> str:
+        """Return the name of the file that `rank` loads."""
+        return f"{self.name}.rank-{rank}" if self.is_per_replica else self.name
+
+
+def state_of_file(file_name: str) -> str:
+    """Return the name of the state that a file of a checkpoint belongs to."""
+    match = _REPLICA_SUFFIX.fullmatch(file_name)
+    return match["name"] if match else file_name

@@ -1,0 +1,356 @@
+"""The checkpoints in one directory: begun, committed, found again and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from elasticrun.checkpoint import files
+from elasticrun.checkpoint.files import DamagedFileError, FileRecord
+from elasticrun.checkpoint.lock import DirectoryLock
+from elasticrun.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    check_file_name,
+    check_job,
+    decode,
+)
+from elasticrun.errors import CheckpointError, CheckpointWarning
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile("checkpoint-([0-9]{8,})")
+_SHARED = "The checkpoint directory must be on a file system that all replicas see."
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint, open for reading."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def number(self) -> int:
+        return self.manifest.number
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of its files."""
+        return tuple(record.name for record in self.manifest.files)
+
+    def has(self, name: str) -> bool:
+        """Return whether it holds a file of this name."""
+        return name in self.names()
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file for reading after its size and checksum have been checked.
+
+        Raises:
+            KeyError: The checkpoint was saved without it.
+            CheckpointError: It is missing or damaged.
+        """
+        try:
+            return files.open_checked(self.path / name, self.manifest.record(name))
+        except DamagedFileError as error:
+            raise DamagedFileError(
+                f"{error} It cannot be trusted. Start the job again: it goes on from "
+                "the newest checkpoint that is whole."
+            ) from error
+
+
+class Draft:
+    """A checkpoint being written, which does not exist until it is committed."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path = path
+        self.number = number
+
+    def write(self, name: str, write: Callable[[BinaryIO], object]) -> FileRecord:
+        """Write one file and force it to the disk.
+
+        Raises:
+            ValueError: The name is not a plain file name.
+            OSError: The file exists or could not be written.
+        """
+        check_file_name(name)
+        return files.write_file(self.path / name, write)
+
+    def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
+        """Carry a file over from another checkpoint.
+
+        Raises:
+            KeyError: The checkpoint was saved without it.
+            CheckpointError: It is damaged.
+            OSError: It could not be written.
+        """
+        record = checkpoint.manifest.record(name)
+        return files.copy_file(checkpoint.path / name, self.path / name, record=record)
+
+    def commit(self, manifest: Manifest) -> Checkpoint:
+        """Make the checkpoint exist, durably; rank 0 only, once all ranks have written.
+
+        Raises:
+            CheckpointError: A file in the manifest is not here as its rank wrote it.
+            OSError: It could not be written; `abandon` it.
+        """
+        if manifest.number != self.number:
+            raise ValueError(f"{self.path} cannot have the number {manifest.number}")
+        for record in manifest.files:
+            self._check_present(record)
+        files.fsync_directory(self.path)
+        files.write_atomically(self.path / MANIFEST_NAME, manifest.encode())
+        files.fsync_directory(self.path.parent)
+        return Checkpoint(self.path, manifest)
+
+    def abandon(self) -> None:
+        """Remove what was written; rank 0 only. What cannot be removed now is torn."""
+        try:
+            _remove(self.path)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s", self.path, error)
+
+    def _check_present(self, record: FileRecord) -> None:
+        path = self.path / record.name
+        size = files.find_size(path)
+        if size != record.size:
+            found = "is missing" if size is None else f"has {size} bytes"
+            raise CheckpointError(
+                f"{path} {found} on host {socket.gethostname()}, but its replica wrote "
+                f"{record.size} bytes. {_SHARED}"
+            )
+
+
+class CheckpointStore:
+    """The checkpoints of one job in one directory.
+
+    Rank 0 acquires the directory, finds, begins, commits and prunes; the other ranks
+    only `open` what it found and `join` what it has begun. Who tells whom is the
+    caller's matter.
+
+    Args:
+        directory: Where they are kept; all replicas must see it.
+        job: The name that keeps another job's checkpoints apart.
+        keep: How many good checkpoints `prune` leaves, at least 1.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, job: str, keep: int = 3
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
+        self.directory = Path(os.path.abspath(directory))
+        self.job = job
+        self.keep = keep
+        self._lock = DirectoryLock(self.directory)
+        self._bad_numbers: set[int] = set()
+
+    def acquire(self, *, timeout: float = 5.0) -> None:
+        """Make the directory and lock it against a second live job; rank 0 only.
+
+        Args:
+            timeout: Seconds to wait for an owner, which may be about to exit.
+
+        Raises:
+            CheckpointError: Another live job has it, or it cannot be written.
+        """
+        self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Let another job have the directory; it may be free already."""
+        self._lock.release()
+
+    def next_generation(self) -> int:
+        """Return a number that no earlier generation got, 0 first; durable.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        path = self.directory / "generation"
+        known = [files.read_counter(path), *self._committed_generations()]
+        generation = 1 + max(known)
+        files.write_counter(path, generation)
+        return generation
+
+    def sweep(self) -> None:
+        """Remove what a killed job had begun and never committed."""
+        for path in self._paths():
+            if _is_torn(path):
+                logger.warning("removing %s, which was never committed", path)
+                _remove_or_warn(path)
+
+    def find_newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint whose every byte is right, None without any.
+
+        A damaged one is skipped with a CheckpointWarning, and stays on the disk until
+        it is older than those that are kept.
+
+        Raises:
+            CheckpointError: There are checkpoints, but none is whole; or the newest
+                is another job's or has another format.
+        """
+        damaged: dict[str, str] = {}
+        for path in self._paths():
+            try:
+                checkpoint = _read_checkpoint(path)
+                check_job(checkpoint.manifest, self.job, source=str(path))
+                for record in checkpoint.manifest.files:
+                    files.open_checked(path / record.name, record).close()
+            except FileNotFoundError:  # no manifest: it does not exist
+                continue
+            except (DamagedFileError, OSError) as error:
+                damaged[path.name] = str(error)
+                self._bad_numbers.add(_number(path))
+            else:
+                _warn_damaged(damaged, found=path.name)
+                return checkpoint
+        if damaged:
+            raise self._none_is_whole(damaged)
+        return None
+
+    def open(self, number: int, digest: str) -> Checkpoint:
+        """Open the checkpoint that rank 0 found, without reading its files.
+
+        Raises:
+            CheckpointError: This replica sees no such checkpoint, or another one.
+        """
+        path = self._path(number)
+        try:
+            checkpoint = _read_checkpoint(path)
+            found = f"has the digest {checkpoint.manifest.digest}"
+        except OSError as error:
+            checkpoint, found = None, f"cannot be read ({error})"
+        if checkpoint is None or checkpoint.manifest.digest != digest:
+            raise CheckpointError(
+                f"{path} {found} on host {socket.gethostname()}, but rank 0 resumes "
+                f"from one with the digest {digest}. {_SHARED}"
+            )
+        return checkpoint
+
+    def next_number(self) -> int:
+        """Return a number above all on the disk, whatever their condition; first 1."""
+        return 1 + max(map(_number, self._paths()), default=0)
+
+    def begin(self, number: int) -> Draft:
+        """Create the draft that all ranks write into; rank 0 only.
+
+        Raises:
+            ValueError: A committed checkpoint has the number.
+            OSError: It could not be made.
+        """
+        path = self._path(number)
+        if files.find_size(path / MANIFEST_NAME) is not None:
+            raise ValueError(f"{path} is committed; begin(next_number()) instead")
+        if files.find_size(path) is not None:
+            _remove(path)
+        files.make_directory(path)
+        return Draft(path, number)
+
+    def join(self, number: int) -> Draft:
+        """Return the draft that rank 0 has begun.
+
+        Raises:
+            CheckpointError: This replica does not see it.
+        """
+        path = self._path(number)
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{path} is not there on host {socket.gethostname()}, but rank 0 has "
+                f"begun it. {_SHARED}"
+            )
+        return Draft(path, number)
+
+    def prune(self) -> None:
+        """Remove what is older than the newest `keep` good checkpoints.
+
+        Good is here: not found damaged by `find_newest`, and each file has its size.
+        To read every byte of the older ones after each save would cost too much.
+        """
+        num_kept = 0
+        for path in self._paths():
+            if num_kept < self.keep:
+                num_kept += self._is_good(path)
+            else:
+                _remove_or_warn(path)
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"checkpoint-{number:08d}"
+
+    def _paths(self) -> list[Path]:
+        """Return the checkpoints in any condition, the newest first."""
+        names = filter(_NAME.fullmatch, os.listdir(self.directory))
+        paths = (self.directory / name for name in names)
+        return sorted(paths, key=_number, reverse=True)
+
+    def _none_is_whole(self, damaged: dict[str, str]) -> CheckpointError:
+        reasons = "".join(f"  {name}: {text}\n" for name, text in damaged.items())
+        return CheckpointError(
+            f"none of the checkpoints in {self.directory} is whole:\n{reasons}"
+            "To start at the beginning would give up the training that they stand "
+            "for. Bring one of them back from a copy, or start anew: remove them, or "
+            "give the job another directory (ELASTICRUN_CHECKPOINT_DIR)."
+        )
+
+    def _is_good(self, path: Path) -> bool:
+        if _number(path) in self._bad_numbers:
+            return False
+        try:
+            records = _read_checkpoint(path).manifest.files
+            return all(files.find_size(path / r.name) == r.size for r in records)
+        except (CheckpointError, OSError):
+            return False
+
+    def _committed_generations(self) -> Iterator[int]:
+        for path in self._paths():
+            with contextlib.suppress(CheckpointError, OSError):
+                yield _read_checkpoint(path).manifest.generation
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("checkpoint-"))
+
+
+def _read_checkpoint(path: Path) -> Checkpoint:
+    source = path / MANIFEST_NAME
+    manifest = decode(source.read_bytes(), source=str(source))
+    if manifest.number != _number(path):
+        raise DamagedFileError(f"{source} is that of number {manifest.number}.")
+    return Checkpoint(path, manifest)
+
+
+def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
+    for name, reason in damaged.items():
+        warnings.warn(
+            f"{name} is skipped: {reason} The job goes on from {found}.",
+            CheckpointWarning,
+            stacklevel=3,
+        )
+
+
+def _is_torn(path: Path) -> bool:
+    try:
+        return files.find_size(path / MANIFEST_NAME) is None
+    except OSError:  # unreachable is not torn; `find_newest` says what is wrong
+        return False
+
+
+def _remove(path: Path) -> None:
+    files.remove_tree(path, first=MANIFEST_NAME)
+
+
+def _remove_or_warn(path: Path) -> None:
+    try:
+        _remove(path)
+    except OSError as error:
+        warnings.warn(
+            f"{path} could not be removed: {error}. It takes space until it can be.",
+            CheckpointWarning,
+            stacklevel=3,
+        )

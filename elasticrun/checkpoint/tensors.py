@@ -1,0 +1,135 @@
+"""Nested values and tensors as bytes that cannot execute anything when they are loaded."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from elasticrun.checkpoint.state import BaseState
+from elasticrun.errors import CheckpointError
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What `torch.distributed.checkpoint.stateful.Stateful` asks for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take the state."""
+        ...
+
+
+class StatefulState(BaseState):
+    """Keeps any object that has `state_dict` and `load_state_dict`."""
+
+    def __init__(self, name: str, target: Stateful) -> None:
+        super().__init__(name)
+        self.target = target
+        self._is_known_safe = False
+
+    def save(self, fileobj: BinaryIO) -> None:
+        """Write the object's state dictionary with `torch.save`."""
+        values = self.target.state_dict()
+        if not self._is_known_safe:
+            check_loads_safely(values, name=self.name)
+            self._is_known_safe = True
+        save_values(values, fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        """Give the object its state; its tensors stay on their devices.
+
+        Raises:
+            CheckpointError: The saved state does not fit the object.
+        """
+        values = load_values(fileobj)
+        try:
+            self.target.load_state_dict(values)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the saved state {self.name!r} does not fit the "
+                f"{type(self.target).__name__} of this program: {error}\n"
+                "Build the object as it was when it was saved, or start anew with "
+                "another checkpoint directory."
+            ) from error
+
+
+def save_values(values: Any, fileobj: BinaryIO) -> None:
+    """Write nested values; `torch.load` reads the file.
+
+    NumPy's numbers become Python's. The file has its own checksum in the manifest, so
+    torch need not compute another.
+    """
+    computes = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(_map_leaves(values, _plain_number), fileobj)
+    finally:
+        torch.serialization.set_crc32_options(computes)
+
+
+def load_values(fileobj: BinaryIO) -> Any:
+    """Read nested values onto the CPU; executes nothing.
+
+    On the CPU, because a tensor is saved with the device of the replica that wrote it;
+    whoever takes it copies it to its own.
+    """
+    return torch.load(fileobj, map_location="cpu", weights_only=True)
+
+
+def check_loads_safely(values: Any, *, name: str) -> None:
+    """Raise while nothing is lost if `values` could be saved but not loaded again.
+
+    Raises:
+        CheckpointError: They hold an object that only a full unpickler could rebuild.
+    """
+    skeleton = _map_leaves(values, _without_data)
+    buffer = io.BytesIO()
+    try:
+        save_values(skeleton, buffer)
+        buffer.seek(0)
+        load_values(buffer)
+    except Exception as error:
+        raise CheckpointError(
+            f"the state {name!r} holds something that cannot be loaded safely: "
+            f"{_first_line(error)}\nA checkpoint executes nothing when it is loaded, so "
+            "it takes tensors, numbers, text, and lists, tuples, sets and dictionaries "
+            "of them. Convert the rest (an array with torch.as_tensor), or write a "
+            "State with save and load."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "GLOBAL" in line or "class" in line.lower()]
+    return (telling or lines or [type(error).__name__])[0]
+
+
+def _map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
+    """Return `values` with its leaves changed; the same object if none was."""
+    if type(values) in (dict, OrderedDict):
+        items = {key: _map_leaves(value, change) for key, value in values.items()}
+        if all(items[key] is values[key] for key in items):
+            return values
+        return type(values)(items)
+    if type(values) in (list, tuple):
+        changed = [_map_leaves(value, change) for value in values]
+        if all(new is old for new, old in zip(changed, values, strict=True)):
+            return values
+        return type(values)(changed)
+    return change(values)
+
+
+def _plain_number(leaf: Any) -> Any:
+    return leaf.item() if isinstance(leaf, np.generic) else leaf
+
+
+def _without_data(leaf: Any) -> Any:
+    return None if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,129 @@
+"""Agreement on one boundary: the coordinator's part, as pure steps from message to message.
+
+A request makes the coordinator (rank 0) ask every replica for its current boundary s; each
+answers and promises not to pass s + 1 before it has heard; the agreed boundary is
+max(s) + 1, which no replica has passed. Answers come from the watchers, so that replicas
+inside a collective take part, and none is held back that another one waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticrun.control.gate import Decision
+
+Message = dict[str, Any]
+
+STOP = "stop"
+CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Somebody's wish.
+
+    Attributes:
+        kind: STOP or CHECKPOINT.
+        at: The boundary that the asking replica had reached.
+    """
+
+    kind: str
+    cause: str
+    exit_code: int
+    at: int
+
+    def encode(self) -> Message:
+        """Return the message that carries the request to rank 0."""
+        return {"type": "request", **self.__dict__}
+
+    @classmethod
+    def decode(cls, message: Message) -> Request:
+        """Return the request in a message."""
+        return cls(
+            str(message["kind"]),
+            str(message["cause"]),
+            int(message["exit_code"]),
+            int(message["at"]),
+        )
+
+
+def agreed_boundary(boundaries: Iterable[int]) -> int:
+    """Return the first boundary that no replica can have passed."""
+    return max(boundaries) + 1
+
+
+@dataclass
+class Coordinator:
+    """Turns requests into decisions; one agreement is open at a time.
+
+    Attributes:
+        grace: Seconds to wait for every replica's answer.
+        deadline: When the open agreement fails, or None.
+    """
+
+    world_size: int
+    grace: float
+    deadline: float | None = None
+    _number: int = 0
+    _request: Request | None = None
+    _answers: dict[int, int] = field(default_factory=dict)
+    _decided: Decision | None = None
+
+    def on_request(self, request: Request, now: float) -> Message | None:
+        """Take a wish; return the question to every replica if it opens an agreement."""
+        if self._is_served(request):
+            return None
+        if self._request is not None:
+            if request.kind == STOP != self._request.kind:
+                self._request = request
+            return None
+        self._request = request
+        self._number += 1
+        self._answers.clear()
+        self.deadline = now + self.grace
+        return {"type": "ask", "number": self._number}
+
+    def on_answer(self, number: int, rank: int, boundary: int) -> Message | None:
+        """Take an answer; return the decision for every replica if it was the last."""
+        if self._request is None or number != self._number:
+            return None
+        self._answers[rank] = boundary
+        if len(self._answers) < self.world_size:
+            return None
+        self._decided = Decision(
+            agreed_boundary(self._answers.values()),
+            self._request.kind,
+            self._request.cause,
+            self._request.exit_code,
+        )
+        self._close()
+        return {"type": "decide", **self._decided.__dict__}
+
+    def on_time(self, now: float) -> Message | None:
+        """Return the failure for every replica once the open agreement took too long."""
+        if self.deadline is None or self._request is None or now < self.deadline:
+            return None
+        silent = [r for r in range(self.world_size) if r not in self._answers]
+        message = {
+            "type": "give_up",
+            "kind": self._request.kind,
+            "cause": self._request.cause,
+            "exit_code": self._request.exit_code,
+            "silent": silent,
+        }
+        self._close()
+        return message
+
+    def _is_served(self, request: Request) -> bool:
+        decided = self._decided
+        if decided is None:
+            return False
+        return decided.kind == STOP or (
+            request.kind == CHECKPOINT and request.at < decided.boundary
+        )
+
+    def _close(self) -> None:
+        self._request = None
+        self.deadline = None

@@ -1,0 +1,335 @@
+"""The watcher: one thread per replica that turns signals, time and mail into agreement."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from elasticrun.control.agreement import CHECKPOINT, STOP, Coordinator, Message, Request
+from elasticrun.control.gate import Decision, Gate
+from elasticrun.control.store import JobStore, Mailbox, send
+from elasticrun.signals import EXIT_CODES, SignalPipe, exit_at_once
+
+logger = logging.getLogger(__name__)
+
+_SAME_SIGNAL_SECONDS = 0.2
+_FAREWELL_SECONDS = 5.0
+
+
+class Watcher:
+    """Serves one replica's gate; on rank 0 it also coordinates.
+
+    The thread waits on a pipe that signals, mail and the training thread write to. Mail
+    from the store is fetched by a second thread, which waits in C++.
+
+    Args:
+        store: The job's store, or None when there is one replica.
+        grace: Seconds that a stop asked for by a signal may take.
+        save_interval: Seconds between the checkpoints that rank 0 asks for; infinite
+            for none.
+        describe: Says where the program is, for the message of a stop that took too
+            long.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        rank: int,
+        world_size: int,
+        store: JobStore | None,
+        grace: float,
+        save_interval: float,
+        describe: Callable[[], str],
+    ) -> None:
+        self._gate = gate
+        self._rank = rank
+        self._world_size = world_size
+        self._grace = grace
+        self._save_interval = save_interval
+        self._describe = describe
+        self._pipe = SignalPipe()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
+        self._present = set(range(world_size))
+        self._is_closing = False
+        self._others_left = threading.Event()
+        self._first_signal: tuple[int, float] | None = None
+        self._exit_at: float | None = None
+        self._answer_by: float | None = None
+        self._save_at = time.monotonic() + save_interval
+        self._client: TCPStore | None = None
+        self._threads = [threading.Thread(target=self._run, name="elasticrun-watcher")]
+        if store is not None:
+            self._client = store.connect()
+            mailbox = Mailbox(store.connect(), rank)
+            self._threads.append(
+                threading.Thread(
+                    target=self._fetch, args=(mailbox,), name="elasticrun-mail"
+                )
+            )
+
+    def start(self) -> None:
+        """Take the stop signals and start watching."""
+        self._pipe.install()
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def request(self, kind: str, *, cause: str, exit_code: int = 0) -> None:
+        """Ask for a checkpoint or a stop; returns at once."""
+        self._inbox.put(
+            {"type": "wish", "kind": kind, "cause": cause, "exit_code": exit_code}
+        )
+        self._pipe.wake()
+
+    def note_saved(self) -> None:
+        """Start the save interval anew: a checkpoint was just written."""
+        self._save_at = time.monotonic() + self._save_interval
+
+    def note_stopping(self) -> None:
+        """The training thread has come to its stop; it may take the time that it needs."""
+        self._exit_at = None
+
+    def close(self) -> None:
+        """Stop watching. Rank 0 first lets the others know, since it serves the store.
+
+        Call it before the interpreter ends: a thread that waits in C++ then would abort
+        the process.
+        """
+        self._inbox.put({"type": "close"})
+        self._pipe.wake()
+        if self._rank == 0 and self._world_size > 1:
+            self._others_left.wait(_FAREWELL_SECONDS)
+        for thread in self._threads:
+            thread.join(_FAREWELL_SECONDS)
+        self._pipe.close()
+
+    # The mail thread.
+
+    def _fetch(self, mailbox: Mailbox) -> None:
+        while True:
+            try:
+                message = mailbox.receive()
+            except ConnectionError as error:
+                message = {"type": "lost", "reason": str(error)}
+            self._inbox.put(message)
+            self._pipe.wake()
+            if message["type"] in ("lost", "end", "farewell"):
+                return
+
+    # The watcher thread.
+
+    def _run(self) -> None:
+        while True:
+            select.select([self._pipe], [], [], self._seconds_to_next_deadline())
+            for number in self._pipe.read():
+                self._on_signal(number)
+            while not self._inbox.empty():
+                message = self._inbox.get()
+                if message["type"] == "end":
+                    return
+                self._handle(message)
+            self._on_time(time.monotonic())
+
+    def _seconds_to_next_deadline(self) -> float | None:
+        deadlines = [self._exit_at, self._answer_by]
+        if self._coordinator is not None:
+            deadlines.append(self._coordinator.deadline)
+            if self._save_interval > 0 and self._gate.number > 0:
+                deadlines.append(self._save_at)
+        known = [d for d in deadlines if d is not None and d != float("inf")]
+        if not known:
+            return 1.0 if self._save_interval != float("inf") else None
+        return max(0.0, min(min(known) - time.monotonic(), 3600.0))
+
+    def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        if self._first_signal is not None:
+            first, when = self._first_signal
+            if number != first or now - when > _SAME_SIGNAL_SECONDS:
+                exit_at_once(EXIT_CODES[signal.Signals(number)])
+            return
+        self._first_signal = (number, now)
+        self._exit_at = now + self._grace
+        name = signal.Signals(number).name
+        logger.info(
+            "%s: stopping at the next boundary (a second one exits at once)", name
+        )
+        self._wish(STOP, name, EXIT_CODES[signal.Signals(number)])
+
+    def _on_time(self, now: float) -> None:
+        if self._exit_at is not None and now >= self._exit_at:
+            self._leave_unsaved()
+        if self._answer_by is not None and now >= self._answer_by:
+            self._gate.fail(
+                f"rank 0 did not say where to act within {self._grace:.0f} s of asking. "
+                "It may hang or be stopped; look at its log. Training cannot go on "
+                "without it."
+            )
+            self._answer_by = None
+        if self._coordinator is None:
+            return
+        if (given_up := self._coordinator.on_time(now)) is not None:
+            self._broadcast(given_up)
+        if now >= self._save_at and self._save_interval > 0 and self._gate.number > 0:
+            self._save_at = now + self._save_interval
+            self._wish(CHECKPOINT, "save_interval", 0)
+
+    def _leave_unsaved(self) -> None:
+        number, _ = self._first_signal or (signal.SIGTERM, 0.0)
+        logger.error(
+            "no boundary came within %.0f s of %s (the program is %s): exiting without "
+            "a new checkpoint. ELASTICRUN_GRACE sets the seconds. The stacks:",
+            self._grace,
+            signal.Signals(number).name,
+            self._describe(),
+        )
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        faulthandler.dump_traceback()
+        exit_at_once(EXIT_CODES[signal.Signals(number)])
+
+    def _handle(self, message: Message) -> None:
+        handlers: dict[str, Callable[[Message], None]] = {
+            "wish": lambda m: self._wish(m["kind"], m["cause"], m["exit_code"]),
+            "request": self._on_request,
+            "ask": self._on_ask,
+            "answer": self._on_answer,
+            "decide": self._on_decision,
+            "give_up": self._on_given_up,
+            "close": lambda m: self._on_close(),
+            "farewell": lambda m: self._on_farewell(),
+            "left": lambda m: self._on_left(m["rank"]),
+            "lost": lambda m: self._on_lost(m["reason"]),
+        }
+        handlers[message["type"]](message)
+
+    def _wish(self, kind: str, cause: str, exit_code: int) -> None:
+        request = Request(kind, cause, exit_code, at=self._gate.number)
+        self._send(0, request.encode())
+
+    def _on_request(self, message: Message) -> None:
+        assert self._coordinator is not None
+        if len(self._present) < self._world_size:
+            return  # Somebody's program has ended: no boundary of all is to come.
+        question = self._coordinator.on_request(
+            Request.decode(message), time.monotonic()
+        )
+        if question is not None:
+            self._broadcast(question)
+
+    def _on_ask(self, message: Message) -> None:
+        boundary = self._gate.promise()
+        self._answer_by = time.monotonic() + self._grace + _FAREWELL_SECONDS
+        self._send(
+            0,
+            {
+                "type": "answer",
+                "number": message["number"],
+                "rank": self._rank,
+                "boundary": boundary,
+            },
+        )
+
+    def _on_answer(self, message: Message) -> None:
+        assert self._coordinator is not None
+        decision = self._coordinator.on_answer(
+            message["number"], message["rank"], message["boundary"]
+        )
+        if decision is not None:
+            self._broadcast(decision)
+
+    def _on_decision(self, message: Message) -> None:
+        self._answer_by = None
+        decision = Decision(
+            message["boundary"],
+            message["kind"],
+            message["cause"],
+            message["exit_code"],
+        )
+        if decision.kind == STOP and decision.exit_code != 0 and self._exit_at is None:
+            if decision.cause.startswith("SIG"):
+                self._exit_at = time.monotonic() + self._grace
+        self._gate.settle(decision)
+
+    def _on_given_up(self, message: Message) -> None:
+        self._answer_by = None
+        silent = ", ".join(map(str, message["silent"]))
+        text = (
+            f"rank {silent} never answered within {self._grace:.0f} s of "
+            f"{message['cause']}, so no boundary could be agreed"
+        )
+        if message["kind"] == STOP:
+            logger.error("%s: exiting without a new checkpoint", text)
+            exit_at_once(message["exit_code"])
+        logger.warning("%s: no checkpoint this time", text)
+        self._gate.settle(None)
+
+    # Leaving: rank 0 serves the store, so the others must not need it any more.
+
+    def _on_close(self) -> None:
+        self._is_closing = True
+        if self._rank == 0:
+            self._present.discard(0)
+            self._broadcast({"type": "farewell"})
+            self._end_when_alone()
+        else:
+            self._send(0, {"type": "left", "rank": self._rank})
+            self._send(self._rank, {"type": "end"})
+
+    def _on_farewell(self) -> None:
+        self._gate.settle(None)
+        self._send(0, {"type": "left", "rank": self._rank})
+        self._client = None
+
+    def _on_left(self, rank: int) -> None:
+        self._present.discard(rank)
+        if self._is_closing:
+            self._end_when_alone()
+
+    def _end_when_alone(self) -> None:
+        if self._present:
+            return
+        self._others_left.set()
+        self._inbox.put({"type": "end"})
+        if self._client is not None:
+            self._send_through_store(0, {"type": "end"})
+
+    def _on_lost(self, reason: str) -> None:
+        if self._client is None or self._is_closing:
+            return
+        self._client = None
+        self._gate.fail(
+            f"rank 0 is gone ({reason}). Without it no boundary can be agreed and no "
+            "checkpoint committed; start the job again, it resumes at the last one."
+        )
+
+    # Sending.
+
+    def _broadcast(self, message: Message) -> None:
+        for rank in sorted(self._present):
+            self._send(rank, message)
+
+    def _send(self, rank: int, message: Message) -> None:
+        if rank == self._rank and (rank == 0 or self._client is None):
+            self._inbox.put(message)
+        elif self._client is not None:
+            self._send_through_store(rank, message)
+
+    def _send_through_store(self, rank: int, message: dict[str, Any]) -> None:
+        assert self._client is not None
+        try:
+            send(self._client, rank, message)
+        except ConnectionError as error:
+            self._on_lost(str(error))

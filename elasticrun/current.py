@@ -1,0 +1,170 @@
+"""The current job: the one global, and the functions that read it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import get_worker_info
+
+from elasticrun.checkpoint.state import BaseState
+from elasticrun.errors import ElasticRunError
+from elasticrun.job import Job
+
+if TYPE_CHECKING:
+    from elasticrun.data.loader import AdaptiveDataLoader
+
+_job: Job | None = None
+
+
+def current_job() -> Job:
+    """Return this process's job; the first use makes it from the environment.
+
+    Raises:
+        ElasticRunError: This process is not a replica: a DataLoader worker, or a fork.
+    """
+    global _job
+    if get_worker_info() is not None:
+        raise ElasticRunError(
+            "this is a DataLoader worker, which has no job: its batches were asked for "
+            "ahead of the loop. Read the job in the main process, and keep elasticrun "
+            "out of the data set and the collate function."
+        )
+    if _job is None or _job.is_closed:
+        _job = Job()
+        atexit.register(_job.close)
+    if _job.pid != os.getpid():
+        raise ElasticRunError(
+            f"process {os.getpid()} was forked from the replica {_job.pid} and has no "
+            "job of its own. Use elasticrun in the replica only."
+        )
+    return _job
+
+
+def init(
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    *,
+    save_interval: float | str | None = None,
+    keep: int | None = None,
+    backend: str = "auto",
+) -> None:
+    """Start the job with these settings; optional, since its first use starts it.
+
+    Collective: call it on every replica, before anything else of elasticrun.
+    Replay: runs again in each generation.
+
+    Args:
+        checkpoint_dir: Where checkpoints are kept, on a file system that all replicas
+            see. Default: ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
+        save_interval: Seconds between checkpoints; 0 saves at every boundary, "off" only
+            on a stop, at the end and on request. Default: ELASTICRUN_SAVE_INTERVAL, or
+            300.
+        keep: How many checkpoints are kept. Default: ELASTICRUN_KEEP, or 3.
+        backend: Of the process group that is started when WORLD_SIZE is above 1 and none
+            exists: "nccl", "gloo", or "auto" (NCCL where each replica has a GPU).
+
+    Raises:
+        ElasticRunError: The job has already started.
+        CheckpointError: The directory is in use, unfit, or differs between replicas.
+        ValueError: A setting is not what it should be.
+    """
+    global _job
+    if _job is not None and not _job.is_closed:
+        raise ElasticRunError(
+            "init() came after the job had started, so its settings cannot take effect. "
+            "Call it first, before loaders, models and epoch loops are made."
+        )
+    _job = Job(
+        checkpoint_dir=checkpoint_dir,
+        save_interval=save_interval,
+        keep=keep,
+        backend=backend,
+    )
+    atexit.register(_job.close)
+
+
+@contextmanager
+def use_job(job: Job) -> Iterator[Job]:
+    """Make `job` the current one for a while, for tests and notebooks; close it after."""
+    global _job
+    previous, _job = _job, job
+    try:
+        yield job
+    finally:
+        _job = previous
+        job.close()
+
+
+def rank() -> int:
+    """Return this replica's number in the job, in [0, world_size)."""
+    return current_job().rank
+
+
+def local_rank() -> int:
+    """Return this replica's number on its machine."""
+    return current_job().environment.local_rank
+
+
+def world_size() -> int:
+    """Return the number of replicas in this generation."""
+    return current_job().world_size
+
+
+def generation() -> int:
+    """Return the number of this start of the job, from 0 in its checkpoint directory."""
+    return current_job().generation
+
+
+def device() -> torch.device:
+    """Return this replica's device: its own GPU, or the CPU."""
+    return current_job().device
+
+
+def current_dataloader() -> AdaptiveDataLoader | None:
+    """Return the loader whose loop is running, or None."""
+    return current_job().loader
+
+
+def load_state(state: BaseState) -> bool:
+    """Load a registered state again from the newest checkpoint.
+
+    Returns:
+        Whether the checkpoint had it.
+
+    Raises:
+        CheckpointError: Its file is damaged or does not fit.
+    """
+    return current_job().load(state)
+
+
+def save_all_states() -> Path | None:
+    """Write a checkpoint now.
+
+    Collective: call it on every replica, at the same place. Inside a loop's body the
+    current batch will be delivered again; there `request_checkpoint` is better.
+    Replay: saves the states as they are, at the position to resume at.
+
+    Returns:
+        The checkpoint's directory; None without a checkpoint directory, or when it could
+        not be written (a CheckpointWarning says why).
+    """
+    return current_job().save()
+
+
+def request_checkpoint() -> None:
+    """Ask for a checkpoint at the next boundary; one replica's wish is enough."""
+    current_job().request_checkpoint()
+
+
+def request_stop() -> None:
+    """Ask the job to save and exit with code 75 at the next boundary of all replicas.
+
+    One replica's wish is enough. 75 (EX_TEMPFAIL) means neither success nor failure: the
+    same command goes on from there.
+    """
+    current_job().request_stop()

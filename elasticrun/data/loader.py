@@ -1,0 +1,513 @@
+"""`AdaptiveDataLoader`: a DataLoader whose loops continue at the sample after a restart."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader
+
+from elasticrun.current import current_job
+from elasticrun.data.fingerprint import Fingerprint, LoaderState
+from elasticrun.data.order import check_sampler, order_of
+from elasticrun.data.plan import LoopPlan, MicroBatch, Shares, loop_key
+from elasticrun.data.progress_bar import NO_BAR, open_progress_bar
+from elasticrun.data.reading import Reader, Request
+from elasticrun.data.seeding import derive_seed
+from elasticrun.data.workers import WorkerInit
+from elasticrun.errors import CheckpointError, LoopOrderError
+from elasticrun.job import Job
+from elasticrun.leaving import is_left_on_purpose
+from elasticrun.position import Position
+
+_STATE_FORMAT = 1
+_NO_BATCH = MicroBatch(0, 0, [], 0, 0, 0, False)
+
+
+class AdaptiveDataLoader(DataLoader[Any]):
+    """A DataLoader over a map-style data set that resumes at the sample, at any world size.
+
+    Each turn of a loop delivers this replica's part of a global batch, or of a
+    micro-batch of it. The samples of global batch k depend on (seed, epoch, loop, k)
+    alone. Other arguments are torch's (num_workers, collate_fn, pin_memory, timeout,
+    worker_init_fn, multiprocessing_context, generator, prefetch_factor,
+    persistent_workers); `in_order=False` is taken but batches keep their order, without
+    which a position would mean nothing.
+
+    Collective: make and iterate it on every replica, in the same order.
+    Replay: a loop that was finished before the restart yields nothing; the interrupted
+    one continues at its index; the random generators come back then.
+
+    Args:
+        dataset: A map-style data set: it has `len` and takes an index (or, with
+            `__getitems__`, a list of them).
+        batch_size: Samples in a global batch, over all replicas.
+        shuffle: Deliver each loop in an order of its own.
+        seed: What orders and the random draws of workers depend on.
+        drop_last: Leave out a last global batch that is not full.
+        even_batches: Every replica takes part in every step: one without a sample of its
+            own in a short batch gets a padding sample of weight 0. Without it (for
+            evaluation) there is no padding, and a replica may see fewer batches.
+        max_local_batch_size: Samples that fit into one forward pass; a larger local batch
+            is cut into micro-batches, between which nothing is stepped.
+        seed_each: "batch" seeds the random generators in DataLoader workers once a batch;
+            "sample" before each sample, so that augmentation depends on neither world
+            size nor worker count (and with `num_workers=0` too).
+        sampler: The order to deliver in, as a map from position to index: something with
+            a length and `__getitem__`.
+        name: What the loader is called in checkpoints and messages; without one, loaders
+            are known by the order in which the program makes them.
+        progress: Show a tqdm bar on rank 0.
+
+    Raises:
+        TypeError: The data set or sampler cannot be read at a position.
+        ValueError: An argument is out of range, or excludes another.
+        LoopOrderError: It is made inside a loop, or unnamed inside an epoch.
+        StateNameError: The name is taken.
+        CheckpointError: The checkpoint's data set, batch size, shuffle or seed differ.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        even_batches: bool = True,
+        max_local_batch_size: int | None = None,
+        seed_each: Literal["batch", "sample"] = "batch",
+        sampler: Any = None,
+        batch_sampler: None = None,
+        name: str | None = None,
+        progress: bool = False,
+        **dataloader_kwargs: Any,
+    ) -> None:
+        job = current_job()
+        _check_dataset(dataset)
+        _check_sizes(batch_size, max_local_batch_size)
+        check_sampler(sampler, batch_sampler, shuffle=shuffle)
+        _check_seed_each(seed_each)
+        _check_place(job, name)
+        dataloader_kwargs["in_order"] = _in_order(dataloader_kwargs)
+        super().__init__(
+            dataset,
+            sampler=_EveryPosition(dataset) if sampler is None else sampler,
+            **dataloader_kwargs,
+        )
+        self.seed = seed
+        self.shuffle = bool(shuffle)
+        self.seed_each = seed_each
+        self.progress = progress
+        num_samples = len(dataset) if sampler is None else len(sampler)
+        self._order_sampler = sampler
+        self._shares = Shares(
+            num_samples=num_samples,
+            batch_size=batch_size,
+            drop_last=bool(drop_last),
+            rank=job.rank,
+            world_size=job.world_size,
+            max_local_batch_size=max_local_batch_size,
+            is_padded=bool(even_batches),
+        )
+        self._fingerprint = Fingerprint(
+            num_samples, batch_size, self.shuffle, seed, self._shares.drop_last
+        )
+        self.name = name if name is not None else f"loader-{job.num_loaders}"
+        job.num_loaders += name is None
+        job.register(
+            LoaderState(self.name if name is None else f"loader.{name}", self)
+        )
+        # Set past torch's guard against changing them: torch itself was given none.
+        object.__setattr__(self, "batch_size", batch_size)
+        object.__setattr__(self, "drop_last", self._shares.drop_last)
+        self._loop = _Loop()
+        self._inner: DataLoader[Any] | None = None
+
+    # What the loop body may ask.
+
+    @property
+    def index(self) -> int:
+        """Samples of the loop consumed before the current global batch, by all replicas."""
+        job = current_job()
+        return job.progress.position.index if job.loader is self else 0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in a whole loop, over all replicas."""
+        shares = self._shares
+        if shares.drop_last:
+            return shares.num_batches * shares.batch_size
+        return shares.num_samples
+
+    @property
+    def batch_index(self) -> int:
+        """Number of the current global batch within the loop."""
+        return self._loop.current.batch
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of all replicas in the current global batch; before any, of a full one."""
+        return self._loop.current.global_batch_size or self._shares.batch_size
+
+    @property
+    def local_batch_size(self) -> int:
+        """Samples of this replica in the current global batch, without padding."""
+        return self._loop.current.local_batch_size
+
+    @property
+    def num_valid(self) -> int:
+        """How many samples of the current micro-batch are real, and not padding."""
+        return self._loop.current.num_valid
+
+    @property
+    def loss_weight(self) -> float:
+        """What to multiply a mean loss with under a DDP or FSDP of one's own.
+
+        The share of this micro-batch in the global batch, times the world size, by which
+        those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a loop.
+        """
+        current = self._loop.current
+        if not current.global_batch_size:
+            return 1.0
+        return current.num_valid * self._shares.world_size / current.global_batch_size
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this micro-batch completes a global batch; True outside a loop."""
+        current = self._loop.current
+        return current.is_step or not current.global_batch_size
+
+    @property
+    def where(self) -> str:
+        """Where the running loop stands in the program, as "file.py:line"."""
+        return self._loop.where
+
+    def __len__(self) -> int:
+        """Return the number of global batches in a whole loop, resumed or not."""
+        return self._shares.num_batches
+
+    # Loops.
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._deliver()
+
+    def enumerate(self) -> Iterator[tuple[int, Any]]:
+        """Yield (number of the global batch in the loop, batch), also after a resume."""
+        for batch in self:
+            yield self._loop.current.batch, batch
+
+    def _deliver(self) -> Iterator[Any]:
+        job = current_job()
+        where = _describe(sys._getframe(1))
+        start = job.begin_loop(self, where)
+        if start is None:
+            return
+        is_finished = False
+        bar = NO_BAR
+        try:
+            loop = self._loop = _Loop(where)
+            plan = self._plan(start)
+            if self.progress and job.rank == 0:
+                bar = open_progress_bar(self.name, plan.first_batch, len(self))
+            batches = iter(self._reading(plan, start))
+            job.continue_loop()
+            for batch in batches:
+                self._pass_empty(job, plan)
+                current = loop.current = plan.in_flight.popleft()
+                if job.trace is not None:
+                    _trace(job, current, start)
+                yield batch
+                if current.is_step:
+                    bar.update()
+                    job.progress.advance(current.global_batch_size)
+                    job.pass_boundary()
+            self._pass_empty(job, plan)
+            is_finished = True
+        except GeneratorExit:
+            is_finished = is_left_on_purpose(sys._getframe(1))
+            raise
+        finally:
+            self._loop = _Loop()
+            job.end_loop(is_finished=is_finished)
+            bar.close()
+
+    def _pass_empty(self, job: Job, plan: LoopPlan) -> None:
+        """Pass the boundaries of global batches that had nothing for this replica."""
+        while plan.in_flight and not plan.in_flight[0].indices:
+            job.progress.advance(plan.in_flight.popleft().global_batch_size)
+            job.pass_boundary()
+
+    def _plan(self, start: Position) -> LoopPlan:
+        shares = self._shares
+        if start.index % shares.batch_size and start.index < self.num_samples:
+            raise CheckpointError(
+                f"`{self.name}` is to continue at sample {start.index} of "
+                f"{self.num_samples}, which is not at the beginning of a global batch of "
+                f"{shares.batch_size}. Give it the batch size that it had."
+            )
+        key = loop_key(self.seed, start.finished_epochs, start.finished_loops)
+        return LoopPlan(
+            shares,
+            order_of(
+                shares.num_samples,
+                self._order_sampler,
+                key=derive_seed(key, 1) if self.shuffle else None,
+            ),
+            index=start.index,
+            as_request=self._request_maker(derive_seed(key, 2)),
+        )
+
+    def _request_maker(self, key: int) -> Any:
+        if self.seed_each == "sample":
+            return lambda indices, positions: Request(indices, key, positions)
+        if self.num_workers > 0:
+            return lambda indices, positions: Request(
+                indices, derive_seed(key, positions[0]), None
+            )
+        return None
+
+    def _reading(self, plan: LoopPlan, start: Position) -> DataLoader[Any]:
+        """Return the plain DataLoader that reads; persistent workers keep theirs."""
+        if self._inner is not None:
+            requests = self._inner.batch_sampler
+            assert isinstance(requests, _Requests)
+            requests.plan = plan
+            return self._inner
+        is_seeded = self.num_workers > 0 or self.seed_each == "sample"
+        generator = self.generator
+        if generator is None:  # Keeps torch from drawing on the program's generator.
+            generator = torch.Generator().manual_seed(
+                loop_key(self.seed, start.finished_epochs, start.finished_loops)
+            )
+        with warnings.catch_warnings():  # This loader has given torch's warnings itself.
+            warnings.simplefilter("ignore", UserWarning)
+            inner: DataLoader[Any] = DataLoader(
+                Reader(self.dataset) if is_seeded else self.dataset,
+                batch_sampler=_Requests(plan),
+                num_workers=self.num_workers,
+                collate_fn=self.collate_fn,
+                pin_memory=self.pin_memory,
+                timeout=self.timeout,
+                worker_init_fn=(
+                    WorkerInit(self.worker_init_fn) if self.num_workers else None
+                ),
+                multiprocessing_context=self.multiprocessing_context,
+                generator=generator,
+                prefetch_factor=self.prefetch_factor,
+                persistent_workers=self.persistent_workers,
+                pin_memory_device=self.pin_memory_device,
+            )
+        if self.persistent_workers:
+            self._inner = inner
+        return inner
+
+    # Checkpoints of one's own.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and fingerprint, for people who keep checkpoints themselves.
+
+        In a loop's body the current batch counts as consumed once it is complete;
+        batches that workers have fetched ahead never do.
+        """
+        job = current_job()
+        position = job.progress.position
+        index = None
+        if job.loader is self:
+            current = self._loop.current
+            index = position.index + current.global_batch_size * current.is_step
+        elif position.loader == self.name:
+            index = position.index
+        return {
+            "format": _STATE_FORMAT,
+            "fingerprint": self._fingerprint.encode(),
+            "finished_epochs": position.finished_epochs,
+            "in_epoch": position.in_epoch,
+            "finished_loops": position.finished_loops,
+            "index": index,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next loop continue where `state_dict` was taken, at any world size.
+
+        Raises:
+            CheckpointError: It is not such a state, or one of another data set, batch
+                size, order or seed.
+            LoopOrderError: A loop is running, or another loader is to be continued.
+        """
+        position = self._decode(state_dict)
+        current_job().progress.resume_at(position)
+
+    def check_fingerprint(self, saved: Any) -> None:
+        """Raise if `saved`, an encoded fingerprint, is not this loader's.
+
+        Raises:
+            CheckpointError: It differs, or is none.
+        """
+        self._fingerprint.check(saved, name=self.name)
+
+    def encode_fingerprint(self) -> dict[str, Any]:
+        """Return this loader's fingerprint as plain values."""
+        return self._fingerprint.encode()
+
+    def _decode(self, state_dict: Any) -> Position:
+        keys = {
+            "format",
+            "fingerprint",
+            "finished_epochs",
+            "in_epoch",
+            "finished_loops",
+            "index",
+        }
+        if not isinstance(state_dict, dict) or set(state_dict) != keys:
+            raise CheckpointError(
+                f"{state_dict!r} is not the state of an AdaptiveDataLoader, which has "
+                f"the keys {', '.join(sorted(keys))}. Load what state_dict() returned."
+            )
+        if state_dict["format"] != _STATE_FORMAT:
+            raise CheckpointError(
+                f"the state of `{self.name}` has format {state_dict['format']!r}, but "
+                f"this version of elasticrun reads {_STATE_FORMAT}. Load it with the "
+                "version that wrote it."
+            )
+        self.check_fingerprint(state_dict["fingerprint"])
+        index = state_dict["index"]
+        position = Position.decode(
+            {
+                "finished_epochs": state_dict["finished_epochs"],
+                "in_epoch": state_dict["in_epoch"],
+                "finished_loops": state_dict["finished_loops"],
+                "index": 0 if index is None else index,
+                "loader": "" if index is None else self.name,
+            }
+        )
+        if position.index > self.num_samples:
+            raise CheckpointError(
+                f"the state of `{self.name}` is at sample {position.index}, but a loop "
+                f"has {self.num_samples}. It was not written by this loader."
+            )
+        return position
+
+
+class _Loop:
+    """What changes within a loop; apart, because torch guards each attribute it sets."""
+
+    __slots__ = ("current", "where")
+
+    def __init__(self, where: str = "no loop") -> None:
+        self.current = _NO_BATCH
+        self.where = where
+
+
+class _Requests:
+    """The batch sampler of the inner DataLoader; persistent workers get a new plan."""
+
+    def __init__(self, plan: LoopPlan) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.plan)
+
+
+class _EveryPosition:
+    """Stands for the sampler where torch wants one: the loader has its own order."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._dataset)))
+
+
+def _describe(frame: FrameType) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _trace(job: Job, current: MicroBatch, start: Position) -> None:
+    assert job.trace is not None
+    job.trace.write(
+        epoch=start.finished_epochs,
+        loop=start.finished_loops,
+        batch=current.batch,
+        micro=current.micro,
+        indices=current.indices,
+        num_valid=current.num_valid,
+    )
+
+
+def _check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise TypeError(
+            f"{type(dataset).__name__} is an IterableDataset, which can only be read "
+            "from its beginning. To resume at a sample, a data set must be read by "
+            "index: give it __len__ and __getitem__ (a map-style data set)."
+        )
+    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    if not (hasattr(dataset, "__len__") and has_items):
+        raise TypeError(
+            f"{type(dataset).__name__} has no __len__ or no __getitem__. To resume at a "
+            "sample, a data set must have a length and be read by index."
+        )
+    if len(dataset) == 0:
+        raise ValueError(
+            f"the data set ({type(dataset).__name__}) is empty, so no loop over it can "
+            "deliver anything. Look at how it was built."
+        )
+
+
+def _check_sizes(batch_size: Any, max_local_batch_size: Any) -> None:
+    if batch_size is None:
+        raise ValueError(
+            "batch_size=None turns torch's batching off, but a global batch must have a "
+            "size. Give it, and undo the batching in collate_fn if you must."
+        )
+    for name, value in (
+        ("batch_size", batch_size),
+        ("max_local_batch_size", max_local_batch_size),
+    ):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
+
+
+def _check_seed_each(seed_each: str) -> None:
+    if seed_each not in ("batch", "sample"):
+        raise ValueError(f"seed_each={seed_each!r} must be 'batch' or 'sample'.")
+
+
+def _check_place(job: Job, name: str | None) -> None:
+    if job.loader is not None:
+        raise LoopOrderError(
+            f"a loader is being made inside the loop over `{job.loader.name}` "
+            f"({job.loader.where}). After a restart that loop continues in the middle, "
+            "and loaders made before would be missing. Make all loaders before the "
+            "epoch loop."
+        )
+    if job.is_in_epoch and name is None:
+        raise LoopOrderError(
+            f"a loader without a name is being made in epoch "
+            f"{job.progress.finished_epochs}. Loaders without a name are known by the "
+            "order in which they are made, which differs after a restart, when earlier "
+            "epochs are skipped. Make it before the epoch loop, or give it a name= of "
+            "its own in each epoch."
+        )
+
+
+def _in_order(dataloader_kwargs: dict[str, Any]) -> bool:
+    if not dataloader_kwargs.get("in_order", True):
+        warnings.warn(
+            "in_order=False is not followed: batches keep their order, since the "
+            "position of a job means nothing without one.",
+            stacklevel=3,
+        )
+    return True

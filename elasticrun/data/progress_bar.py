@@ -1,0 +1,46 @@
+"""The progress bar of a loop, through tqdm if it is asked for and installed."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class ProgressBar(Protocol):
+    """What a loop tells its bar."""
+
+    def update(self) -> Any:
+        """Count one global batch."""
+        ...
+
+    def close(self) -> Any:
+        """End the bar."""
+        ...
+
+
+class _NoBar:
+    def update(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+NO_BAR: ProgressBar = _NoBar()
+
+
+def open_progress_bar(name: str, first_batch: int, num_batches: int) -> ProgressBar:
+    """Return a bar that begins where the loop does.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError(
+            "progress=True needs tqdm: pip install 'elasticrun[progress]'."
+        ) from error
+    bar: ProgressBar = tqdm(
+        total=num_batches, initial=first_batch, desc=name, unit="batch"
+    )
+    return bar

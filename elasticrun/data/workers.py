@@ -1,0 +1,29 @@
+"""What a DataLoader worker does first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from elasticrun.data.reading import Reader
+from elasticrun.signals import leave_stops_to_parent
+
+
+class WorkerInit:
+    """A `worker_init_fn` that leaves stop signals to the replica, then does the user's."""
+
+    def __init__(self, user_function: Callable[[int], Any] | None) -> None:
+        self._user_function = user_function
+
+    def __call__(self, worker_id: int) -> None:
+        leave_stops_to_parent()
+        information = get_worker_info()
+        assert information is not None
+        if isinstance(information.dataset, Reader):
+            # What the user's function finds there must be the user's own data set; torch
+            # guards the attribute against mistakes.
+            vars(information)["dataset"] = information.dataset.dataset
+        if self._user_function is not None:
+            self._user_function(worker_id)

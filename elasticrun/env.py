@@ -1,0 +1,151 @@
+"""The one reader of `os.environ`: where this replica stands, and the settings given there."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DEFAULT_SAVE_INTERVAL = 300.0
+DEFAULT_KEEP = 3
+DEFAULT_GRACE = 60.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the launcher (torchrun, srun, a shell) and the user said through variables.
+
+    Attributes:
+        rank: This replica's number in the job, in [0, world_size).
+        local_world_size: Replicas on this machine.
+        master_address: Host of the store that the launcher names, or None.
+        has_agent_store: Whether an agent (torchrun) already serves a store there.
+        save_interval: Seconds between checkpoints; 0 for every boundary; infinite for
+            "off"; None when not set.
+        grace: Seconds that a stop may take before a replica leaves without saving.
+        job: The job's name, which a checkpoint remembers.
+        trace_dir: Where to append one line per delivered micro-batch, or None.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master_address: str | None = None
+    master_port: int | None = None
+    has_agent_store: bool = False
+    checkpoint_dir: str | None = None
+    save_interval: float | None = None
+    keep: int | None = None
+    grace: float = DEFAULT_GRACE
+    job: str = ""
+    trace_dir: str | None = None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Return the environment of this process, or of `variables`.
+
+    Raises:
+        ValueError: A variable does not hold what it should; the text names it.
+    """
+    variables = os.environ if variables is None else variables
+    world_size = _integer(variables, "WORLD_SIZE", default=1, least=1)
+    rank = _integer(variables, "RANK", default=0, least=0)
+    if rank >= world_size:
+        raise ValueError(
+            f"RANK={rank} is not below WORLD_SIZE={world_size}. Ranks count from 0; "
+            "start the script with torchrun, or set both variables alike everywhere."
+        )
+    port = variables.get("MASTER_PORT")
+    interval = variables.get("ELASTICRUN_SAVE_INTERVAL")
+    keep = variables.get("ELASTICRUN_KEEP")
+    return Environment(
+        rank=rank,
+        local_rank=_integer(variables, "LOCAL_RANK", default=0, least=0),
+        world_size=world_size,
+        local_world_size=_integer(
+            variables, "LOCAL_WORLD_SIZE", default=world_size, least=1
+        ),
+        master_address=variables.get("MASTER_ADDR"),
+        master_port=int(port) if port else None,
+        has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        checkpoint_dir=variables.get("ELASTICRUN_CHECKPOINT_DIR") or None,
+        save_interval=None if not interval else parse_save_interval(interval),
+        keep=None if not keep else parse_keep(keep),
+        grace=_seconds(variables, "ELASTICRUN_GRACE", default=DEFAULT_GRACE),
+        job=variables.get("ELASTICRUN_JOB") or os.path.basename(sys.argv[0] or "python"),
+        trace_dir=variables.get("ELASTICRUN_TRACE") or None,
+    )
+
+
+def keep_gloo_on_loopback(interface: str) -> None:
+    """Tell gloo to listen on `interface` unless the user chose one; for one-machine jobs."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def parse_save_interval(value: float | str) -> float:
+    """Return seconds: 0 means every boundary, infinity ("off") none by time.
+
+    Raises:
+        ValueError: `value` is neither a number of seconds from 0 up nor "off".
+    """
+    if value == "off":
+        return math.inf
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ValueError(
+            f"save_interval (ELASTICRUN_SAVE_INTERVAL) is {value!r}; give seconds "
+            "(0 saves at every boundary) or 'off'."
+        )
+    return seconds
+
+
+def parse_keep(value: int | str) -> int:
+    """Return how many checkpoints to keep.
+
+    Raises:
+        ValueError: `value` is not a whole number from 1 up.
+    """
+    try:
+        keep = int(value)
+    except ValueError:
+        keep = 0
+    if keep < 1:
+        raise ValueError(
+            f"keep (ELASTICRUN_KEEP) is {value!r}; give how many checkpoints to keep, "
+            "at least 1."
+        )
+    return keep
+
+
+def _integer(
+    variables: Mapping[str, str], name: str, *, default: int, least: int
+) -> int:
+    text = variables.get(name)
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise ValueError(f"{name}={text!r} must be a whole number from {least} up.")
+    return value
+
+
+def _seconds(variables: Mapping[str, str], name: str, *, default: float) -> float:
+    text = variables.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ValueError(f"{name}={text!r} must be a number of seconds above 0.")
+    return value

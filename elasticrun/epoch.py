@@ -1,0 +1,99 @@
+"""The epoch loop: `remaining_epochs_until`, and which epoch it is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+
+from elasticrun.current import current_job
+from elasticrun.errors import LoopOrderError
+from elasticrun.job import Job
+from elasticrun.leaving import is_left_on_purpose
+
+logger = logging.getLogger(__name__)
+
+
+def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
+    """Yield the numbers of the epochs that remain until `num_epochs` are finished.
+
+    `num_epochs` is a total for the job: several epoch loops one after another continue
+    the numbering. The end of an epoch is a boundary, and the end of the last one writes a
+    checkpoint. `break` finishes the epoch, an exception does not.
+
+    Collective: every replica must walk the same epochs.
+    Replay: finished epochs are not yielded; the interrupted one is, and its finished
+    loops are skipped.
+
+    Raises:
+        LoopOrderError: Epoch loops are nested, or loops are not those of the checkpoint.
+        JobStopped: The job stops at the end of an epoch.
+        ValueError: `num_epochs` is not a whole number from 0 up.
+    """
+    if isinstance(num_epochs, bool) or not isinstance(num_epochs, int):
+        raise TypeError(
+            f"remaining_epochs_until takes the number of epochs as a whole number, "
+            f"not {num_epochs!r}."
+        )
+    if num_epochs < 0:
+        raise ValueError(f"remaining_epochs_until({num_epochs}): epochs count from 0.")
+    return _remaining_epochs(num_epochs)
+
+
+def _remaining_epochs(num_epochs: int) -> Iterator[int]:
+    job = current_job()
+    _check_not_nested(job)
+    epoch = job.progress.skip_epochs(num_epochs)
+    if epoch >= num_epochs:
+        if job.progress.position.place == (num_epochs, 0, False):
+            _say_finished(job, num_epochs)
+        return
+    while epoch < num_epochs:
+        job.begin_epoch()
+        try:
+            yield epoch
+        except GeneratorExit:
+            if is_left_on_purpose(sys._getframe(1)):
+                job.end_epoch()
+            else:
+                job.leave_epoch()
+            raise
+        job.end_epoch()
+        job.pass_boundary()
+        epoch = job.progress.finished_epochs
+    job.finish_epochs()
+
+
+def current_epoch() -> int | None:
+    """Return the number of the running epoch, or None outside epoch loops."""
+    job = current_job()
+    return job.progress.finished_epochs if job.is_in_epoch else None
+
+
+def finished_epochs() -> int:
+    """Return how many epochs are finished; those skipped after a restart count."""
+    return current_job().progress.finished_epochs
+
+
+def _check_not_nested(job: Job) -> None:
+    if job.is_in_epoch:
+        raise LoopOrderError(
+            f"an epoch loop began inside epoch {job.progress.finished_epochs} of "
+            "another one. Epochs of a job are numbered one after another, so they "
+            "cannot be nested. Leave the outer loop first, or use a plain range() for "
+            "one of them."
+        )
+    if job.loader is not None:
+        raise LoopOrderError(
+            f"an epoch loop began inside the loop over `{job.loader.name}` "
+            f"({job.loader.where}). Leave that loop first."
+        )
+
+
+def _say_finished(job: Job, num_epochs: int) -> None:
+    if job.has_resumed and job.rank == 0 and job.progress.is_replaying:
+        logger.warning(
+            "all %d epochs were finished before this start, so none remains. To train "
+            "longer, raise the number; to start anew, use another checkpoint directory.",
+            num_epochs,
+        )

@@ -1,0 +1,371 @@
+"""The job: one replica's view of everything, and what happens at a boundary."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from elasticrun.checkpoint.generators import Generators
+from elasticrun.checkpoint.state import BaseState
+from elasticrun.checkpoint.store import Checkpoint, CheckpointStore
+from elasticrun.control.agreement import CHECKPOINT, STOP
+from elasticrun.control.gate import Decision, Gate
+from elasticrun.control.group import choose_device, start_process_group
+from elasticrun.control.store import JobStore, open_store
+from elasticrun.control.watcher import Watcher
+from elasticrun.env import (
+    DEFAULT_KEEP,
+    DEFAULT_SAVE_INTERVAL,
+    Environment,
+    parse_keep,
+    parse_save_interval,
+    read_environment,
+)
+from elasticrun.errors import JobStopped, LoopOrderError
+from elasticrun.position import Position, Progress
+from elasticrun.registry import Registry
+from elasticrun.saving import Saver
+from elasticrun.trace import Trace
+
+if TYPE_CHECKING:
+    from elasticrun.data.loader import AdaptiveDataLoader
+
+logger = logging.getLogger(__name__)
+
+EXIT_CODE_ASKED = 75
+_PATIENCE = 1800.0  # Seconds to wait for other ranks at a checkpoint nobody hurries.
+
+
+class Job:
+    """One replica's view of the job: environment, states, checkpoints, position.
+
+    Making one joins the other replicas (a collective), takes the checkpoint directory,
+    and starts to watch for signals; `close` gives all of it back.
+
+    Args:
+        environment: Read from the process's variables if None.
+        checkpoint_dir: Where checkpoints are kept; None for the environment's, and
+            without one nothing is saved.
+        save_interval: Seconds between checkpoints, 0 for every boundary, "off" for none
+            by time; None for the environment's or 300.
+        keep: How many checkpoints are kept; None for the environment's or 3.
+        backend: "gloo", "nccl", or "auto": NCCL where each replica has a GPU.
+
+    Attributes:
+        loader: The loader whose loop is running, or None.
+        is_in_epoch: Whether an epoch loop's body is running.
+
+    Raises:
+        CheckpointError: The directory cannot be used, or replicas see it differently.
+        ValueError: An argument or a variable is not what it should be.
+    """
+
+    def __init__(
+        self,
+        environment: Environment | None = None,
+        *,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        save_interval: float | str | None = None,
+        keep: int | None = None,
+        backend: str = "auto",
+    ) -> None:
+        self.environment = environment or read_environment()
+        self.loader: AdaptiveDataLoader | None = None
+        self.is_in_epoch = False
+        self.num_loaders = 0
+        self.generation = 0
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._save_interval = _first(
+            None if save_interval is None else parse_save_interval(save_interval),
+            self.environment.save_interval,
+            DEFAULT_SAVE_INTERVAL,
+        )
+        keep = _first(
+            None if keep is None else parse_keep(keep),
+            self.environment.keep,
+            DEFAULT_KEEP,
+        )
+        self.device = choose_device(self.environment, backend)
+        self._registry = Registry(self.rank)
+        self._gate = Gate()
+        self._store = self._join_replicas()
+        self._saver = self._open_checkpoints(
+            checkpoint_dir or self.environment.checkpoint_dir, keep
+        )
+        self.progress = Progress(self._resumed_position())
+        self._generators = Generators(self.device)
+        self._register_generators()
+        self._last_saved: tuple[int, Position] | None = None
+        self._saves_every_boundary = (
+            self._saver is not None and self._save_interval == 0
+        )
+        self.trace = self._open_trace()
+        self._watcher = Watcher(
+            self._gate,
+            rank=self.rank,
+            world_size=self.world_size,
+            store=self._store,
+            grace=self.environment.grace,
+            save_interval=math.inf if self._saver is None else self._save_interval,
+            describe=lambda: f"at {self.progress.position}",
+        )
+        self._watcher.start()
+        self._log_start()
+
+    # Where this replica stands.
+
+    @property
+    def rank(self) -> int:
+        """This replica's rank."""
+        return self.environment.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas."""
+        return self.environment.world_size
+
+    @property
+    def pid(self) -> int:
+        """The process that made the job; a fork of it is not a replica."""
+        return self._pid
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the job has been closed."""
+        return self._is_closed
+
+    @property
+    def has_resumed(self) -> bool:
+        """Whether this generation began with a checkpoint."""
+        return self._resumed_from is not None
+
+    # States.
+
+    def register(self, state: BaseState) -> bool:
+        """Keep a state in every checkpoint, and load it now; return whether it was there.
+
+        Raises:
+            StateNameError: Its name is taken.
+            CheckpointError: Its file is damaged or does not fit.
+        """
+        self._registry.add(state)
+        return self.load(state)
+
+    def load(self, state: BaseState) -> bool:
+        """Load a state from the newest checkpoint; return whether that had it."""
+        newest = None if self._saver is None else self._saver.newest
+        return self._registry.load(state, newest)
+
+    def save(self, *, timeout: float = _PATIENCE) -> Path | None:
+        """Write a checkpoint now. Collective.
+
+        Returns:
+            Its directory, or None if it could not be written or there is no checkpoint
+            directory.
+        """
+        if self._saver is None:
+            return None
+        checkpoint = self._saver.save(self.progress.position.encode(), timeout=timeout)
+        self._watcher.note_saved()
+        self._last_saved = (self._gate.number, self.progress.position)
+        return None if checkpoint is None else checkpoint.path
+
+    # Requests.
+
+    def request_checkpoint(self) -> None:
+        """Ask for a checkpoint at the next boundary that all replicas can meet at."""
+        self._request(CHECKPOINT, "request_checkpoint()", 0)
+
+    def request_stop(self, *, cause: str = "request_stop()") -> None:
+        """Ask all replicas to save and exit with code 75 at the next common boundary."""
+        self._request(STOP, cause, EXIT_CODE_ASKED)
+
+    def _request(self, kind: str, cause: str, exit_code: int) -> None:
+        if self.world_size == 1:
+            self._gate.settle(
+                Decision(self._gate.number + 1, kind, cause, exit_code),
+            )
+        else:
+            self._watcher.request(kind, cause=cause, exit_code=exit_code)
+
+    # Loops and epochs.
+
+    def begin_loop(self, loader: AdaptiveDataLoader, where: str) -> Position | None:
+        """Begin a loop; return where it starts, or None if it is to be skipped."""
+        if self.loader is not None:
+            raise LoopOrderError(
+                f"the loop over `{loader.name}` ({where}) began while the loop over "
+                f"`{self.loader.name}` ({self.loader.where}) was at sample "
+                f"{self.progress.position.index} of {self.loader.num_samples}. A job "
+                "has one position, so it cannot resume two loops at once. Leave the "
+                "first loop before you start the second, and do not keep its iterator."
+            )
+        was_replaying = self.progress.is_replaying
+        position = self.progress.begin_loop(loader.name)
+        if position is not None:
+            self.loader = loader
+            self._is_due_to_restore = was_replaying
+        return position
+
+    def continue_loop(self) -> None:
+        """Put the saved generators back if this loop is where the program resumes."""
+        if self._is_due_to_restore:
+            self._is_due_to_restore = False
+            self._generators.restore()
+
+    def end_loop(self, *, is_finished: bool) -> None:
+        """Leave the running loop."""
+        self.loader = None
+        self.progress.end_loop(is_finished=is_finished)
+
+    def begin_epoch(self) -> None:
+        """Enter the next epoch."""
+        self._moving_on(self.progress.begin_epoch)
+        self.is_in_epoch = True
+
+    def end_epoch(self) -> None:
+        """Finish the epoch, which the program has left by its end or by `break`."""
+        self.is_in_epoch = False
+        self._moving_on(self.progress.end_epoch)
+
+    def leave_epoch(self) -> None:
+        """Leave the epoch unfinished: an exception went through it."""
+        self.is_in_epoch = False
+        self.progress.leave_epoch()
+
+    _is_due_to_restore = False
+
+    def _moving_on(self, move: Any) -> None:
+        was_replaying = self.progress.is_replaying
+        move()
+        if was_replaying and not self.progress.is_replaying:
+            self._generators.restore()
+
+    # Boundaries.
+
+    def pass_boundary(self) -> None:
+        """Pass a boundary, and save or stop if that is due here.
+
+        Raises:
+            JobStopped: The job stops here; the checkpoint is written.
+            AgreementError: The replicas can no longer agree.
+        """
+        decision = self._gate.arrive()
+        if decision is not None or self._saves_every_boundary:
+            self._act(decision)
+
+    def finish_epochs(self) -> None:
+        """Save the end of an epoch loop, unless its last boundary has just done so."""
+        if self._last_saved != (self._gate.number, self.progress.position):
+            self.save()
+
+    def _act(self, decision: Decision | None) -> None:
+        if decision is None or decision.kind == CHECKPOINT:
+            self.save()
+            return
+        self._watcher.note_stopping()
+        path = self.save(timeout=self.environment.grace)
+        logger.info(
+            "stopping at %s because of %s; %s",
+            self.progress.position,
+            decision.cause,
+            f"saved {path}" if path else "nothing was saved",
+        )
+        raise JobStopped(decision.exit_code)
+
+    # Start and end.
+
+    def close(self) -> None:
+        """Stop watching, leave the other replicas, and let the directory go."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        self._watcher.close()
+        if self.trace is not None:
+            self.trace.close()
+        if self._saver is not None:
+            self._saver.close()
+        if self._has_started_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _join_replicas(self) -> JobStore | None:
+        self._has_started_group = False
+        if self.world_size == 1:
+            return None
+        store = open_store(self.environment)
+        if not dist.is_initialized():
+            start_process_group(self.environment, store, self.device)
+            self._has_started_group = True
+        return store
+
+    def _open_checkpoints(
+        self, directory: str | os.PathLike[str] | None, keep: int
+    ) -> Saver | None:
+        self._resumed_from: Checkpoint | None = None
+        if directory is None:
+            return None
+        saver = Saver(
+            CheckpointStore(directory, job=self.environment.job, keep=keep),
+            self._registry,
+            rank=self.rank,
+            world_size=self.world_size,
+            store=self._store,
+        )
+        start = saver.open()
+        self.generation = start.generation
+        self._resumed_from = start.newest
+        return saver
+
+    def _resumed_position(self) -> Position | None:
+        if self._resumed_from is None:
+            return None
+        return Position.decode(self._resumed_from.manifest.position)
+
+    def _register_generators(self) -> None:
+        if self.register(self._generators) or self._resumed_from is None:
+            return
+        another = f"{self._generators.name}.rank-0"
+        if self._resumed_from.has(another):
+            with self._resumed_from.open(another) as file:
+                self._generators.derive(file, self.rank)
+
+    def _open_trace(self) -> Trace | None:
+        if self.environment.trace_dir is None:
+            return None
+        return Trace(
+            self.environment.trace_dir,
+            generation=self.generation,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+    def _log_start(self) -> None:
+        if self.rank != 0:
+            return
+        resumed = self._resumed_from
+        logger.info(
+            "%s generation %d with world size %d%s",
+            "started" if resumed is None else "resumed",
+            self.generation,
+            self.world_size,
+            ""
+            if resumed is None
+            else f" at {self.progress.position} from {resumed.path}",
+        )
+        if resumed is not None and resumed.manifest.world_size != self.world_size:
+            logger.info(
+                "world size changed from %d to %d",
+                resumed.manifest.world_size,
+                self.world_size,
+            )
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)

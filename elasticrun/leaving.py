@@ -1,0 +1,55 @@
+"""How a generator learns whether the `for` around it was left by `break` or an exception.
+
+Python closes both the same way, with GeneratorExit when the loop drops its iterator.
+What differs is the instruction at which the loop's own frame then stands: a `break` or
+`return` is executing the one that pops the iterator; an exception has stopped at the one
+that raised. CPython only, as is closing at once. Whatever else closes it (a call of
+`close()`) counts as an exception: the loop is then unfinished until another one begins.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from types import FrameType
+
+_POPPING = frozenset(
+    dis.opmap[name]
+    for name in ("POP_TOP", "POP_ITER", "END_FOR", "POP_BLOCK")
+    if name in dis.opmap
+)
+_DROPPING = frozenset(
+    dis.opmap[name]
+    for name in (
+        "DELETE_FAST",
+        "DELETE_NAME",
+        "DELETE_GLOBAL",
+        "STORE_FAST",
+        "STORE_NAME",
+        "STORE_GLOBAL",
+        "RETURN_VALUE",
+        "RETURN_CONST",
+    )
+    if name in dis.opmap
+)
+_SUSPENDED = frozenset(
+    dis.opmap[name] for name in ("YIELD_VALUE", "RESUME") if name in dis.opmap
+)
+
+
+def is_left_on_purpose(frame: FrameType | None) -> bool:
+    """Return whether the loop whose iterator is being closed from `frame` was left freely.
+
+    Wrapping generators (tqdm, a logging generator) are closed at their own `yield`; the
+    frame that closes them decides.
+
+    Args:
+        frame: The frame below the generator that receives GeneratorExit.
+    """
+    while frame is not None:
+        opcode = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else -1
+        is_generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+        if not (is_generator and opcode in _SUSPENDED):
+            return opcode in _POPPING or opcode in _DROPPING
+        frame = frame.f_back
+    return True

@@ -1,0 +1,267 @@
+"""Where the job stands: the position, and how a program walks up to it and past it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elasticrun.errors import CheckpointError, LoopOrderError
+
+
+@dataclass(frozen=True)
+class Position:
+    """The job's place in the program; one value for the whole job.
+
+    Attributes:
+        finished_epochs: Epochs that ended.
+        in_epoch: Whether epoch number `finished_epochs` has begun.
+        finished_loops: Loops that ended since the last epoch did, those outside of epochs
+            included.
+        index: Samples consumed so far in the interrupted loop, by all replicas together.
+        loader: Name of the loader of the interrupted loop; empty between loops.
+    """
+
+    finished_epochs: int = 0
+    in_epoch: bool = False
+    finished_loops: int = 0
+    index: int = 0
+    loader: str = ""
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """What orders two positions, but for the index within a loop."""
+        return (self.finished_epochs, self.finished_loops, self.in_epoch)
+
+    def encode(self) -> dict[str, Any]:
+        """Return the position as plain values for a manifest."""
+        return {
+            "finished_epochs": self.finished_epochs,
+            "in_epoch": self.in_epoch,
+            "finished_loops": self.finished_loops,
+            "index": self.index,
+            "loader": self.loader,
+        }
+
+    @classmethod
+    def decode(cls, values: Any) -> Position:
+        """Return the position that `encode` wrote.
+
+        Raises:
+            CheckpointError: `values` is not such a position.
+        """
+        kinds = {
+            "finished_epochs": int,
+            "in_epoch": bool,
+            "finished_loops": int,
+            "index": int,
+            "loader": str,
+        }
+        is_valid = (
+            isinstance(values, dict)
+            and set(values) == set(kinds)
+            and all(type(values[key]) is kind for key, kind in kinds.items())
+            and values["finished_epochs"] >= 0
+            and values["finished_loops"] >= 0
+            and values["index"] >= 0
+        )
+        if not is_valid:
+            raise CheckpointError(
+                f"{values!r} is not a position: it needs {', '.join(kinds)}, the counts "
+                "from 0 up. The state was not written by elasticrun, or was changed."
+            )
+        return cls(**values)
+
+    def __str__(self) -> str:
+        if self.in_epoch:
+            text = f"epoch {self.finished_epochs}, loop {self.finished_loops}"
+        elif self.finished_loops or self.loader:
+            text = f"loop {self.finished_loops} after {self.finished_epochs} epochs"
+        else:
+            text = f"the end of epoch {self.finished_epochs - 1}"
+        if self.loader:
+            text += f", sample {self.index} of `{self.loader}`"
+        return text if self != Position() else "the beginning"
+
+
+class Progress:
+    """The program's walk: replayed up to the position to resume at, then on from there.
+
+    Pure bookkeeping. `begin_loop` says whether a loop is skipped (finished before the
+    restart), continued, or new; `position` is what a checkpoint has to hold.
+    """
+
+    def __init__(self, resume: Position | None = None) -> None:
+        self._resume = resume
+        self._cursor = Position()  # Its index is in `_index`, which changes most.
+        self._index = 0
+        self._before_epoch = Position()
+        self._is_in_loop = False
+        self._has_left_epoch = False
+
+    @property
+    def position(self) -> Position:
+        """The position to save; during replay still the one to resume at."""
+        if self._resume is not None:
+            return self._resume
+        return replace(self._cursor, index=self._index)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the program has yet to move on from the position to resume at."""
+        return self._resume is not None
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a loop has begun and neither ended nor been left."""
+        return self._is_in_loop
+
+    @property
+    def finished_epochs(self) -> int:
+        """Epochs that the program has finished or skipped."""
+        return self._cursor.finished_epochs
+
+    def resume_at(self, position: Position) -> None:
+        """Let the program go on at `position`, as a loader's own state asks.
+
+        Loops outside epochs are not replayed: the next one is the one to continue.
+
+        Raises:
+            LoopOrderError: A loop is running, or another loader's state already says
+                that its loop is to be continued, or the program is past `position`.
+        """
+        pending = self._resume
+        if self._is_in_loop:
+            raise LoopOrderError(
+                f"a loop is running ({self.position}), so the job cannot go to "
+                f"{position}. Load the states of loaders before the first loop."
+            )
+        if pending is not None and pending.loader != position.loader:
+            if pending.loader and position.loader:
+                raise LoopOrderError(
+                    f"`{position.loader}` is to continue at {position}, but "
+                    f"`{pending.loader}` at {pending}. A job has one position, so it "
+                    "cannot continue two loops at once. Load states that were taken at "
+                    "the same moment."
+                )
+            if pending.place == position.place and pending.loader:
+                return
+        if position.in_epoch and position.place < self._cursor.place:
+            raise LoopOrderError(
+                f"the program is at {self._cursor} and cannot go back to {position}. "
+                "Load the states of loaders before the first epoch loop."
+            )
+        self._has_left_epoch = False
+        self._resume = position
+        if not position.in_epoch:
+            self._cursor = replace(position, index=0, loader="")
+
+    def skip_epochs(self, limit: int) -> int:
+        """Walk past the epochs below `limit` that were finished before the restart.
+
+        Returns:
+            The number of the next epoch, which is at least `limit` if none remains.
+        """
+        if self._has_left_epoch:
+            self._has_left_epoch = False
+            self._resume = self.position
+            self._cursor = self._before_epoch
+        if self._resume is not None:
+            finished = min(self._resume.finished_epochs, limit)
+            if finished > self._cursor.finished_epochs:
+                self._cursor = Position(finished)
+        return self._cursor.finished_epochs
+
+    def begin_epoch(self) -> None:
+        """Enter the next epoch."""
+        self._pass_left_loop()
+        self._before_epoch = self._cursor
+        self._move(replace(self._cursor, in_epoch=True))
+
+    def end_epoch(self) -> None:
+        """Finish the epoch.
+
+        Raises:
+            LoopOrderError: The loop to continue was not reached in this epoch.
+        """
+        self._move(Position(self._cursor.finished_epochs + 1))
+
+    def leave_epoch(self) -> None:
+        """Leave the epoch unfinished: an exception went through it.
+
+        The next epoch loop continues it as after a restart; a loop outside gives it up.
+        """
+        self._has_left_epoch = True
+
+    def begin_loop(self, loader: str) -> Position | None:
+        """Begin the next loop.
+
+        Returns:
+            The position the loop starts at (its index is above 0 when it continues), or
+            None when it was finished before the restart and has to be skipped.
+
+        Raises:
+            LoopOrderError: The loop to continue was over another loader.
+        """
+        if self._has_left_epoch:
+            self._has_left_epoch = False
+            self._move(Position(self._cursor.finished_epochs + 1))
+        self._pass_left_loop()
+        resume = self._resume
+        if resume is not None and self._cursor.place < resume.place:
+            self._pass_loop()
+            return None
+        self._check_reached(self._cursor)
+        index = 0
+        if resume is not None and resume.loader:
+            if resume.loader != loader:
+                raise LoopOrderError(
+                    f"the checkpoint stopped in {resume}, but now that loop is over "
+                    f"`{loader}`. Samples would be skipped or seen twice. Keep loaders "
+                    "and loops in their order (a name= keeps a loader's identity), or "
+                    "start anew with another checkpoint directory."
+                )
+            index = resume.index
+        self._cursor = replace(self._cursor, loader=loader)
+        self._index = index
+        self._is_in_loop = True
+        self._resume = None
+        return self.position
+
+    def advance(self, num_samples: int) -> None:
+        """Count the samples of one global batch as consumed."""
+        self._index += num_samples
+
+    def end_loop(self, *, is_finished: bool) -> None:
+        """Leave the loop; unfinished when an exception went through it."""
+        self._is_in_loop = False
+        if is_finished:
+            self._pass_loop()
+
+    def _pass_left_loop(self) -> None:
+        """Count a loop as finished that an exception has left: the program moves on."""
+        if self._cursor.loader:
+            self._pass_loop()
+
+    def _pass_loop(self) -> None:
+        cursor = self._cursor
+        self._index = 0
+        self._cursor = Position(
+            cursor.finished_epochs, cursor.in_epoch, cursor.finished_loops + 1
+        )
+
+    def _move(self, cursor: Position) -> None:
+        self._check_reached(cursor)
+        self._cursor = replace(cursor, loader="")
+        self._index = 0
+        if self._resume is not None and cursor.place > self._resume.place:
+            self._resume = None
+
+    def _check_reached(self, cursor: Position) -> None:
+        resume = self._resume
+        if resume is not None and resume.loader and cursor.place > resume.place:
+            raise LoopOrderError(
+                f"the checkpoint stopped in {resume}, but the program went on to "
+                f"{cursor} without that loop. Samples would be lost. Keep the loops of "
+                "the program as they were, or start anew with another checkpoint "
+                "directory."
+            )

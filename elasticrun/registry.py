@@ -1,0 +1,55 @@
+"""The registry: every state of the job by name, and what of a checkpoint is unclaimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticrun.checkpoint.state import BaseState, state_of_file
+from elasticrun.checkpoint.store import Checkpoint
+from elasticrun.errors import StateNameError
+
+
+class Registry:
+    """The states of one replica, in the order in which the program registered them."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._states: dict[str, BaseState] = {}
+
+    def __iter__(self) -> Iterator[BaseState]:
+        return iter(self._states.values())
+
+    def add(self, state: BaseState) -> None:
+        """Take a state.
+
+        Raises:
+            StateNameError: Another state has its name, or one that some file systems
+                would not tell apart.
+        """
+        for name, other in self._states.items():
+            if name.lower() == state.name.lower():
+                raise StateNameError(
+                    f"the name {state.name!r} is taken by a {type(other).__name__}. "
+                    "Two states of one name would overwrite each other in each "
+                    "checkpoint. Give one of them another name."
+                )
+        self._states[state.name] = state
+
+    def load(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
+        """Load a state if the checkpoint has it; return whether it had.
+
+        Raises:
+            CheckpointError: The file is damaged, or does not fit.
+        """
+        file_name = state.file_name(self._rank)
+        if checkpoint is None or not checkpoint.has(file_name):
+            return False
+        with checkpoint.open(file_name) as file:
+            state.load(file)
+        return True
+
+    def carried_over(self, checkpoint: Checkpoint | None) -> list[str]:
+        """Return the files of the checkpoint that no registered state has claimed."""
+        if checkpoint is None:
+            return []
+        return [n for n in checkpoint.names() if state_of_file(n) not in self._states]

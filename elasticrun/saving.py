@@ -1,0 +1,319 @@
+"""Writing one checkpoint with all ranks: everybody's files, then rank 0's commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticrun.checkpoint.files import FileRecord
+from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.store import Checkpoint, CheckpointStore, Draft
+from elasticrun.control.store import JobStore
+from elasticrun.errors import AgreementError, CheckpointError, CheckpointWarning
+from elasticrun.registry import Registry
+from elasticrun.version import version
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all replicas of a generation begin with.
+
+    Attributes:
+        generation: Its number.
+        number: The number of the next checkpoint.
+        newest: The checkpoint to resume from, or None.
+    """
+
+    generation: int
+    number: int
+    newest: Checkpoint | None
+
+
+class Saver:
+    """One replica's part in finding and writing checkpoints.
+
+    Attributes:
+        newest: The newest committed checkpoint, from which states load.
+    """
+
+    def __init__(
+        self,
+        directory: CheckpointStore,
+        registry: Registry,
+        *,
+        rank: int,
+        world_size: int,
+        store: JobStore | None,
+    ) -> None:
+        self._directory = directory
+        self._registry = registry
+        self._rank = rank
+        self._world_size = world_size
+        self._store = store
+        self._number = 0
+        self.generation = 0
+        self.newest: Checkpoint | None = None
+
+    def open(self) -> Start:
+        """Find the checkpoint to resume from, the same on all replicas. Collective.
+
+        Raises:
+            CheckpointError: The directory is in use, unfit, or not the same on all
+                replicas; every replica raises, so that none starts at the beginning.
+        """
+        if self._rank == 0:
+            start = self._open_as_owner()
+        else:
+            start = self._open_like_owner()
+        self.generation, self._number, self.newest = (
+            start.generation,
+            start.number,
+            start.newest,
+        )
+        return start
+
+    def save(self, position: dict[str, Any], *, timeout: float) -> Checkpoint | None:
+        """Write and commit a checkpoint. Collective, at the same point everywhere.
+
+        Args:
+            position: The job's position, encoded.
+            timeout: Seconds to wait for the other ranks.
+
+        Returns:
+            The checkpoint, or None when it could not be written (a warning says why;
+            the one before is untouched).
+
+        Raises:
+            Exception: What a state's `save` raised, other than OSError.
+            CheckpointError: A state of another rank could not be saved.
+            AgreementError: Rank 0 never came to the same point.
+        """
+        number = self._number
+        self._number += 1
+        begun = time.perf_counter()
+        for state in self._registry:
+            state.sync()
+        if self._rank == 0:
+            outcome = self._save_as_owner(number, position, timeout)
+        else:
+            outcome = self._save_for_owner(number, timeout)
+        if isinstance(outcome, Checkpoint):
+            self.newest = outcome
+            if self._rank == 0:
+                self._directory.prune()
+                logger.info(
+                    "saved %s in %.2f s", outcome.path, time.perf_counter() - begun
+                )
+            return outcome
+        warnings.warn(
+            f"checkpoint {number} was not saved: {outcome} Training goes on; "
+            + (
+                f"the newest checkpoint is {self.newest.path}."
+                if self.newest
+                else "there is no checkpoint yet."
+            ),
+            CheckpointWarning,
+            stacklevel=2,
+        )
+        return None
+
+    def close(self) -> None:
+        """Let another job have the directory."""
+        if self._rank == 0:
+            self._directory.release()
+
+    # Opening.
+
+    def _open_as_owner(self) -> Start:
+        try:
+            self._directory.acquire()
+            newest = self._directory.find_newest()
+            self._directory.sweep()
+            start = Start(
+                self._directory.next_generation(),
+                self._directory.next_number(),
+                newest,
+            )
+        except Exception as error:
+            self._tell_start({"error": f"rank 0: {error}"})
+            raise
+        try:
+            self._tell_start(
+                {
+                    "generation": start.generation,
+                    "number": start.number,
+                    "newest": newest.number if newest else None,
+                    "digest": newest.manifest.digest if newest else None,
+                }
+            )
+            self._hear_whether_all_see_it()
+        except Exception:
+            self._directory.release()
+            raise
+        return start
+
+    def _tell_start(self, message: dict[str, Any]) -> None:
+        if self._store is not None:
+            self._store.put("start", message)
+
+    def _hear_whether_all_see_it(self) -> None:
+        if self._store is None:
+            return
+        answers = {
+            rank: self._store.take(f"start/{rank}")
+            for rank in range(1, self._world_size)
+        }
+        refusals = [f"rank {r}: {text}" for r, text in answers.items() if text]
+        verdict = "\n".join(refusals)
+        self._store.put("start/verdict", verdict)
+        if verdict:
+            raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
+
+    def _open_like_owner(self) -> Start:
+        assert self._store is not None
+        message = self._store.take("start")
+        if "error" in message:
+            raise CheckpointError(message["error"])
+        newest, refusal = None, ""
+        try:
+            self._directory.check_shared()
+            if message["newest"] is not None:
+                newest = self._directory.open(message["newest"], message["digest"])
+        except CheckpointError as error:
+            refusal = str(error)
+        self._store.put(f"start/{self._rank}", refusal)
+        verdict = self._store.take("start/verdict")
+        if verdict:
+            raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
+        return Start(message["generation"], message["number"], newest)
+
+    # Saving.
+
+    def _save_as_owner(
+        self, number: int, position: dict[str, Any], timeout: float
+    ) -> Checkpoint | str:
+        draft: Draft | None = None
+        try:
+            draft = self._directory.begin(number)
+            self._put(f"save/{number}/begun", "")
+            records = self._write_own(draft)
+            for name in self._registry.carried_over(self.newest):
+                assert self.newest is not None
+                records.append(draft.copy(self.newest, name))
+            records += self._take_reports(number, timeout)
+            checkpoint = draft.commit(self._manifest(number, position, records))
+        except (OSError, _SaveFailed) as error:
+            self._put(f"save/{number}/begun", str(error))
+            self._give_up(draft, number, f"{error}")
+            return f"{error}"
+        except Exception as error:
+            self._put(f"save/{number}/begun", f"rank 0: {error}")
+            self._give_up(draft, number, f"rank 0: {error}", is_bug=True)
+            raise
+        self._put(
+            f"save/{number}/end",
+            {"digest": checkpoint.manifest.digest, "error": "", "is_bug": False},
+        )
+        return checkpoint
+
+    def _write_own(self, draft: Draft) -> list[FileRecord]:
+        return [
+            draft.write(state.file_name(self._rank), state.save)
+            for state in self._registry
+            if self._rank == 0 or state.is_per_replica
+        ]
+
+    def _take_reports(self, number: int, timeout: float) -> list[FileRecord]:
+        if self._store is None:
+            return []
+        records: list[FileRecord] = []
+        deadline = time.monotonic() + timeout
+        silent = []
+        for rank in range(1, self._world_size):
+            left = max(0.001, deadline - time.monotonic())
+            try:
+                report = self._store.take(f"save/{number}/{rank}", timeout=left)
+            except TimeoutError:
+                silent.append(rank)
+                continue
+            if report["error"]:
+                text = f"rank {rank}: {report['error']}"
+                raise CheckpointError(text) if report["is_bug"] else _SaveFailed(text)
+            records += [FileRecord(*record) for record in report["files"]]
+        if silent:
+            raise _SaveFailed(
+                f"rank {', '.join(map(str, silent))} did not come to the agreed "
+                f"boundary within {timeout:.0f} s."
+            )
+        return records
+
+    def _manifest(
+        self, number: int, position: dict[str, Any], records: list[FileRecord]
+    ) -> Manifest:
+        return Manifest(
+            job=self._directory.job,
+            number=number,
+            generation=self.generation,
+            world_size=self._world_size,
+            position=position,
+            time=time.time(),
+            torch_version=str(torch.__version__),
+            elasticrun_version=version(),
+            files=tuple(records),
+        )
+
+    def _give_up(
+        self, draft: Draft | None, number: int, reason: str, *, is_bug: bool = False
+    ) -> None:
+        self._put(
+            f"save/{number}/end", {"digest": "", "error": reason, "is_bug": is_bug}
+        )
+        if draft is not None:
+            draft.abandon()
+
+    def _put(self, key: str, value: Any) -> None:
+        if self._store is not None:
+            self._store.put(key, value)
+
+    def _save_for_owner(self, number: int, timeout: float) -> Checkpoint | str:
+        assert self._store is not None
+        try:
+            problem = self._store.take(f"save/{number}/begun", timeout=2 * timeout)
+            if not problem:
+                self._report(number)
+            end = self._store.take(f"save/{number}/end", timeout=2 * timeout)
+        except TimeoutError as error:
+            raise AgreementError(
+                f"rank 0 did not come to the boundary where all agreed to save within "
+                f"{2 * timeout:.0f} s. Look at its log: it may hang, or its program may "
+                "take another path."
+            ) from error
+        if end["is_bug"]:
+            raise CheckpointError(end["error"])
+        if end["error"]:
+            return str(end["error"])
+        return self._directory.open(number, end["digest"])
+
+    def _report(self, number: int) -> None:
+        try:
+            records = self._write_own(self._directory.join(number))
+        except (OSError, CheckpointError) as error:
+            report = {"files": [], "error": str(error), "is_bug": False}
+        except Exception as error:
+            report = {"files": [], "error": str(error), "is_bug": True}
+            self._put(f"save/{number}/{self._rank}", report)
+            raise
+        else:
+            report = {"files": records, "error": "", "is_bug": False}
+        self._put(f"save/{number}/{self._rank}", report)
+
+
+class _SaveFailed(Exception):
+    """A save that cannot be committed, though training can go on."""

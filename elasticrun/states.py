@@ -1,0 +1,132 @@
+"""States that users make: `State`, `register` for any object, `Variables` for values."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from typing import Any, BinaryIO
+
+from elasticrun.accumulation import act_once_per_global_batch
+from elasticrun.checkpoint.state import BaseState
+from elasticrun.checkpoint.tensors import (
+    Stateful,
+    StatefulState,
+    check_loads_safely,
+    load_values,
+    save_values,
+)
+from elasticrun.current import current_job
+
+
+class _RegisteredWhenMade(ABCMeta):
+    """Registers and loads an object when its constructor has returned.
+
+    Not in `State.__init__`: what a subclass sets after that would overwrite the loaded
+    values.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        state = super().__call__(*args, **kwargs)
+        current_job().register(state)
+        return state
+
+
+class State(BaseState, metaclass=_RegisteredWhenMade):
+    """One named thing in every checkpoint; subclass it with `save` and `load`.
+
+    It is registered, and loaded if a checkpoint has it, as soon as it is constructed. It
+    is shared: written by rank 0, loaded by all. With `is_per_replica = True`, each rank
+    writes and loads its own, and a rank that is new loads nothing.
+
+        class Tokens(State):
+            def __init__(self):
+                super().__init__("tokens")
+                self.seen = 0
+
+            def save(self, fileobj):
+                fileobj.write(str(self.seen).encode())
+
+            def load(self, fileobj):
+                self.seen = int(fileobj.read())
+
+    Collective: make it on every replica, in the same order; `sync` is called on every
+    replica before `save`.
+    Replay: made again in each generation, and loads the newest checkpoint.
+
+    Raises:
+        StateNameError: The name is taken, or is not a plain file name.
+        CheckpointError: The file in the checkpoint is damaged.
+    """
+
+
+def register(**objects: Stateful) -> None:
+    """Keep each object in every checkpoint under its keyword, and load it if it is there.
+
+    Anything with `state_dict` and `load_state_dict`: modules, optimizers, schedulers,
+    `GradScaler`, `AveragedModel`, objects of your own. Optimizers, schedulers, scalers
+    and averaged models then act once for each global batch, also when
+    `max_local_batch_size` cuts it into micro-batches.
+
+    Collective: call it on every replica, in the same order.
+    Replay: registers again in each generation and loads the newest checkpoint; nothing
+    is written.
+
+    Raises:
+        TypeError: An object lacks one of the two methods.
+        StateNameError: A name is taken, or is not a plain file name.
+        CheckpointError: The saved state does not fit the object (the differing keys and
+            shapes are listed).
+    """
+    for name, target in objects.items():
+        if not isinstance(target, Stateful):
+            raise TypeError(
+                f"register({name}={type(target).__name__}): it has no state_dict() and "
+                "load_state_dict(). Give it both, use Variables for plain values, or "
+                "write a State with save and load."
+            )
+    for name, target in objects.items():
+        current_job().register(StatefulState(name, target))
+        act_once_per_global_batch(target)
+
+
+class Variables:
+    """Plain values as attributes, kept in every checkpoint.
+
+        best = Variables(accuracy=0.0)
+        best.accuracy = max(best.accuracy, accuracy)
+
+    Values may be numbers, text, tensors, and lists, tuples, sets and dictionaries of
+    them. Rank 0's are saved, and all replicas load them.
+
+    Collective: make it on every replica, in the same order.
+    Replay: made again in each generation; loads the saved values over the initial ones.
+
+    Args:
+        name: What it is called in checkpoints; one per name.
+        initial: The attributes. Saved ones that are not among them come back too.
+
+    Raises:
+        StateNameError: The name is taken.
+        CheckpointError: A value could not be loaded safely again.
+    """
+
+    def __init__(self, *, name: str = "variables", **initial: Any) -> None:
+        vars(self).update(initial)
+        check_loads_safely(vars(self), name=name)
+        current_job().register(_VariablesState(name, self))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
+        return f"Variables({values})"
+
+
+class _VariablesState(BaseState):
+    def __init__(self, name: str, variables: Variables) -> None:
+        super().__init__(name)
+        self._variables = variables
+
+    def save(self, fileobj: BinaryIO) -> None:
+        check_loads_safely(vars(self._variables), name=self.name)
+        save_values(dict(vars(self._variables)), fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        vars(self._variables).update(load_values(fileobj))

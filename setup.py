@@ -1,0 +1,36 @@
+"""The package; the one place that states its version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+TEST = ["hypothesis>=6.100", "pytest>=8.2"]
+
+setup(
+    name="elasticrun",
+    version="0.1.0",
+    description="PyTorch training that goes on where it was, at any number of replicas",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["elasticrun", "elasticrun.*"]),
+    package_data={"elasticrun": ["py.typed"]},
+    install_requires=["torch>=2.6,<3", "numpy", "cloudpickle", "psutil"],
+    extras_require={
+        "progress": ["tqdm"],
+        "examples": ["scikit-learn"],
+        "test": TEST,
+        "dev": [*TEST, "mypy", "ruff"],
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)

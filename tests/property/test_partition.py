@@ -1,0 +1,152 @@
+"""Every sample falls into one micro-batch of one replica in one global batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticrun.data.partition import (
+    global_batch,
+    micro_batch,
+    num_global_batches,
+    num_micro_batches,
+    partition,
+)
+
+num_samples = st.integers(0, 500)
+batch_sizes = st.integers(1, 60)
+world_sizes = st.integers(1, 20)
+indices = st.integers(0, 10**12)
+
+
+def joined(ranges: Iterable[range]) -> list[int]:
+    return list(itertools.chain.from_iterable(ranges))
+
+
+def test_ten_over_four_is_three_three_two_two() -> None:
+    shares = [partition(100, 10, rank=rank, world_size=4) for rank in range(4)]
+    assert shares == [
+        range(100, 103),
+        range(103, 106),
+        range(106, 108),
+        range(108, 110),
+    ]
+
+
+def test_ten_over_sixteen_leaves_six_without() -> None:
+    shares = [partition(0, 10, rank=rank, world_size=16) for rank in range(16)]
+    assert [len(share) for share in shares] == [1] * 10 + [0] * 6
+
+
+@given(index=indices, batch_size=st.integers(0, 500), world_size=world_sizes)
+def test_shares_are_the_batch_in_order(
+    index: int, batch_size: int, world_size: int
+) -> None:
+    shares = [
+        partition(index, batch_size, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert joined(shares) == list(range(index, index + batch_size))
+    sizes = [len(share) for share in shares]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+
+
+@given(num_samples=num_samples, batch_size=batch_sizes)
+def test_global_batches_are_the_loop_in_order(
+    num_samples: int, batch_size: int
+) -> None:
+    num_all = num_global_batches(num_samples, batch_size, drop_last=False)
+    num_full = num_global_batches(num_samples, batch_size, drop_last=True)
+    batches = [
+        global_batch(number, num_samples, batch_size) for number in range(num_all)
+    ]
+    assert joined(batches) == list(range(num_samples))
+    assert all(len(batch) == batch_size for batch in batches[:num_full])
+    assert all(0 < len(batch) < batch_size for batch in batches[num_full:])
+    assert len(global_batch(num_all, num_samples, batch_size)) == 0
+
+
+def test_dropping_the_last_batch_keeps_the_full_ones() -> None:
+    assert num_global_batches(10, 4, drop_last=True) == 2
+    assert num_global_batches(10, 4, drop_last=False) == 3
+    assert num_global_batches(8, 4, drop_last=True) == 2
+    assert num_global_batches(8, 4, drop_last=False) == 2
+    assert num_global_batches(3, 4, drop_last=True) == 0
+    assert num_global_batches(0, 4, drop_last=False) == 0
+
+
+@given(
+    index=indices,
+    batch_size=st.integers(0, 500),
+    world_size=world_sizes,
+    max_local_batch_size=st.integers(1, 100),
+)
+def test_micro_batches_are_the_batch_in_order_and_fit(
+    index: int, batch_size: int, world_size: int, max_local_batch_size: int
+) -> None:
+    num_micro = num_micro_batches(
+        batch_size, world_size=world_size, max_local_batch_size=max_local_batch_size
+    )
+    micros_by_rank = [
+        [micro_batch(share, number, num_micro=num_micro) for number in range(num_micro)]
+        for share in (
+            partition(index, batch_size, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        )
+    ]
+    in_order = itertools.chain.from_iterable(micros_by_rank)
+    assert joined(in_order) == list(range(index, index + batch_size))
+    for micros in micros_by_rank:
+        sizes = [len(micro) for micro in micros]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] - sizes[-1] <= 1
+        assert sizes[0] <= max_local_batch_size
+
+
+@given(
+    batch_size=st.integers(1, 500),
+    world_size=world_sizes,
+    max_local_batch_size=st.integers(1, 100),
+)
+def test_there_are_no_more_micro_batches_than_needed(
+    batch_size: int, world_size: int, max_local_batch_size: int
+) -> None:
+    num_micro = num_micro_batches(
+        batch_size, world_size=world_size, max_local_batch_size=max_local_batch_size
+    )
+    largest_share = partition(0, batch_size, rank=0, world_size=world_size)
+    assert (num_micro - 1) * max_local_batch_size < len(largest_share)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "world_size", "max_local_batch_size", "num_micro"),
+    [
+        (10, 4, None, 1),
+        (10, 4, 3, 1),
+        (10, 4, 2, 2),
+        (10, 4, 1, 3),
+        (9, 1, 4, 3),
+        (0, 4, 2, 1),
+        (2, 4, 8, 1),
+    ],
+)
+def test_the_largest_share_decides_for_all(
+    batch_size: int, world_size: int, max_local_batch_size: int | None, num_micro: int
+) -> None:
+    assert (
+        num_micro_batches(
+            batch_size, world_size=world_size, max_local_batch_size=max_local_batch_size
+        )
+        == num_micro
+    )
+
+
+def test_a_small_share_leaves_micro_batches_empty() -> None:
+    share = range(5, 6)
+    micros = [micro_batch(share, number, num_micro=3) for number in range(3)]
+    assert [list(micro) for micro in micros] == [[5], [], []]

@@ -1,0 +1,262 @@
+"""Files are durable and checked: what is read is what was written, or an error."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticrun.checkpoint import files
+from elasticrun.checkpoint.files import DamagedFileError, FileRecord
+
+
+def write_bytes(path: Path, data: bytes) -> FileRecord:
+    return files.write_file(path, lambda file: file.write(data))
+
+
+def read(path: Path, record: FileRecord) -> bytes:
+    with files.open_checked(path, record) as file:
+        return file.read()
+
+
+def test_record_is_of_the_bytes_written(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "model", b"parameters")
+    assert record == FileRecord("model", 10, zlib.crc32(b"parameters"))
+    assert (tmp_path / "model").read_bytes() == b"parameters"
+
+
+@settings(deadline=None)
+@given(chunks=st.lists(st.binary(max_size=20_000), max_size=6))
+def test_checksum_does_not_depend_on_how_it_is_written(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]
+) -> None:
+    def write(file: BinaryIO) -> None:
+        for chunk in chunks:
+            assert file.write(memoryview(chunk)) == len(chunk)
+            file.flush()
+
+    path = tmp_path_factory.mktemp("files") / "model"
+    data = b"".join(chunks)
+    record = files.write_file(path, write)
+    assert record == FileRecord("model", len(data), zlib.crc32(data))
+    assert read(path, record) == data
+
+
+@pytest.mark.parametrize("is_zipfile", [True, False])
+def test_torch_saves_into_it(tmp_path: Path, is_zipfile: bool) -> None:
+    state: dict[str, Any] = {"weight": torch.arange(70_000.0), "step": 3}
+    record = files.write_file(
+        tmp_path / "model",
+        lambda file: torch.save(state, file, _use_new_zipfile_serialization=is_zipfile),
+    )
+    with files.open_checked(tmp_path / "model", record) as file:
+        loaded = torch.load(file, weights_only=True)
+    assert torch.equal(loaded["weight"], state["weight"])
+    assert loaded["step"] == 3
+
+
+def test_text_can_be_written_into_it(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        with io.TextIOWrapper(file, encoding="utf-8") as text:
+            json.dump({"best": 0.5}, text)
+
+    record = files.write_file(tmp_path / "best", write)
+    assert read(tmp_path / "best", record) == b'{"best": 0.5}'
+
+
+def test_file_is_never_written_twice(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "model", b"first")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "model", b"second")
+    assert read(tmp_path / "model", record) == b"first"
+
+
+def test_error_of_the_writer_passes_through(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        files.write_file(tmp_path / "model", write)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with pytest.raises(DamagedFileError) as caught:
+        files.open_checked(path, FileRecord("model", 12, 0))
+    assert str(caught.value) == f"{path} is missing; it had 12 bytes."
+
+
+def test_other_size_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    record = write_bytes(path, b"parameters")
+    os.truncate(path, 4)
+    with pytest.raises(DamagedFileError) as caught:
+        files.open_checked(path, record)
+    assert str(caught.value) == f"{path} has 4 bytes, but 10 were written."
+
+
+def test_other_content_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    record = write_bytes(path, b"parameters")
+    path.write_bytes(b"Parameters")
+    with pytest.raises(DamagedFileError) as caught:
+        files.open_checked(path, record)
+    assert str(caught.value) == (
+        f"{path} has the checksum {zlib.crc32(b'Parameters'):08x}, "
+        f"but {zlib.crc32(b'parameters'):08x} was written."
+    )
+
+
+def test_content_beyond_one_block_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    data = bytearray(os.urandom(files.BLOCK_SIZE * 2 + 5))
+    record = write_bytes(path, bytes(data))
+    assert read(path, record) == data
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match="has the checksum"):
+        files.open_checked(path, record)
+
+
+def test_copy_is_another_inode(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "old", b"parameters")
+    copied = files.copy_file(tmp_path / "old", tmp_path / "new", record=record)
+    assert copied == record._replace(name="new")
+    assert read(tmp_path / "new", copied) == b"parameters"
+    assert (tmp_path / "new").stat().st_ino != (tmp_path / "old").stat().st_ino
+
+
+def test_copy_of_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "old", b"parameters")
+    (tmp_path / "old").write_bytes(b"Parameters")
+    with pytest.raises(DamagedFileError, match=f"{tmp_path}/old has the checksum"):
+        files.copy_file(tmp_path / "old", tmp_path / "new", record=record)
+
+
+def test_atomic_write_replaces_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "generation"
+    path.with_name("generation.tmp").write_bytes(b"a longer rest of a killed process")
+    files.write_atomically(path, b"1")
+    files.write_atomically(path, b"2")
+    assert path.read_bytes() == b"2"
+    assert os.listdir(tmp_path) == ["generation"]
+
+
+def test_counter_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "generation"
+    assert files.read_counter(path) == -1
+    files.write_counter(path, 41)
+    assert files.read_counter(path) == 41
+
+
+@settings(deadline=None)
+@given(position=st.integers(0, 11), flip=st.integers(1, 255))
+def test_damaged_counter_is_not_believed(
+    tmp_path_factory: pytest.TempPathFactory, position: int, flip: int
+) -> None:
+    path = tmp_path_factory.mktemp("files") / "generation"
+    files.write_counter(path, 41)
+    data = bytearray(path.read_bytes())
+    assert len(data) == 12
+    data[position] ^= flip
+    path.write_bytes(data)
+    assert files.read_counter(path) == -1
+    path.write_bytes(data[:position])
+    assert files.read_counter(path) == -1
+
+
+def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with files.open_shared(path) as file:
+        files.overwrite(file, b"a long text")
+        inode = path.stat().st_ino
+        files.overwrite(file, b"short")
+    assert path.read_bytes() == b"short"
+    assert path.stat().st_ino == inode
+    with files.open_shared(path) as file:
+        assert file.read() == b"short"
+
+
+def test_lines_are_appended_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "traces" / "0-0.jsonl"
+    with files.open_append(path) as first, files.open_append(path) as second:
+        first.write("1\n")
+        second.write("2\n")
+        first.write("3\n")
+        assert path.read_text() == "1\n2\n3\n"
+
+
+def test_parents_are_made_too(tmp_path: Path) -> None:
+    files.make_directory(tmp_path / "a" / "b")
+    files.make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_directory_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        files.make_directory(tmp_path / "file" / "a")
+
+
+def test_size_of_the_unreachable_is_not_none(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "three").write_bytes(b"123")
+    assert files.find_size(tmp_path / "three") == 3
+    assert files.find_size(tmp_path / "none") is None
+    with pytest.raises(OSError, match="symbolic links"):
+        files.find_size(tmp_path / "loop")
+
+
+def test_tree_is_removed_with_the_first_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    unlink = os.unlink
+
+    def record(path: str | Path, *, dir_fd: int | None = None) -> None:
+        removed.append(Path(path).name)
+        unlink(path, dir_fd=dir_fd)
+
+    directory = tmp_path / "tree"
+    (directory / "deeper").mkdir(parents=True)
+    for name in ("a", "manifest.json", "z", "deeper/b"):
+        (directory / name).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", record)
+        files.remove_tree(directory, first="manifest.json")
+    assert removed[0] == "manifest.json"
+    assert sorted(removed) == ["a", "b", "manifest.json", "z"]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_file_system_without_directory_sync_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refuse_fsync(monkeypatch, code)
+    files.fsync_directory(tmp_path)
+
+
+def test_failed_directory_sync_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_fsync(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        files.fsync_directory(tmp_path)
+
+
+def refuse_fsync(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fsync)
