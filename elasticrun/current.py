@@ -100,6 +100,12 @@ def use_job(job: Job) -> Iterator[Job]:
         job.close()
 
 
+def close_current_job() -> None:
+    """Close the current job if there is one; at the end of a process without atexit."""
+    if _job is not None and _job.pid == os.getpid():
+        _job.close()
+
+
 def rank() -> int:
     """Return this replica's number in the job, in [0, world_size)."""
     return current_job().rank

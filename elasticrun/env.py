@@ -80,6 +80,19 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def environment_of(*, rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for a replica on this machine."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
 def keep_gloo_on_loopback(interface: str) -> None:
     """Tell gloo to listen on `interface` unless the user chose one; for one-machine jobs."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -183,7 +183,7 @@ class Saver:
             raise CheckpointError(message["error"])
         newest, refusal = None, ""
         try:
-            self._directory.check_shared()
+            self._directory.check_shared(message["generation"])
             if message["newest"] is not None:
                 newest = self._directory.open(message["newest"], message["digest"])
         except CheckpointError as error:

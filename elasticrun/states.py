@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.state import BaseState
@@ -113,6 +113,11 @@ class Variables:
         vars(self).update(initial)
         check_loads_safely(vars(self), name=name)
         current_job().register(_VariablesState(name, self))
+
+    if TYPE_CHECKING:  # What the attributes are is the user's matter.
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __repr__(self) -> str:
         values = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())

@@ -8,6 +8,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO, cast
 
@@ -114,19 +115,17 @@ def open_checked(path: Path, record: FileRecord) -> BinaryIO:
         DamagedFileError: It is missing, or not what `record` says.
         OSError: It cannot be read.
     """
-    try:
-        file = open(path, "rb")
-    except FileNotFoundError as error:
-        raise DamagedFileError(
-            f"{path} is missing; it had {record.size} bytes."
-        ) from error
-    try:
+    with ExitStack() as closed_on_error:
+        try:
+            file = closed_on_error.enter_context(open(path, "rb"))
+        except FileNotFoundError as error:
+            raise DamagedFileError(
+                f"{path} is missing; it had {record.size} bytes."
+            ) from error
         size, crc32 = _measure(file)
         _compare(path, record, size=size, crc32=crc32)
         file.seek(0)
-    except BaseException:
-        file.close()
-        raise
+        closed_on_error.pop_all()
     return file
 
 
@@ -233,10 +232,10 @@ def _encode_counter(value: int) -> bytes:
     return text + b" %08x\n" % zlib.crc32(text)
 
 
-def _measure(file: BinaryIO) -> tuple[int, int]:
+def _measure(file: io.BufferedReader) -> tuple[int, int]:
     size = crc32 = 0
     block = memoryview(bytearray(BLOCK_SIZE))
-    while num_bytes := file.readinto(block):  # type: ignore[attr-defined]
+    while num_bytes := file.readinto(block):
         size += num_bytes
         crc32 = zlib.crc32(block[:num_bytes], crc32)
     return size, crc32

@@ -149,6 +149,7 @@ class CheckpointStore:
         self.directory = Path(os.path.abspath(directory))
         self.job = job
         self.keep = keep
+        self._counter = self.directory / "generation"
         self._lock = DirectoryLock(self.directory)
         self._bad_numbers: set[int] = set()
 
@@ -173,11 +174,29 @@ class CheckpointStore:
         Raises:
             OSError: It could not be written.
         """
-        path = self.directory / "generation"
-        known = [files.read_counter(path), *self._committed_generations()]
+        known = [files.read_counter(self._counter), *self._committed_generations()]
         generation = 1 + max(known)
-        files.write_counter(path, generation)
+        files.write_counter(self._counter, generation)
         return generation
+
+    def check_shared(self, generation: int) -> None:
+        """Refuse a directory that is not the one where rank 0 began the generation.
+
+        Without it, replicas on separate disks would notice only at the first save.
+
+        Raises:
+            CheckpointError: This replica sees another directory, or cannot read it.
+        """
+        try:
+            number = files.read_counter(self._counter)
+            found = "no generation" if number < 0 else f"generation {number}"
+        except OSError as error:
+            number, found = -1, f"no generation that can be read ({error})"
+        if number != generation:
+            raise CheckpointError(
+                f"{self.directory} on host {socket.gethostname()} has {found}, but "
+                f"rank 0 has begun generation {generation} there. {_SHARED}"
+            )
 
     def sweep(self) -> None:
         """Remove what a killed job had begun and never committed."""
@@ -233,6 +252,20 @@ class CheckpointStore:
                 f"from one with the digest {digest}. {_SHARED}"
             )
         return checkpoint
+
+    def check_shared(self, generation: int) -> None:
+        """Check that this replica sees the directory in which rank 0 has just begun.
+
+        Raises:
+            CheckpointError: It does not, so it could neither load nor save there.
+        """
+        found = files.read_counter(self.directory / "generation")
+        if found != generation:
+            raise CheckpointError(
+                f"{self.directory} does not show generation {generation} on host "
+                f"{socket.gethostname()}, which rank 0 has just begun there (it shows "
+                f"{found}). {_SHARED}"
+            )
 
     def next_number(self) -> int:
         """Return a number above all on the disk, whatever their condition; first 1."""

@@ -113,7 +113,9 @@ class Watcher:
             self._others_left.wait(_FAREWELL_SECONDS)
         for thread in self._threads:
             thread.join(_FAREWELL_SECONDS)
-        self._pipe.close()
+        self._pipe.uninstall()
+        if not any(thread.is_alive() for thread in self._threads):
+            self._pipe.close()
 
     # The mail thread.
 
@@ -292,6 +294,8 @@ class Watcher:
         self._gate.settle(None)
         self._send(0, {"type": "left", "rank": self._rank})
         self._client = None
+        if self._is_closing:
+            self._inbox.put({"type": "end"})
 
     def _on_left(self, rank: int) -> None:
         self._present.discard(rank)
@@ -307,9 +311,10 @@ class Watcher:
             self._send_through_store(0, {"type": "end"})
 
     def _on_lost(self, reason: str) -> None:
-        if self._client is None or self._is_closing:
-            return
         self._client = None
+        if self._is_closing:
+            self._inbox.put({"type": "end"})
+            return
         self._gate.fail(
             f"rank 0 is gone ({reason}). Without it no boundary can be agreed and no "
             "checkpoint committed; start the job again, it resumes at the last one."

@@ -265,8 +265,10 @@ def test_older_one_is_found_and_the_damage_named(store: CheckpointStore) -> None
         found = store.find_newest()
     assert load(found) == {"model": b"older"}
     assert [str(warning.message) for warning in caught] == [
-        f"checkpoint-00000002 is skipped: {path}/model has 5 bytes, but 10 were "
-        "written. The job goes on from checkpoint-00000001."
+        (
+            f"checkpoint-00000002 is skipped: {path}/model has 5 bytes, but 10 were "
+            "written. The job goes on from checkpoint-00000001."
+        )
     ]
     assert path.is_dir()
 
@@ -373,6 +375,22 @@ def test_other_digest_is_refused(store: CheckpointStore) -> None:
     )
 
 
+def test_directory_that_rank_0_does_not_see_is_refused(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    generation = store.next_generation()
+    store.check_shared(generation)
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointStore(tmp_path / "other", job="digits").check_shared(generation)
+    assert str(caught.value) == (
+        f"{tmp_path}/other on host {HOST} has no generation, but rank 0 has begun "
+        "generation 0 there. The checkpoint directory must be on a file system that "
+        "all replicas see."
+    )
+    with pytest.raises(CheckpointError, match="has generation 0, but rank 0 has begun"):
+        store.check_shared(1)
+
+
 # Removal
 
 
@@ -438,8 +456,10 @@ def test_failed_removal_is_a_warning(
         with pytest.warns(CheckpointWarning) as caught:
             store.prune()
     assert [str(warning.message) for warning in caught] == [
-        f"{path} could not be removed: [Errno 16] Device or resource busy. It takes "
-        "space until it can be."
+        (
+            f"{path} could not be removed: [Errno 16] Device or resource busy. It takes "
+            "space until it can be."
+        )
     ]
     assert path.is_dir()
     store.sweep()
@@ -540,6 +560,32 @@ def test_living_child_of_a_killed_owner_does_not_hold_the_lock(
         assert owner.stdout is not None
         assert select.select([owner.stdout], [], [], 0)[0] == []  # the child lives
         take_and_release(directory)
+
+
+ORPHAN = """
+import os, sys
+from elasticrun.checkpoint.store import CheckpointStore
+store = CheckpointStore(sys.argv[1], job="digits")
+store.acquire(timeout=0)
+ends_with_owner, owner_end = os.pipe()
+if os.fork():
+    os._exit(0)
+os.close(owner_end)
+os.read(ends_with_owner, 1)
+CheckpointStore(sys.argv[1], job="digits").acquire(timeout=60)
+print("taken")
+"""
+
+
+def test_child_of_a_dead_owner_can_take_the_lock(directory: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", ORPHAN, str(directory)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "taken\n"
 
 
 def test_acquire_waits_for_an_owner_that_ends(
