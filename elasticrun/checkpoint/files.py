@@ -178,11 +178,11 @@ def write_counter(path: Path, value: int) -> None:
 
 
 def read_counter(path: Path) -> int:
-    """Return the count that a file keeps, or -1 if it is missing or damaged."""
+    """Return the count that a file keeps, -1 if it is missing, damaged, unreadable."""
     try:
         data = path.read_bytes()
         value = int(data.split()[0])
-    except (FileNotFoundError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError):
         return -1
     return value if data == _encode_counter(value) else -1
 

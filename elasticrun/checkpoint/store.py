@@ -179,25 +179,6 @@ class CheckpointStore:
         files.write_counter(self._counter, generation)
         return generation
 
-    def check_shared(self, generation: int) -> None:
-        """Refuse a directory that is not the one where rank 0 began the generation.
-
-        Without it, replicas on separate disks would notice only at the first save.
-
-        Raises:
-            CheckpointError: This replica sees another directory, or cannot read it.
-        """
-        try:
-            number = files.read_counter(self._counter)
-            found = "no generation" if number < 0 else f"generation {number}"
-        except OSError as error:
-            number, found = -1, f"no generation that can be read ({error})"
-        if number != generation:
-            raise CheckpointError(
-                f"{self.directory} on host {socket.gethostname()} has {found}, but "
-                f"rank 0 has begun generation {generation} there. {_SHARED}"
-            )
-
     def sweep(self) -> None:
         """Remove what a killed job had begun and never committed."""
         for path in self._paths():
@@ -259,7 +240,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: It does not, so it could neither load nor save there.
         """
-        found = files.read_counter(self.directory / "generation")
+        found = files.read_counter(self._counter)
         if found != generation:
             raise CheckpointError(
                 f"{self.directory} does not show generation {generation} on host "

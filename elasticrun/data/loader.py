@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from elasticrun.current import current_job
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
 from elasticrun.data.order import check_sampler, order_of
-from elasticrun.data.plan import LoopPlan, MicroBatch, Shares, loop_key
-from elasticrun.data.progress_bar import NO_BAR, open_progress_bar
+from elasticrun.data.plan import LoopPlan, MicroBatch, Part, Shares, loop_key
+from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
 from elasticrun.data.reading import Reader, Request
 from elasticrun.data.seeding import derive_seed
 from elasticrun.data.workers import WorkerInit
@@ -24,9 +24,10 @@ from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job import Job
 from elasticrun.leaving import is_left_on_purpose
 from elasticrun.position import Position
+from elasticrun.trace import Trace
 
 _STATE_FORMAT = 1
-_NO_BATCH = MicroBatch(0, 0, [], 0, 0, 0, False)
+_NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True))
 
 
 class AdaptiveDataLoader(DataLoader[Any]):
@@ -149,22 +150,22 @@ class AdaptiveDataLoader(DataLoader[Any]):
     @property
     def batch_index(self) -> int:
         """Number of the current global batch within the loop."""
-        return self._loop.current.batch
+        return self._loop.current[0]
 
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in the current global batch; before any, of a full one."""
-        return self._loop.current.global_batch_size or self._shares.batch_size
+        return self._loop.part.global_batch_size or self._shares.batch_size
 
     @property
     def local_batch_size(self) -> int:
         """Samples of this replica in the current global batch, without padding."""
-        return self._loop.current.local_batch_size
+        return self._loop.part.local_batch_size
 
     @property
     def num_valid(self) -> int:
         """How many samples of the current micro-batch are real, and not padding."""
-        return self._loop.current.num_valid
+        return self._loop.part.num_valid
 
     @property
     def loss_weight(self) -> float:
@@ -173,16 +174,15 @@ class AdaptiveDataLoader(DataLoader[Any]):
         The share of this micro-batch in the global batch, times the world size, by which
         those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a loop.
         """
-        current = self._loop.current
-        if not current.global_batch_size:
+        part = self._loop.part
+        if not part.global_batch_size:
             return 1.0
-        return current.num_valid * self._shares.world_size / current.global_batch_size
+        return part.num_valid * self._shares.world_size / part.global_batch_size
 
     @property
     def is_step(self) -> bool:
         """Whether this micro-batch completes a global batch; True outside a loop."""
-        current = self._loop.current
-        return current.is_step or not current.global_batch_size
+        return self._loop.part.is_step
 
     @property
     def where(self) -> str:
@@ -201,7 +201,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of the global batch in the loop, batch), also after a resume."""
         for batch in self:
-            yield self._loop.current.batch, batch
+            yield self._loop.current[0], batch
 
     def _deliver(self) -> Iterator[Any]:
         job = current_job()
@@ -210,7 +210,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         if start is None:
             return
         is_finished = False
-        bar = NO_BAR
+        bar: ProgressBar | None = None
         try:
             loop = self._loop = _Loop(where)
             plan = self._plan(start)
@@ -218,15 +218,19 @@ class AdaptiveDataLoader(DataLoader[Any]):
                 bar = open_progress_bar(self.name, plan.first_batch, len(self))
             batches = iter(self._reading(plan, start))
             job.continue_loop()
+            in_flight, trace, progress = plan.in_flight, job.trace, job.progress
             for batch in batches:
-                self._pass_empty(job, plan)
-                current = loop.current = plan.in_flight.popleft()
-                if job.trace is not None:
-                    _trace(job, current, start)
+                if not in_flight[0][1]:
+                    self._pass_empty(job, plan)
+                loop.current = in_flight.popleft()
+                if trace is not None:
+                    _trace(trace, loop.current, start)
                 yield batch
-                if current.is_step:
-                    bar.update()
-                    job.progress.advance(current.global_batch_size)
+                part = loop.current[2]
+                if part.is_step:
+                    progress.advance(part.global_batch_size)
+                    if bar is not None:
+                        bar.update()
                     job.pass_boundary()
             self._pass_empty(job, plan)
             is_finished = True
@@ -236,12 +240,14 @@ class AdaptiveDataLoader(DataLoader[Any]):
         finally:
             self._loop = _Loop()
             job.end_loop(is_finished=is_finished)
-            bar.close()
+            if bar is not None:
+                bar.close()
 
     def _pass_empty(self, job: Job, plan: LoopPlan) -> None:
         """Pass the boundaries of global batches that had nothing for this replica."""
-        while plan.in_flight and not plan.in_flight[0].indices:
-            job.progress.advance(plan.in_flight.popleft().global_batch_size)
+        while plan.in_flight and not plan.in_flight[0][1]:
+            _, _, part = plan.in_flight.popleft()
+            job.progress.advance(part.global_batch_size)
             job.pass_boundary()
 
     def _plan(self, start: Position) -> LoopPlan:
@@ -320,8 +326,8 @@ class AdaptiveDataLoader(DataLoader[Any]):
         position = job.progress.position
         index = None
         if job.loader is self:
-            current = self._loop.current
-            index = position.index + current.global_batch_size * current.is_step
+            part = self._loop.part
+            index = position.index + part.global_batch_size * part.is_step
         elif position.loader == self.name:
             index = position.index
         return {
@@ -404,6 +410,10 @@ class _Loop:
         self.current = _NO_BATCH
         self.where = where
 
+    @property
+    def part(self) -> Part:
+        return self.current[2]
+
 
 class _Requests:
     """The batch sampler of the inner DataLoader; persistent workers get a new plan."""
@@ -432,15 +442,15 @@ def _describe(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def _trace(job: Job, current: MicroBatch, start: Position) -> None:
-    assert job.trace is not None
-    job.trace.write(
+def _trace(trace: Trace, current: MicroBatch, start: Position) -> None:
+    batch, indices, part = current
+    trace.write(
         epoch=start.finished_epochs,
         loop=start.finished_loops,
-        batch=current.batch,
-        micro=current.micro,
-        indices=current.indices,
-        num_valid=current.num_valid,
+        batch=batch,
+        micro=part.micro,
+        indices=indices,
+        num_valid=part.num_valid,
     )
 
 

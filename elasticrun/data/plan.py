@@ -26,26 +26,27 @@ _PADDING = range(1)  # The batch's first sample stands in for a missing one.
 Order = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
-class MicroBatch(NamedTuple):
-    """What this replica reads in one forward pass, and its place in the loop.
+class Part(NamedTuple):
+    """A micro-batch's place in its global batch, the same in every batch of that size.
 
     Attributes:
-        batch: Number of the global batch in the loop.
         micro: Number of the micro-batch in this replica's local batch.
-        indices: Data-set indices, padding included.
-        num_valid: How many of them are real.
+        num_valid: How many of its samples are real, and not padding.
         local_batch_size: Samples of this replica in the global batch.
         global_batch_size: Samples of all replicas in it.
         is_step: Whether the global batch is complete after this one.
     """
 
-    batch: int
     micro: int
-    indices: list[int]
     num_valid: int
     local_batch_size: int
     global_batch_size: int
     is_step: bool
+
+
+# Number of the global batch in the loop, data-set indices with padding, and its part. A
+# plain tuple, since one is made for every batch; without indices nothing is delivered.
+MicroBatch = tuple[int, list[int], Part]
 
 
 @dataclass(frozen=True)
@@ -140,40 +141,42 @@ class LoopPlan:
             self._skip(start, stop, size)
             return
         positions = self._positions(start, stop, runs)
-        indices = self._order(np.asarray(positions, dtype=np.int64)).tolist()
-        local_size = sum(map(len, runs))
+        indices = self._order(positions).tolist()
+        parts = _parts(runs, size)
         in_flight, as_request = self.in_flight, self._as_request
-        at, last = 0, len(runs) - 1
+        begin = 0
         for batch in range(start, stop):
-            for micro, run in enumerate(runs):
-                end = at + (len(run) or 1)
-                own = indices[at:end]
-                in_flight.append(
-                    MicroBatch(
-                        batch, micro, own, len(run), local_size, size, micro == last
-                    )
-                )
-                yield own if as_request is None else as_request(own, positions[at:end])
-                at = end
+            for part, length in parts:
+                end = begin + length
+                own = indices[begin:end]
+                in_flight.append((batch, own, part))
+                if as_request is None:
+                    yield own
+                else:
+                    yield as_request(own, positions[begin:end].tolist())
+                begin = end
 
-    def _positions(self, start: int, stop: int, runs: list[range]) -> list[int]:
+    def _positions(
+        self, start: int, stop: int, runs: list[range]
+    ) -> NDArray[np.int64]:
         own = [position for run in runs for position in (run or _PADDING)]
-        starts = range(
-            start * self._shares.batch_size,
-            stop * self._shares.batch_size,
-            self._shares.batch_size,
-        )
-        if len(own) == 1:
-            return [first + own[0] for first in starts]
-        return (
-            (np.asarray(starts, dtype=np.int64)[:, None] + np.asarray(own)[None, :])
-            .ravel()
-            .tolist()
-        )
+        size = self._shares.batch_size
+        starts = np.arange(start * size, stop * size, size, dtype=np.int64)
+        return (starts[:, None] + np.asarray(own, dtype=np.int64)).ravel()
 
     def _skip(self, start: int, stop: int, size: int) -> None:
-        for batch in range(start, stop):
-            self.in_flight.append(MicroBatch(batch, 0, [], 0, 0, size, True))
+        nothing = Part(0, 0, 0, size, True)
+        self.in_flight.extend((batch, [], nothing) for batch in range(start, stop))
+
+
+def _parts(runs: list[range], size: int) -> list[tuple[Part, int]]:
+    """Return each run's part and how many indices are read for it, padding included."""
+    local_size = sum(map(len, runs))
+    last = len(runs) - 1
+    return [
+        (Part(micro, len(run), local_size, size, micro == last), len(run) or 1)
+        for micro, run in enumerate(runs)
+    ]
 
 
 def loop_key(seed: int, epoch: int, loop: int) -> int:

@@ -17,17 +17,6 @@ class ProgressBar(Protocol):
         ...
 
 
-class _NoBar:
-    def update(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
-
-NO_BAR: ProgressBar = _NoBar()
-
-
 def open_progress_bar(name: str, first_batch: int, num_batches: int) -> ProgressBar:
     """Return a bar that begins where the loop does.
 

@@ -24,6 +24,6 @@ class WorkerInit:
         if isinstance(information.dataset, Reader):
             # What the user's function finds there must be the user's own data set; torch
             # guards the attribute against mistakes.
-            vars(information)["dataset"] = information.dataset.dataset
+            object.__setattr__(information, "dataset", information.dataset.dataset)
         if self._user_function is not None:
             self._user_function(worker_id)

@@ -157,6 +157,7 @@ def test_counter_comes_back(tmp_path: Path) -> None:
     assert files.read_counter(path) == -1
     files.write_counter(path, 41)
     assert files.read_counter(path) == 41
+    assert files.read_counter(tmp_path) == -1
 
 
 @settings(deadline=None)

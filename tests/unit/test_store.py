@@ -383,11 +383,11 @@ def test_directory_that_rank_0_does_not_see_is_refused(
     with pytest.raises(CheckpointError) as caught:
         CheckpointStore(tmp_path / "other", job="digits").check_shared(generation)
     assert str(caught.value) == (
-        f"{tmp_path}/other on host {HOST} has no generation, but rank 0 has begun "
-        "generation 0 there. The checkpoint directory must be on a file system that "
-        "all replicas see."
+        f"{tmp_path}/other does not show generation 0 on host {HOST}, which rank 0 "
+        "has just begun there (it shows -1). The checkpoint directory must be on a "
+        "file system that all replicas see."
     )
-    with pytest.raises(CheckpointError, match="has generation 0, but rank 0 has begun"):
+    with pytest.raises(CheckpointError, match=r"just begun there \(it shows 0\)"):
         store.check_shared(1)
 
 
@@ -457,8 +457,8 @@ def test_failed_removal_is_a_warning(
             store.prune()
     assert [str(warning.message) for warning in caught] == [
         (
-            f"{path} could not be removed: [Errno 16] Device or resource busy. It takes "
-            "space until it can be."
+            f"{path} could not be removed: [Errno 16] Device or resource busy. It "
+            "takes space until it can be."
         )
     ]
     assert path.is_dir()
