@@ -72,7 +72,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 (the type checker reads the imports above)
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

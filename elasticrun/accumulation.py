@@ -19,7 +19,7 @@ _STEPPING_METHODS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 def act_once_per_global_batch(target: Any) -> None:
-    """Let the stepping methods of a known torch object do nothing between micro-batches.
+    """Let a known torch object's stepping methods rest between micro-batches.
 
     They are wrapped on the object itself, as torch's own schedulers wrap `step`. Other
     objects stay as they are.

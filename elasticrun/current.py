@@ -61,11 +61,13 @@ def init(
     Args:
         checkpoint_dir: Where checkpoints are kept, on a file system that all replicas
             see. Default: ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
-        save_interval: Seconds between checkpoints; 0 saves at every boundary, "off" only
+        save_interval: Seconds between checkpoints; 0 saves at every boundary, "off"
+            only
             on a stop, at the end and on request. Default: ELASTICRUN_SAVE_INTERVAL, or
             300.
         keep: How many checkpoints are kept. Default: ELASTICRUN_KEEP, or 3.
-        backend: Of the process group that is started when WORLD_SIZE is above 1 and none
+        backend: Of the process group that is started when WORLD_SIZE is above 1 and
+            none
             exists: "nccl", "gloo", or "auto" (NCCL where each replica has a GPU).
 
     Raises:
@@ -76,8 +78,8 @@ def init(
     global _job
     if _job is not None and not _job.is_closed:
         raise ElasticRunError(
-            "init() came after the job had started, so its settings cannot take effect. "
-            "Call it first, before loaders, models and epoch loops are made."
+            "init() came after the job had started, so its settings cannot take "
+            "effect. Call it first, before loaders, models and epoch loops are made."
         )
     _job = Job(
         checkpoint_dir=checkpoint_dir,
@@ -90,7 +92,7 @@ def init(
 
 @contextmanager
 def use_job(job: Job) -> Iterator[Job]:
-    """Make `job` the current one for a while, for tests and notebooks; close it after."""
+    """Make `job` the current one for a while, then close it; for tests, notebooks."""
     global _job
     previous, _job = _job, job
     try:
@@ -122,7 +124,7 @@ def world_size() -> int:
 
 
 def generation() -> int:
-    """Return the number of this start of the job, from 0 in its checkpoint directory."""
+    """Return the number of this start of the job, from 0 in its directory."""
     return current_job().generation
 
 
@@ -156,8 +158,8 @@ def save_all_states() -> Path | None:
     Replay: saves the states as they are, at the position to resume at.
 
     Returns:
-        The checkpoint's directory; None without a checkpoint directory, or when it could
-        not be written (a CheckpointWarning says why).
+        The checkpoint's directory; None without a checkpoint directory, or when it
+        could not be written (a CheckpointWarning says why).
     """
     return current_job().save()
 
@@ -170,7 +172,7 @@ def request_checkpoint() -> None:
 def request_stop() -> None:
     """Ask the job to save and exit with code 75 at the next boundary of all replicas.
 
-    One replica's wish is enough. 75 (EX_TEMPFAIL) means neither success nor failure: the
-    same command goes on from there.
+    One replica's wish is enough. 75 (EX_TEMPFAIL) means neither success nor failure:
+    the same command goes on from there.
     """
     current_job().request_stop()

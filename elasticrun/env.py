@@ -1,4 +1,4 @@
-"""The one reader of `os.environ`: where this replica stands, and the settings given there."""
+"""The one reader of `os.environ`: where this replica stands, and settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Environment:
         master_address: Host of the store that the launcher names, or None.
         has_agent_store: Whether an agent (torchrun) already serves a store there.
         save_interval: Seconds between checkpoints; 0 for every boundary; infinite for
-            "off"; None when not set.
+            "off".
         grace: Seconds that a stop may take before a replica leaves without saving.
         job: The job's name, which a checkpoint remembers.
         trace_dir: Where to append one line per delivered micro-batch, or None.
@@ -37,8 +37,8 @@ class Environment:
     master_port: int | None = None
     has_agent_store: bool = False
     checkpoint_dir: str | None = None
-    save_interval: float | None = None
-    keep: int | None = None
+    save_interval: float = DEFAULT_SAVE_INTERVAL
+    keep: int = DEFAULT_KEEP
     grace: float = DEFAULT_GRACE
     job: str = ""
     trace_dir: str | None = None
@@ -72,10 +72,11 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         master_port=int(port) if port else None,
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         checkpoint_dir=variables.get("ELASTICRUN_CHECKPOINT_DIR") or None,
-        save_interval=None if not interval else parse_save_interval(interval),
-        keep=None if not keep else parse_keep(keep),
+        save_interval=parse_save_interval(interval or DEFAULT_SAVE_INTERVAL),
+        keep=parse_keep(keep or DEFAULT_KEEP),
         grace=_seconds(variables, "ELASTICRUN_GRACE", default=DEFAULT_GRACE),
-        job=variables.get("ELASTICRUN_JOB") or os.path.basename(sys.argv[0] or "python"),
+        job=variables.get("ELASTICRUN_JOB")
+        or os.path.basename(sys.argv[0] or "python"),
         trace_dir=variables.get("ELASTICRUN_TRACE") or None,
     )
 
@@ -94,7 +95,7 @@ def environment_of(*, rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def keep_gloo_on_loopback(interface: str) -> None:
-    """Tell gloo to listen on `interface` unless the user chose one; for one-machine jobs."""
+    """Tell gloo to listen on `interface`, unless the user chose one."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 

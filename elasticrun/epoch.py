@@ -18,15 +18,16 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     """Yield the numbers of the epochs that remain until `num_epochs` are finished.
 
     `num_epochs` is a total for the job: several epoch loops one after another continue
-    the numbering. The end of an epoch is a boundary, and the end of the last one writes a
-    checkpoint. `break` finishes the epoch, an exception does not.
+    the numbering. The end of an epoch is a boundary, and the end of the last one writes
+    a checkpoint. `break` finishes the epoch, an exception does not.
 
     Collective: every replica must walk the same epochs.
     Replay: finished epochs are not yielded; the interrupted one is, and its finished
     loops are skipped.
 
     Raises:
-        LoopOrderError: Epoch loops are nested, or loops are not those of the checkpoint.
+        LoopOrderError: Epoch loops are nested, or loops are not those of the
+            checkpoint.
         JobStopped: The job stops at the end of an epoch.
         ValueError: `num_epochs` is not a whole number from 0 up.
     """
@@ -94,6 +95,6 @@ def _say_finished(job: Job, num_epochs: int) -> None:
     if job.has_resumed and job.rank == 0 and job.progress.is_replaying:
         logger.warning(
             "all %d epochs were finished before this start, so none remains. To train "
-            "longer, raise the number; to start anew, use another checkpoint directory.",
+            "longer, raise the number; to start anew, use another directory.",
             num_epochs,
         )

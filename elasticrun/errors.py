@@ -8,7 +8,7 @@ class ElasticRunError(RuntimeError):
 
 
 class CheckpointError(ElasticRunError):
-    """A checkpoint cannot be used here: another job's, another format, damaged, or unfit."""
+    """A checkpoint cannot be used: another job's or format, damaged, or unfit."""
 
 
 class StateNameError(ElasticRunError):

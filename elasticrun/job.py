@@ -5,32 +5,27 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from elasticrun.checkpoint.generators import Generators
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.store import Checkpoint, CheckpointStore
 from elasticrun.control.agreement import CHECKPOINT, STOP
 from elasticrun.control.gate import Decision, Gate
-from elasticrun.control.group import choose_device, start_process_group
-from elasticrun.control.store import JobStore, open_store
 from elasticrun.control.watcher import Watcher
 from elasticrun.env import (
-    DEFAULT_KEEP,
-    DEFAULT_SAVE_INTERVAL,
     Environment,
     parse_keep,
     parse_save_interval,
     read_environment,
 )
 from elasticrun.errors import JobStopped, LoopOrderError
+from elasticrun.joining import join
 from elasticrun.position import Position, Progress
 from elasticrun.registry import Registry
-from elasticrun.saving import Saver
+from elasticrun.saving import Saver, Start
 from elasticrun.trace import Trace
 
 if TYPE_CHECKING:
@@ -58,8 +53,12 @@ class Job:
         backend: "gloo", "nccl", or "auto": NCCL where each replica has a GPU.
 
     Attributes:
+        pid: The process that made the job; a fork of it is not a replica.
+        generation: The number of this start of the job.
+        has_resumed: Whether it began with a checkpoint.
         loader: The loader whose loop is running, or None.
         is_in_epoch: Whether an epoch loop's body is running.
+        num_loaders: Loaders made so far without a name.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -75,49 +74,45 @@ class Job:
         keep: int | None = None,
         backend: str = "auto",
     ) -> None:
-        self.environment = environment or read_environment()
+        environment = environment or read_environment()
+        interval = environment.save_interval
+        if save_interval is not None:
+            interval = parse_save_interval(save_interval)
+        keep = environment.keep if keep is None else parse_keep(keep)
+        self._membership = join(environment, backend=backend)
+        self.environment = self._membership.environment
+        self.device = self._membership.device
+        self.pid = os.getpid()
         self.loader: AdaptiveDataLoader | None = None
         self.is_in_epoch = False
+        self.is_closed = False
         self.num_loaders = 0
-        self.generation = 0
-        self._pid = os.getpid()
-        self._is_closed = False
-        self._save_interval = _first(
-            None if save_interval is None else parse_save_interval(save_interval),
-            self.environment.save_interval,
-            DEFAULT_SAVE_INTERVAL,
-        )
-        keep = _first(
-            None if keep is None else parse_keep(keep),
-            self.environment.keep,
-            DEFAULT_KEEP,
-        )
-        self.device = choose_device(self.environment, backend)
-        self._registry = Registry(self.rank)
-        self._gate = Gate()
-        self._store = self._join_replicas()
-        self._saver = self._open_checkpoints(
-            checkpoint_dir or self.environment.checkpoint_dir, keep
-        )
-        self.progress = Progress(self._resumed_position())
-        self._generators = Generators(self.device)
-        self._register_generators()
+        self._restores_at_loop = False
         self._last_saved: tuple[int, Position] | None = None
-        self._saves_every_boundary = (
-            self._saver is not None and self._save_interval == 0
+        self._registry = Registry(self.rank)
+        self._saver = self._make_saver(
+            checkpoint_dir or environment.checkpoint_dir, keep
         )
+        start = Start.afresh() if self._saver is None else self._saver.open()
+        self.generation = start.generation
+        self.has_resumed = start.newest is not None
+        self.progress = Progress(_position_of(start.newest))
+        self._generators = Generators(self.device)
+        self._register_generators(start.newest)
+        self._saves_every_boundary = self._saver is not None and interval == 0
         self.trace = self._open_trace()
+        self._gate = Gate()
         self._watcher = Watcher(
             self._gate,
             rank=self.rank,
             world_size=self.world_size,
-            store=self._store,
+            store=self._membership.store,
             grace=self.environment.grace,
-            save_interval=math.inf if self._saver is None else self._save_interval,
+            save_interval=math.inf if self._saver is None else interval,
             describe=lambda: f"at {self.progress.position}",
         )
         self._watcher.start()
-        self._log_start()
+        self._log_start(start.newest)
 
     # Where this replica stands.
 
@@ -131,25 +126,15 @@ class Job:
         """The number of replicas."""
         return self.environment.world_size
 
-    @property
-    def pid(self) -> int:
-        """The process that made the job; a fork of it is not a replica."""
-        return self._pid
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the job has been closed."""
-        return self._is_closed
-
-    @property
-    def has_resumed(self) -> bool:
-        """Whether this generation began with a checkpoint."""
-        return self._resumed_from is not None
-
     # States.
 
+    @property
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint of the job, or None."""
+        return None if self._saver is None else self._saver.newest
+
     def register(self, state: BaseState) -> bool:
-        """Keep a state in every checkpoint, and load it now; return whether it was there.
+        """Keep a state in every checkpoint; load it and return whether it was there.
 
         Raises:
             StateNameError: Its name is taken.
@@ -160,8 +145,7 @@ class Job:
 
     def load(self, state: BaseState) -> bool:
         """Load a state from the newest checkpoint; return whether that had it."""
-        newest = None if self._saver is None else self._saver.newest
-        return self._registry.load(state, newest)
+        return self._registry.load(state, self.newest_checkpoint)
 
     def save(self, *, timeout: float = _PATIENCE) -> Path | None:
         """Write a checkpoint now. Collective.
@@ -184,14 +168,12 @@ class Job:
         self._request(CHECKPOINT, "request_checkpoint()", 0)
 
     def request_stop(self, *, cause: str = "request_stop()") -> None:
-        """Ask all replicas to save and exit with code 75 at the next common boundary."""
+        """Ask all replicas to save and exit with code 75 at a common boundary."""
         self._request(STOP, cause, EXIT_CODE_ASKED)
 
     def _request(self, kind: str, cause: str, exit_code: int) -> None:
         if self.world_size == 1:
-            self._gate.settle(
-                Decision(self._gate.number + 1, kind, cause, exit_code),
-            )
+            self._gate.schedule(kind, cause, exit_code)
         else:
             self._watcher.request(kind, cause=cause, exit_code=exit_code)
 
@@ -211,13 +193,13 @@ class Job:
         position = self.progress.begin_loop(loader.name)
         if position is not None:
             self.loader = loader
-            self._is_due_to_restore = was_replaying
+            self._restores_at_loop = was_replaying
         return position
 
     def continue_loop(self) -> None:
         """Put the saved generators back if this loop is where the program resumes."""
-        if self._is_due_to_restore:
-            self._is_due_to_restore = False
+        if self._restores_at_loop:
+            self._restores_at_loop = False
             self._generators.restore()
 
     def end_loop(self, *, is_finished: bool) -> None:
@@ -240,9 +222,7 @@ class Job:
         self.is_in_epoch = False
         self.progress.leave_epoch()
 
-    _is_due_to_restore = False
-
-    def _moving_on(self, move: Any) -> None:
+    def _moving_on(self, move: Callable[[], None]) -> None:
         was_replaying = self.progress.is_replaying
         move()
         if was_replaying and not self.progress.is_replaying:
@@ -284,56 +264,35 @@ class Job:
 
     def close(self) -> None:
         """Stop watching, leave the other replicas, and let the directory go."""
-        if self._is_closed or os.getpid() != self._pid:
+        if self.is_closed or os.getpid() != self.pid:
             return
-        self._is_closed = True
+        self.is_closed = True
         self._watcher.close()
         if self.trace is not None:
             self.trace.close()
         if self._saver is not None:
             self._saver.close()
-        if self._has_started_group and dist.is_initialized():
-            dist.destroy_process_group()
+        self._membership.leave()
 
-    def _join_replicas(self) -> JobStore | None:
-        self._has_started_group = False
-        if self.world_size == 1:
-            return None
-        store = open_store(self.environment)
-        if not dist.is_initialized():
-            start_process_group(self.environment, store, self.device)
-            self._has_started_group = True
-        return store
-
-    def _open_checkpoints(
+    def _make_saver(
         self, directory: str | os.PathLike[str] | None, keep: int
     ) -> Saver | None:
-        self._resumed_from: Checkpoint | None = None
         if directory is None:
             return None
-        saver = Saver(
+        return Saver(
             CheckpointStore(directory, job=self.environment.job, keep=keep),
             self._registry,
             rank=self.rank,
             world_size=self.world_size,
-            store=self._store,
+            store=self._membership.store,
         )
-        start = saver.open()
-        self.generation = start.generation
-        self._resumed_from = start.newest
-        return saver
 
-    def _resumed_position(self) -> Position | None:
-        if self._resumed_from is None:
-            return None
-        return Position.decode(self._resumed_from.manifest.position)
-
-    def _register_generators(self) -> None:
-        if self.register(self._generators) or self._resumed_from is None:
+    def _register_generators(self, newest: Checkpoint | None) -> None:
+        if self.register(self._generators) or newest is None:
             return
         another = f"{self._generators.name}.rank-0"
-        if self._resumed_from.has(another):
-            with self._resumed_from.open(another) as file:
+        if newest.has(another):
+            with newest.open(another) as file:
                 self._generators.derive(file, self.rank)
 
     def _open_trace(self) -> Trace | None:
@@ -346,26 +305,23 @@ class Job:
             world_size=self.world_size,
         )
 
-    def _log_start(self) -> None:
+    def _log_start(self, newest: Checkpoint | None) -> None:
         if self.rank != 0:
             return
-        resumed = self._resumed_from
+        size = f"generation {self.generation} with world size {self.world_size}"
+        if newest is None:
+            logger.info("started %s", size)
+            return
         logger.info(
-            "%s generation %d with world size %d%s",
-            "started" if resumed is None else "resumed",
-            self.generation,
-            self.world_size,
-            ""
-            if resumed is None
-            else f" at {self.progress.position} from {resumed.path}",
+            "resumed %s at %s from %s", size, self.progress.position, newest.path
         )
-        if resumed is not None and resumed.manifest.world_size != self.world_size:
+        if newest.manifest.world_size != self.world_size:
             logger.info(
                 "world size changed from %d to %d",
-                resumed.manifest.world_size,
+                newest.manifest.world_size,
                 self.world_size,
             )
 
 
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
+def _position_of(newest: Checkpoint | None) -> Position | None:
+    return None if newest is None else Position.decode(dict(newest.manifest.position))

@@ -1,9 +1,9 @@
-"""How a generator learns whether the `for` around it was left by `break` or an exception.
+"""How a generator learns whether `break` or an exception left the `for` around it.
 
 Python closes both the same way, with GeneratorExit when the loop drops its iterator.
 What differs is the instruction at which the loop's own frame then stands: a `break` or
-`return` is executing the one that pops the iterator; an exception has stopped at the one
-that raised. CPython only, as is closing at once. Whatever else closes it (a call of
+`return` is executing the one that pops the iterator; an exception has stopped at the
+one that raised. CPython only, as is closing at once. Whatever else closes it (a call of
 `close()`) counts as an exception: the loop is then unfinished until another one begins.
 """
 
@@ -38,7 +38,7 @@ _SUSPENDED = frozenset(
 
 
 def is_left_on_purpose(frame: FrameType | None) -> bool:
-    """Return whether the loop whose iterator is being closed from `frame` was left freely.
+    """Return whether the `for` that closes its iterator from `frame` was left freely.
 
     Wrapping generators (tqdm, a logging generator) are closed at their own `yield`; the
     frame that closes them decides.

@@ -15,9 +15,11 @@ class Position:
     Attributes:
         finished_epochs: Epochs that ended.
         in_epoch: Whether epoch number `finished_epochs` has begun.
-        finished_loops: Loops that ended since the last epoch did, those outside of epochs
+        finished_loops: Loops that ended since the last epoch did, those outside of
+            epochs
             included.
-        index: Samples consumed so far in the interrupted loop, by all replicas together.
+        index: Samples consumed so far in the interrupted loop, by all replicas
+            together.
         loader: Name of the loader of the interrupted loop; empty between loops.
     """
 
@@ -66,8 +68,8 @@ class Position:
         )
         if not is_valid:
             raise CheckpointError(
-                f"{values!r} is not a position: it needs {', '.join(kinds)}, the counts "
-                "from 0 up. The state was not written by elasticrun, or was changed."
+                f"{values!r} is not a position: it needs {', '.join(kinds)}, the "
+                "counts from 0 up. The state was not written by elasticrun, or was changed."
             )
         return cls(**values)
 

@@ -1,4 +1,4 @@
-"""The registry: every state of the job by name, and what of a checkpoint is unclaimed."""
+"""The registry: the job's states by name, and what of a checkpoint is unclaimed."""
 
 from __future__ import annotations
 

@@ -35,6 +35,11 @@ class Start:
     number: int
     newest: Checkpoint | None
 
+    @classmethod
+    def afresh(cls) -> Start:
+        """Return what a job without a checkpoint directory begins with."""
+        return cls(generation=0, number=1, newest=None)
+
 
 class Saver:
     """One replica's part in finding and writing checkpoints.
@@ -68,10 +73,8 @@ class Saver:
             CheckpointError: The directory is in use, unfit, or not the same on all
                 replicas; every replica raises, so that none starts at the beginning.
         """
-        if self._rank == 0:
-            start = self._open_as_owner()
-        else:
-            start = self._open_like_owner()
+        is_owner = self._rank == 0
+        start = self._open_as_owner() if is_owner else self._open_like_owner()
         self.generation, self._number, self.newest = (
             start.generation,
             start.number,
@@ -143,6 +146,7 @@ class Saver:
             )
         except Exception as error:
             self._tell_start({"error": f"rank 0: {error}"})
+            self._directory.release()
             raise
         try:
             self._tell_start(
@@ -204,9 +208,7 @@ class Saver:
             draft = self._directory.begin(number)
             self._put(f"save/{number}/begun", "")
             records = self._write_own(draft)
-            for name in self._registry.carried_over(self.newest):
-                assert self.newest is not None
-                records.append(draft.copy(self.newest, name))
+            records += self._carry_over(draft)
             records += self._take_reports(number, timeout)
             checkpoint = draft.commit(self._manifest(number, position, records))
         except (OSError, _SaveFailed) as error:
@@ -229,6 +231,17 @@ class Saver:
             for state in self._registry
             if self._rank == 0 or state.is_per_replica
         ]
+
+    def _carry_over(self, draft: Draft) -> list[FileRecord]:
+        """Copy the states that nobody has claimed yet since the restart."""
+        newest = self.newest
+        if newest is None:
+            return []
+        names = self._registry.carried_over(newest)
+        try:
+            return [draft.copy(newest, name) for name in names]
+        except CheckpointError as error:
+            raise _SaveFailed(str(error)) from error
 
     def _take_reports(self, number: int, timeout: float) -> list[FileRecord]:
         if self._store is None:
@@ -292,8 +305,8 @@ class Saver:
         except TimeoutError as error:
             raise AgreementError(
                 f"rank 0 did not come to the boundary where all agreed to save within "
-                f"{2 * timeout:.0f} s. Look at its log: it may hang, or its program may "
-                "take another path."
+                f"{2 * timeout:.0f} s. Look at its log: it may hang, or its program "
+                "may take another path."
             ) from error
         if end["is_bug"]:
             raise CheckpointError(end["error"])

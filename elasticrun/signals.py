@@ -6,6 +6,9 @@ full queue), but the byte that `signal.set_wakeup_fd` writes arrives at once.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,7 +17,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+_FLUSH_SECONDS = 1.0
+_LOOK_FOR_PARENT_SECONDS = 1.0
 
 _active: SignalPipe | None = None
 
@@ -32,17 +40,23 @@ class SignalPipe:
         os.set_blocking(self._writer, False)
         self._previous: dict[int, Any] = {}
         self._previous_fd = -1
+        self._outer: SignalPipe | None = None
 
     def fileno(self) -> int:
         """Return the descriptor to wait on, for `select`."""
         return self._reader
 
     def install(self) -> None:
-        """Take the stop signals; does nothing outside the main thread, as Python asks."""
+        """Take the stop signals, which Python allows in the main thread only."""
         global _active
         if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "the job was started in another thread than the main one, so SIGTERM "
+                "and SIGINT end it without saving; call elasticrun.init() in the main "
+                "thread"
+            )
             return
-        _active = self
+        self._outer, _active = _active, self
         self._previous_fd = signal.set_wakeup_fd(
             self._writer, warn_on_full_buffer=False
         )
@@ -76,13 +90,23 @@ class SignalPipe:
         """Give the signals back to whom they belonged."""
         global _active
         if _active is not self:
+            self._give_up_turn()
             return
-        _active = None
+        _active = self._outer
         signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, handler)
         self._previous.clear()
+
+    def _give_up_turn(self) -> None:
+        """Leave the pipes that were installed one over another; it is not the last."""
+        inner = _active
+        while inner is not None and inner._outer is not self:
+            inner = inner._outer
+        if inner is not None:
+            inner._outer = self._outer
+            inner._previous, inner._previous_fd = self._previous, self._previous_fd
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         previous = self._previous.get(number)
@@ -91,40 +115,78 @@ class SignalPipe:
 
 
 def exit_at_once(code: int) -> None:
-    """End this process now, without unwinding; what was printed still comes out."""
+    """End this process now, without unwinding; what was printed still comes out.
+
+    But for what nobody reads: a full pipe must not keep the process.
+    """
+    flushing = threading.Thread(target=_flush_output, daemon=True)
+    flushing.start()
+    flushing.join(_FLUSH_SECONDS)
+    os._exit(code)
+
+
+def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    os._exit(code)
 
 
 def leave_stops_to_parent() -> None:
     """In a DataLoader worker: ignore stop signals, but for those that the parent sends.
 
-    Ctrl-C and a scheduler's SIGTERM go to every process of a group. A worker that died of
-    them would crash the replica before it reaches the boundary at which it saves.
+    Ctrl-C and a scheduler's SIGTERM go to every process of a group. A worker that died
+    of them would crash the replica before it reaches the boundary at which it saves. It
+    ends with its parent, also when it stalls and the parent could not tell it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    parent = os.getppid()
     threading.Thread(
-        target=_exit_when_told_by, args=(parent,), name="elasticrun-term", daemon=True
+        target=_exit_when_told_by_parent, name="elasticrun-term", daemon=True
     ).start()
 
 
-def _exit_when_told_by(parent: int) -> None:
+def _exit_when_told_by_parent() -> None:
+    parent = multiprocessing.parent_process()  # With forkserver not `os.getppid()`.
+    parent_pid = os.getppid() if parent is None or parent.pid is None else parent.pid
+    forked_by = os.getppid()
     while True:
-        information = signal.sigwaitinfo({signal.SIGTERM})
-        if information.si_pid == parent or os.getppid() != parent:
+        information = signal.sigtimedwait({signal.SIGTERM}, _LOOK_FOR_PARENT_SECONDS)
+        is_told = information is not None and information.si_pid == parent_pid
+        is_orphan = os.getppid() != forked_by or not _is_alive(parent)
+        if is_told or is_orphan:
             os._exit(0)
 
 
-def _forget_in_child() -> None:
-    """A forked child must not write its signals into the parent's pipe."""
+def _is_alive(parent: Any) -> bool:
+    return parent is None or bool(parent.is_alive())
+
+
+# A forked child must not write its signals into the parent's pipe, nor before it could
+# say so: they wait until it has.
+
+
+def _hold_signals() -> None:
     if _active is not None:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
+
+
+def _let_signals_go() -> None:
+    mask = vars(_forking).pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forget_in_child() -> None:
+    while _active is not None:
         _active.uninstall()
+    _let_signals_go()
 
 
+_forking = threading.local()
 _register: Callable[..., None] | None = getattr(os, "register_at_fork", None)
 if _register is not None:
-    _register(after_in_child=_forget_in_child)
+    _register(
+        before=_hold_signals,
+        after_in_parent=_let_signals_go,
+        after_in_child=_forget_in_child,
+    )

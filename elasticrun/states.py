@@ -1,4 +1,4 @@
-"""States that users make: `State`, `register` for any object, `Variables` for values."""
+"""States that users make: `State`, `register` for objects, `Variables` for values."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _RegisteredWhenMade(ABCMeta):
 class State(BaseState, metaclass=_RegisteredWhenMade):
     """One named thing in every checkpoint; subclass it with `save` and `load`.
 
-    It is registered, and loaded if a checkpoint has it, as soon as it is constructed. It
-    is shared: written by rank 0, loaded by all. With `is_per_replica = True`, each rank
-    writes and loads its own, and a rank that is new loads nothing.
+    It is registered, and loaded if a checkpoint has it, as soon as it is constructed.
+    It is shared: written by rank 0, loaded by all. With `is_per_replica = True`, each
+    rank writes and loads its own, and a rank that is new loads nothing.
 
         class Tokens(State):
             def __init__(self):
@@ -59,7 +59,7 @@ class State(BaseState, metaclass=_RegisteredWhenMade):
 
 
 def register(**objects: Stateful) -> None:
-    """Keep each object in every checkpoint under its keyword, and load it if it is there.
+    """Keep each object in every checkpoint under its keyword; load it if it is there.
 
     Anything with `state_dict` and `load_state_dict`: modules, optimizers, schedulers,
     `GradScaler`, `AveragedModel`, objects of your own. Optimizers, schedulers, scalers

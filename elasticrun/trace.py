@@ -1,4 +1,4 @@
-"""The trace: one JSON line for each delivered micro-batch, for people who debug data."""
+"""The trace: one JSON line for each delivered micro-batch, to debug data with."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ Interrupt it, and start it again with the same or another number of replicas:
 from __future__ import annotations
 
 import argparse
+import logging
 
 import torch
 import torch.distributed as dist
@@ -54,11 +55,7 @@ def augment(image: Tensor) -> Tensor:
 
 
 def make_net() -> nn.Module:
-    """Return the net, which computes the same however a batch is cut over replicas.
-
-    So it has no BatchNorm, whose statistics are those of the local batch, and no
-    dropout, whose masks each replica draws for itself.
-    """
+    """No BatchNorm: its statistics are a replica's own. No dropout: so are its masks."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.GELU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.GELU(), nn.AvgPool2d(2),
@@ -73,6 +70,8 @@ def main() -> None:
     parser.add_argument("--output", help="file for the parameters and accuracies")
     args = parser.parse_args()
 
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("elasticrun").setLevel(logging.INFO)  # resumed, saved, stopping
     torch.set_num_threads(1)  # several replicas may share the machine
     torch.manual_seed(0)
     elasticrun.init(args.checkpoint_dir)
@@ -84,9 +83,9 @@ def main() -> None:
     model = AdaptiveDataParallel(net, optimizer, scheduler)  # registered: saved, loaded
     # Seeded by sample, augmentation does not depend on the number of replicas.
     train = AdaptiveDataLoader(
-        Digits(train=True), 64, shuffle=True, seed_each="sample", num_workers=1
+        Digits(train=True), 64, True, seed_each="sample", num_workers=1, name="train"
     )
-    valid = AdaptiveDataLoader(Digits(train=False), 64)
+    valid = AdaptiveDataLoader(Digits(train=False), 64, name="valid")
     score = Variables(correct=0, accuracy=0.0, best=0.0)
 
     for epoch in elasticrun.remaining_epochs_until(args.epochs):

@@ -92,7 +92,7 @@ def main() -> None:
 
     for epoch in elasticrun.remaining_epochs_until(args.epochs):
         model.train()
-        for step, (x, y) in enumerate(train):
+        for step, (x, y) in train.enumerate():  # the true number, also when resumed
             loss = bits_per_character(model(x.to(device)), y.to(device)).mean()
             optimizer.zero_grad()
             loss.backward()

@@ -30,12 +30,17 @@ class Generators(BaseState):
         self._seed: int | None = None
 
     def save(self, fileobj: BinaryIO) -> None:
-        """Write the generators as they are now."""
-        save_values(self._loaded or capture(self._device), fileobj)
+        """Write the generators as they are now, or what is yet to be restored."""
+        if self._seed is not None:
+            save_values({"seed": self._seed}, fileobj)
+        else:
+            save_values(self._loaded or capture(self._device), fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
         """Remember saved generators."""
-        self._loaded = load_values(fileobj)
+        values = load_values(fileobj)
+        self._seed = values.get("seed")
+        self._loaded = values if self._seed is None else None
 
     def derive(self, fileobj: BinaryIO, rank: int) -> None:
         """Remember a seed for a rank that did not exist before, from another's file."""

@@ -1,4 +1,4 @@
-"""Nested values and tensors as bytes that cannot execute anything when they are loaded."""
+"""Nested values and tensors as bytes that execute nothing when they are loaded."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def check_loads_safely(values: Any, *, name: str) -> None:
     except Exception as error:
         raise CheckpointError(
             f"the state {name!r} holds something that cannot be loaded safely: "
-            f"{_first_line(error)}\nA checkpoint executes nothing when it is loaded, so "
-            "it takes tensors, numbers, text, and lists, tuples, sets and dictionaries "
+            f"{_first_line(error)}\nA checkpoint executes nothing when it is loaded, "
+            "so it takes tensors, numbers, text, and lists, tuples, sets and dictionaries "
             "of them. Convert the rest (an array with torch.as_tensor), or write a "
             "State with save and load."
         ) from error

@@ -1,9 +1,10 @@
-"""Agreement on one boundary: the coordinator's part, as pure steps from message to message.
+"""Agreement on one boundary: the coordinator's steps from message to message.
 
-A request makes the coordinator (rank 0) ask every replica for its current boundary s; each
-answers and promises not to pass s + 1 before it has heard; the agreed boundary is
-max(s) + 1, which no replica has passed. Answers come from the watchers, so that replicas
-inside a collective take part, and none is held back that another one waits for.
+A request makes the coordinator (rank 0) ask every replica for its current boundary s;
+each answers and promises not to pass s + 1 before it has heard; the agreed boundary is
+max(s) + 1, which no replica has passed. Answers come from the watchers, so that
+replicas inside a collective take part, and none is held back that another one waits
+for.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Coordinator:
     _decided: Decision | None = None
 
     def on_request(self, request: Request, now: float) -> Message | None:
-        """Take a wish; return the question to every replica if it opens an agreement."""
+        """Take a wish; return the question to all replicas if it opens an agreement."""
         if self._is_served(request):
             return None
         if self._request is not None:
@@ -102,7 +103,7 @@ class Coordinator:
         return {"type": "decide", **self._decided.__dict__}
 
     def on_time(self, now: float) -> Message | None:
-        """Return the failure for every replica once the open agreement took too long."""
+        """Return the failure for all replicas once an agreement took too long."""
         if self.deadline is None or self._request is None or now < self.deadline:
             return None
         silent = [r for r in range(self.world_size) if r not in self._answers]

@@ -1,4 +1,4 @@
-"""What a replica's training thread and its watcher share: the boundary, and what is due."""
+"""What a replica's training thread and watcher share: the boundary and what is due."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Decision:
 class Gate:
     """Counts boundaries, and holds the training thread back while an agreement is open.
 
-    The fast path of `arrive` is an addition and a test: the thread first counts and then
-    looks at `_is_attentive`, the watcher first sets it and then reads the count. So
-    either the thread notices, or the watcher sees the boundary that it has passed.
+    The fast path of `arrive` is an addition and a test: the thread first counts and
+    then looks at `_is_attentive`, the watcher first sets it and then reads the count.
+    So either the thread notices, or the watcher sees the boundary that it has passed.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Gate:
         return self._arrive_attentively()
 
     def promise(self) -> int:
-        """Return the current boundary s; `arrive` will not pass s + 1 before `settle`."""
+        """Return the boundary s; `arrive` will not pass s + 1 before `settle`."""
         with self._condition:
             self._is_attentive = True
             self._promise = self.number
@@ -64,9 +64,14 @@ class Gate:
         with self._condition:
             self._promise = None
             if decision is not None:
-                self._due[decision.boundary] = decision
-                self._is_attentive = True
+                self._add(decision)
             self._condition.notify_all()
+
+    def schedule(self, kind: str, cause: str, exit_code: int) -> None:
+        """Make something due at the very next boundary; for a replica that is alone."""
+        with self._condition:
+            self._is_attentive = True
+            self._add(Decision(self.number + 1, kind, cause, exit_code))
 
     def fail(self, reason: str) -> None:
         """Make every later `arrive` raise: nothing can be agreed any more."""
@@ -74,6 +79,12 @@ class Gate:
             self._failure = reason
             self._is_attentive = True
             self._condition.notify_all()
+
+    def _add(self, decision: Decision) -> None:
+        there = self._due.get(decision.boundary)
+        if there is None or there.kind != "stop":  # A stop saves as well.
+            self._due[decision.boundary] = decision
+        self._is_attentive = True
 
     def _arrive_attentively(self) -> Decision | None:
         with self._condition:

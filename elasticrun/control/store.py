@@ -137,8 +137,8 @@ def open_store(environment: Environment) -> JobStore:
         return _open_through_group(environment)
     if environment.master_address is None or environment.master_port is None:
         raise ValueError(
-            f"WORLD_SIZE is {environment.world_size}, but MASTER_ADDR or MASTER_PORT is "
-            "not set, so the replicas cannot find each other. Start the script with "
+            f"WORLD_SIZE is {environment.world_size}, but MASTER_ADDR or MASTER_PORT "
+            "is not set, so the replicas cannot find each other. Start the script with "
             "torchrun, or set both."
         )
     if environment.has_agent_store:
@@ -195,8 +195,9 @@ def _open_through_group(environment: Environment) -> JobStore:
 def _open_through_agent(environment: Environment) -> JobStore:
     """Meet the other replicas of this generation through the agent's store.
 
-    That store outlives generations, and a key of a dead one looks like any other. So each
-    replica asks under a key that nobody has used, and rank 0 answers until all are here.
+    That store outlives generations, and a key of a dead one looks like any other. So
+    each replica asks under a key that nobody has used, and rank 0 answers until all are
+    here.
     """
     assert environment.master_address is not None
     assert environment.master_port is not None

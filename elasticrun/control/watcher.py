@@ -1,4 +1,4 @@
-"""The watcher: one thread per replica that turns signals, time and mail into agreement."""
+"""The watcher: a thread that turns signals, time and mail into agreement."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Watcher:
         self._save_at = time.monotonic() + self._save_interval
 
     def note_stopping(self) -> None:
-        """The training thread has come to its stop; it may take the time that it needs."""
+        """The training thread has come to its stop; it may take its time."""
         self._exit_at = None
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Watcher:
             self._leave_unsaved()
         if self._answer_by is not None and now >= self._answer_by:
             self._gate.fail(
-                f"rank 0 did not say where to act within {self._grace:.0f} s of asking. "
+                f"rank 0 did not say where to act within {self._grace:.0f} s. "
                 "It may hang or be stopped; look at its log. Training cannot go on "
                 "without it."
             )
@@ -210,8 +210,8 @@ class Watcher:
             "answer": self._on_answer,
             "decide": self._on_decision,
             "give_up": self._on_given_up,
-            "close": lambda m: self._on_close(),
-            "farewell": lambda m: self._on_farewell(),
+            "close": lambda _: self._on_close(),
+            "farewell": lambda _: self._on_farewell(),
             "left": lambda m: self._on_left(m["rank"]),
             "lost": lambda m: self._on_lost(m["reason"]),
         }
@@ -260,9 +260,9 @@ class Watcher:
             message["cause"],
             message["exit_code"],
         )
-        if decision.kind == STOP and decision.exit_code != 0 and self._exit_at is None:
-            if decision.cause.startswith("SIG"):
-                self._exit_at = time.monotonic() + self._grace
+        is_pressing = decision.kind == STOP and decision.cause.startswith("SIG")
+        if is_pressing and self._exit_at is None:
+            self._exit_at = time.monotonic() + self._grace
         self._gate.settle(decision)
 
     def _on_given_up(self, message: Message) -> None:

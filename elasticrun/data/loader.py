@@ -1,4 +1,4 @@
-"""`AdaptiveDataLoader`: a DataLoader whose loops continue at the sample after a restart."""
+"""`AdaptiveDataLoader`: its loops continue at the sample after a restart."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from elasticrun.current import current_job
+from elasticrun.data.arguments import (
+    check_dataset,
+    check_seed_each,
+    check_sizes,
+    keep_in_order,
+)
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
 from elasticrun.data.order import check_sampler, order_of
 from elasticrun.data.plan import LoopPlan, MicroBatch, Part, Shares, loop_key
@@ -31,7 +37,7 @@ _NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True))
 
 
 class AdaptiveDataLoader(DataLoader[Any]):
-    """A DataLoader over a map-style data set that resumes at the sample, at any world size.
+    """A DataLoader that resumes at the sample, at any world size.
 
     Each turn of a loop delivers this replica's part of a global batch, or of a
     micro-batch of it. The samples of global batch k depend on (seed, epoch, loop, k)
@@ -51,17 +57,22 @@ class AdaptiveDataLoader(DataLoader[Any]):
         shuffle: Deliver each loop in an order of its own.
         seed: What orders and the random draws of workers depend on.
         drop_last: Leave out a last global batch that is not full.
-        even_batches: Every replica takes part in every step: one without a sample of its
+        even_batches: Every replica takes part in every step: one without a sample of
+            its
             own in a short batch gets a padding sample of weight 0. Without it (for
             evaluation) there is no padding, and a replica may see fewer batches.
-        max_local_batch_size: Samples that fit into one forward pass; a larger local batch
+        max_local_batch_size: Samples that fit into one forward pass; a larger local
+            batch
             is cut into micro-batches, between which nothing is stepped.
-        seed_each: "batch" seeds the random generators in DataLoader workers once a batch;
+        seed_each: "batch" seeds the random generators in DataLoader workers once a
+            batch;
             "sample" before each sample, so that augmentation depends on neither world
             size nor worker count (and with `num_workers=0` too).
-        sampler: The order to deliver in, as a map from position to index: something with
+        sampler: The order to deliver in, as a map from position to index: something
+            with
             a length and `__getitem__`.
-        name: What the loader is called in checkpoints and messages; without one, loaders
+        name: What the loader is called in checkpoints and messages; without one,
+            loaders
             are known by the order in which the program makes them.
         progress: Show a tqdm bar on rank 0.
 
@@ -91,12 +102,12 @@ class AdaptiveDataLoader(DataLoader[Any]):
         **dataloader_kwargs: Any,
     ) -> None:
         job = current_job()
-        _check_dataset(dataset)
-        _check_sizes(batch_size, max_local_batch_size)
+        check_dataset(dataset)
+        check_sizes(batch_size, max_local_batch_size)
         check_sampler(sampler, batch_sampler, shuffle=shuffle)
-        _check_seed_each(seed_each)
+        check_seed_each(seed_each)
         _check_place(job, name)
-        dataloader_kwargs["in_order"] = _in_order(dataloader_kwargs)
+        dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)
         super().__init__(
             dataset,
             sampler=_EveryPosition(dataset) if sampler is None else sampler,
@@ -122,9 +133,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         )
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None
-        job.register(
-            LoaderState(self.name if name is None else f"loader.{name}", self)
-        )
+        job.register(LoaderState(self.name if name is None else f"loader.{name}", self))
         # Set past torch's guard against changing them: torch itself was given none.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "drop_last", self._shares.drop_last)
@@ -135,7 +144,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
 
     @property
     def index(self) -> int:
-        """Samples of the loop consumed before the current global batch, by all replicas."""
+        """Samples of the loop consumed before this global batch, by all replicas."""
         job = current_job()
         return job.progress.position.index if job.loader is self else 0
 
@@ -154,7 +163,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of all replicas in the current global batch; before any, of a full one."""
+        """Samples of all replicas in this global batch; before any, in a full one."""
         return self._loop.part.global_batch_size or self._shares.batch_size
 
     @property
@@ -171,8 +180,9 @@ class AdaptiveDataLoader(DataLoader[Any]):
     def loss_weight(self) -> float:
         """What to multiply a mean loss with under a DDP or FSDP of one's own.
 
-        The share of this micro-batch in the global batch, times the world size, by which
-        those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a loop.
+        The share of this micro-batch in the global batch, times the world size, by
+        which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
+        loop.
         """
         part = self._loop.part
         if not part.global_batch_size:
@@ -199,7 +209,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         return self._deliver()
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
-        """Yield (number of the global batch in the loop, batch), also after a resume."""
+        """Yield (number of the global batch in the loop, batch), resumed or not."""
         for batch in self:
             yield self._loop.current[0], batch
 
@@ -255,7 +265,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         if start.index % shares.batch_size and start.index < self.num_samples:
             raise CheckpointError(
                 f"`{self.name}` is to continue at sample {start.index} of "
-                f"{self.num_samples}, which is not at the beginning of a global batch of "
+                f"{self.num_samples}, which is not the beginning of a global batch of "
                 f"{shares.batch_size}. Give it the batch size that it had."
             )
         key = loop_key(self.seed, start.finished_epochs, start.finished_loops)
@@ -292,7 +302,9 @@ class AdaptiveDataLoader(DataLoader[Any]):
             generator = torch.Generator().manual_seed(
                 loop_key(self.seed, start.finished_epochs, start.finished_loops)
             )
-        with warnings.catch_warnings():  # This loader has given torch's warnings itself.
+        with (
+            warnings.catch_warnings()
+        ):  # This loader has given torch's warnings itself.
             warnings.simplefilter("ignore", UserWarning)
             inner: DataLoader[Any] = DataLoader(
                 Reader(self.dataset) if is_seeded else self.dataset,
@@ -317,7 +329,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
     # Checkpoints of one's own.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and fingerprint, for people who keep checkpoints themselves.
+        """Return position and fingerprint, for people who keep checkpoints themselves.
 
         In a loop's body the current batch counts as consumed once it is complete;
         batches that workers have fetched ahead never do.
@@ -402,7 +414,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
 
 
 class _Loop:
-    """What changes within a loop; apart, because torch guards each attribute it sets."""
+    """What changes within a loop; apart, since torch guards a loader's attributes."""
 
     __slots__ = ("current", "where")
 
@@ -454,47 +466,6 @@ def _trace(trace: Trace, current: MicroBatch, start: Position) -> None:
     )
 
 
-def _check_dataset(dataset: Any) -> None:
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        raise TypeError(
-            f"{type(dataset).__name__} is an IterableDataset, which can only be read "
-            "from its beginning. To resume at a sample, a data set must be read by "
-            "index: give it __len__ and __getitem__ (a map-style data set)."
-        )
-    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
-    if not (hasattr(dataset, "__len__") and has_items):
-        raise TypeError(
-            f"{type(dataset).__name__} has no __len__ or no __getitem__. To resume at a "
-            "sample, a data set must have a length and be read by index."
-        )
-    if len(dataset) == 0:
-        raise ValueError(
-            f"the data set ({type(dataset).__name__}) is empty, so no loop over it can "
-            "deliver anything. Look at how it was built."
-        )
-
-
-def _check_sizes(batch_size: Any, max_local_batch_size: Any) -> None:
-    if batch_size is None:
-        raise ValueError(
-            "batch_size=None turns torch's batching off, but a global batch must have a "
-            "size. Give it, and undo the batching in collate_fn if you must."
-        )
-    for name, value in (
-        ("batch_size", batch_size),
-        ("max_local_batch_size", max_local_batch_size),
-    ):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
-
-
-def _check_seed_each(seed_each: str) -> None:
-    if seed_each not in ("batch", "sample"):
-        raise ValueError(f"seed_each={seed_each!r} must be 'batch' or 'sample'.")
-
-
 def _check_place(job: Job, name: str | None) -> None:
     if job.loader is not None:
         raise LoopOrderError(
@@ -511,13 +482,3 @@ def _check_place(job: Job, name: str | None) -> None:
             "epochs are skipped. Make it before the epoch loop, or give it a name= of "
             "its own in each epoch."
         )
-
-
-def _in_order(dataloader_kwargs: dict[str, Any]) -> bool:
-    if not dataloader_kwargs.get("in_order", True):
-        warnings.warn(
-            "in_order=False is not followed: batches keep their order, since the "
-            "position of a job means nothing without one.",
-            stacklevel=3,
-        )
-    return True

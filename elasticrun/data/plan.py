@@ -81,8 +81,8 @@ class Shares:
     def micro_batches(self, size: int) -> list[range]:
         """Return this replica's runs in a global batch of `size`, from its start.
 
-        With padding there are equally many on every replica, and an empty one stands for
-        a padding sample.
+        With padding there are equally many on every replica, and an empty one stands
+        for a padding sample.
         """
         share = partition(0, size, rank=self.rank, world_size=self.world_size)
         num_micro = num_micro_batches(
@@ -97,8 +97,8 @@ class Shares:
 class LoopPlan:
     """A batch sampler over one loop, from any index on; O(1) in the data set's length.
 
-    Iterating yields what a DataLoader is asked for, and appends to `in_flight` what will
-    come out. A global batch without any sample for this replica is in flight only.
+    Iterating yields what a DataLoader is asked for, and appends to `in_flight` what
+    will come out. A global batch without any sample for this replica is in flight only.
 
     Args:
         order: Maps positions to data-set indices.
@@ -156,9 +156,7 @@ class LoopPlan:
                     yield as_request(own, positions[begin:end].tolist())
                 begin = end
 
-    def _positions(
-        self, start: int, stop: int, runs: list[range]
-    ) -> NDArray[np.int64]:
+    def _positions(self, start: int, stop: int, runs: list[range]) -> NDArray[np.int64]:
         own = [position for run in runs for position in (run or _PADDING)]
         size = self._shares.batch_size
         starts = np.arange(start * size, stop * size, size, dtype=np.int64)

@@ -12,7 +12,7 @@ from elasticrun.signals import leave_stops_to_parent
 
 
 class WorkerInit:
-    """A `worker_init_fn` that leaves stop signals to the replica, then does the user's."""
+    """A `worker_init_fn`: stop signals are the replica's; then the user's function."""
 
     def __init__(self, user_function: Callable[[int], Any] | None) -> None:
         self._user_function = user_function
@@ -22,7 +22,7 @@ class WorkerInit:
         information = get_worker_info()
         assert information is not None
         if isinstance(information.dataset, Reader):
-            # What the user's function finds there must be the user's own data set; torch
+            # The user's function must find the user's own data set there; torch
             # guards the attribute against mistakes.
             object.__setattr__(information, "dataset", information.dataset.dataset)
         if self._user_function is not None:

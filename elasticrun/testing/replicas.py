@@ -1,4 +1,4 @@
-"""Starting real replicas of a function, as a launcher would, and hearing what became."""
+"""Real replicas of a function, started as a launcher would, and their outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Outcome:
 
     Attributes:
         result: What the function returned, or None.
-        exit_code: As a shell sees it: 0, the code of a stop, or minus a signal's number.
+        exit_code: As a shell sees it: 0, the code of a stop, or minus a signal's
+            number.
         error: The traceback of what it raised, or None.
     """
 
@@ -111,8 +112,8 @@ class Generation:
         for process in self._processes:
             process.kill()
         raise GenerationFailed(
-            f"rank {', '.join(map(str, ranks))} still ran after {timeout:.0f} s and was "
-            "killed, with all others."
+            f"rank {', '.join(map(str, ranks))} still ran after {timeout:.0f} s and "
+            "was killed, with all others."
         )
 
 

@@ -31,7 +31,8 @@ def samples_of_loop(
 ) -> dict[int, list[int]]:
     """Return the real samples of each global batch of a loop, in their order.
 
-    A batch that was delivered again after a crash counts once, as it was delivered last.
+    A batch that was delivered again after a crash counts once, as it was delivered
+    last.
     """
     own = [line for line in lines if line["epoch"] == epoch and line["loop"] == loop]
     newest: dict[int, int] = {}

@@ -1,0 +1,76 @@
+"""Checking what a loader is given, while the program can still say what is wrong."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse a data set that cannot be read at a position.
+
+    Raises:
+        TypeError: It is iterated only, or lacks a method.
+        ValueError: It is empty.
+    """
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{type(dataset).__name__} is an IterableDataset, which can only be read "
+            "from its beginning. To resume at a sample, a data set must be read by "
+            "index: give it __len__ and __getitem__ (a map-style data set)."
+        )
+    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    if not (hasattr(dataset, "__len__") and has_items):
+        raise TypeError(
+            f"{type(dataset).__name__} has no __len__ or no __getitem__. To resume at "
+            "a sample, a data set must have a length and be read by index."
+        )
+    if len(dataset) == 0:
+        raise ValueError(
+            f"the data set ({type(dataset).__name__}) is empty, so no loop over it can "
+            "deliver anything. Look at how it was built."
+        )
+
+
+def check_sizes(batch_size: Any, max_local_batch_size: Any) -> None:
+    """Refuse sizes that are not whole numbers from 1 up.
+
+    Raises:
+        ValueError: One is not; the text names it.
+    """
+    if batch_size is None:
+        raise ValueError(
+            "batch_size=None turns torch's batching off, but a global batch must have "
+            "a size. Give it, and undo the batching in collate_fn if you must."
+        )
+    for name, value in (
+        ("batch_size", batch_size),
+        ("max_local_batch_size", max_local_batch_size),
+    ):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
+
+
+def check_seed_each(seed_each: str) -> None:
+    """Refuse anything but "batch" and "sample".
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if seed_each not in ("batch", "sample"):
+        raise ValueError(f"seed_each={seed_each!r} must be 'batch' or 'sample'.")
+
+
+def keep_in_order(dataloader_kwargs: dict[str, Any]) -> bool:
+    """Return True, with a warning if the user asked for anything else."""
+    if not dataloader_kwargs.get("in_order", True):
+        warnings.warn(
+            "in_order=False is not followed: batches keep their order, since the "
+            "position of a job means nothing without one.",
+            stacklevel=4,
+        )
+    return True

@@ -1,0 +1,59 @@
+"""Joining the other replicas: rank, world size, store, process group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from elasticrun.control.group import choose_device, start_process_group
+from elasticrun.control.store import JobStore, open_store
+from elasticrun.env import Environment
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This replica among the others.
+
+    Attributes:
+        store: The job's store, or None for a replica that is alone.
+        owns_group: Whether the process group was started here, and ends with the job.
+    """
+
+    environment: Environment
+    device: torch.device
+    store: JobStore | None
+    owns_group: bool
+
+    def leave(self) -> None:
+        """End the process group that was started here."""
+        if self.owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(environment: Environment, *, backend: str) -> Membership:
+    """Meet the other replicas. Collective.
+
+    A process group that the user has started decides about rank and world size.
+
+    Raises:
+        ValueError: The backend or the variables do not fit.
+        AgreementError: A replica did not come.
+    """
+    if dist.is_initialized() and dist.get_world_size() != environment.world_size:
+        environment = replace(
+            environment,
+            rank=dist.get_rank(),
+            local_rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            local_world_size=dist.get_world_size(),
+        )
+    device = choose_device(environment, backend)
+    if environment.world_size == 1:
+        return Membership(environment, device, store=None, owns_group=False)
+    owns_group = not dist.is_initialized()
+    store = open_store(environment)
+    if owns_group:
+        start_process_group(environment, store, device)
+    return Membership(environment, device, store, owns_group)

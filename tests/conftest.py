@@ -1,0 +1,64 @@
+"""Fixtures of all tests: a clean environment, a job, generators given back."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from elasticrun import current
+from elasticrun.testing import Job
+from tests.support.generations import generation
+
+_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
+
+# How long an example takes says nothing here: the machine may be busy.
+settings.register_profile("elasticrun", deadline=None)
+settings.load_profile("elasticrun")
+
+
+@pytest.fixture(autouse=True)
+def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the variables of whoever runs the tests."""
+    for name in list(os.environ):
+        if name in _VARIABLES or name.startswith("ELASTICRUN_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def no_job_left() -> Iterator[None]:
+    """Close a job that a test has started by its first use."""
+    yield
+    current.close_current_job()
+
+
+@pytest.fixture(autouse=True)
+def generators_given_back() -> Iterator[None]:
+    """Let no test depend on what another one drew or seeded."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """Install a job that keeps its checkpoints in `tmp_path`."""
+    with generation(tmp_path / "checkpoints") as installed:
+        yield installed

@@ -1,0 +1,294 @@
+"""All replicas and generations together deliver each sample once, in equal batches."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from elasticrun.data.order import order_of
+from elasticrun.data.plan import LoopPlan, Order, Shares, loop_key
+from elasticrun.data.reading import Request
+
+KEY = loop_key(0, 3, 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A loader, and the generations in which one of its loops is delivered."""
+
+    num_samples: int
+    batch_size: int
+    drop_last: bool
+    is_padded: bool
+    max_local_batch_size: int | None
+    generations: list[tuple[int, int]]  # (world size, boundaries until the restart)
+
+
+class Micro(NamedTuple):
+    """A micro-batch, flat: the plan itself keeps its parts apart, for speed."""
+
+    batch: int
+    indices: list[int]
+    micro: int
+    num_valid: int
+    local_batch_size: int
+    global_batch_size: int
+    is_step: bool
+
+
+settings = st.builds(
+    Setting,
+    num_samples=st.integers(1, 120),
+    batch_size=st.integers(1, 40),
+    drop_last=st.booleans(),
+    is_padded=st.booleans(),
+    max_local_batch_size=st.none() | st.integers(1, 12),
+    generations=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), max_size=5),
+)
+
+
+def shares_of(setting: Setting, *, rank: int, world_size: int) -> Shares:
+    return Shares(
+        num_samples=setting.num_samples,
+        batch_size=setting.batch_size,
+        drop_last=setting.drop_last,
+        rank=rank,
+        world_size=world_size,
+        max_local_batch_size=setting.max_local_batch_size,
+        is_padded=setting.is_padded,
+    )
+
+
+def plan_of(shares: Shares, *, index: int = 0, order: Order | None = None) -> LoopPlan:
+    if order is None:
+        order = order_of(shares.num_samples, None, key=KEY)
+    return LoopPlan(shares, order, index=index, as_request=None)
+
+
+def batches_of_rank(plan: LoopPlan) -> list[list[Micro]]:
+    """Return the micro-batches of each global batch, all those that a loop walks."""
+    asked = list(plan)
+    in_flight = [Micro(batch, own, *part) for batch, own, part in plan.in_flight]
+    assert asked == [micro.indices for micro in in_flight if micro.indices]
+    batches: list[list[Micro]] = []
+    for micro in in_flight:
+        if not batches or batches[-1][0].batch != micro.batch:
+            batches.append([])
+        batches[-1].append(micro)
+    return batches
+
+
+def real_samples(ranks: Sequence[list[Micro]]) -> list[int]:
+    """Return the samples of one global batch, in their order."""
+    return [
+        index
+        for micros in ranks
+        for micro in micros
+        for index in micro.indices[: micro.num_valid]
+    ]
+
+
+def uninterrupted(setting: Setting) -> list[list[int]]:
+    whole = replace(setting, max_local_batch_size=None)
+    plan = plan_of(shares_of(whole, rank=0, world_size=1))
+    return [real_samples([batch]) for batch in batches_of_rank(plan)]
+
+
+def through_restarts(setting: Setting) -> list[list[int]]:
+    """Deliver one loop over all ranks and generations; return its global batches."""
+    delivered: list[list[int]] = []
+    index = 0
+    for world_size, num_boundaries in [*setting.generations, (1, 10**6)]:
+        by_rank = [
+            batches_of_rank(
+                plan_of(
+                    shares_of(setting, rank=rank, world_size=world_size), index=index
+                )
+            )
+            for rank in range(world_size)
+        ]
+        assert len({len(batches) for batches in by_rank}) == 1
+        for ranks in islice(zip(*by_rank, strict=True), num_boundaries):
+            delivered.append(real_samples(ranks))
+            index += ranks[0][0].global_batch_size
+    return delivered
+
+
+@given(setting=settings)
+@example(Setting(10, 10, False, True, None, [(4, 0), (16, 1)]))
+@example(Setting(3, 2, False, True, None, [(8, 1)]))
+@example(Setting(10, 3, True, False, 1, [(4, 1), (1, 1), (3, 1), (2, 1)]))
+def test_every_sample_is_delivered_once_at_any_world_sizes(setting: Setting) -> None:
+    delivered = list(chain.from_iterable(through_restarts(setting)))
+    if setting.drop_last:
+        num_kept = setting.num_samples // setting.batch_size * setting.batch_size
+        whole = replace(setting, drop_last=False)
+        in_order = list(chain.from_iterable(uninterrupted(whole)))
+        assert delivered == in_order[:num_kept]
+    else:
+        assert sorted(delivered) == list(range(setting.num_samples))
+
+
+@given(setting=settings)
+def test_global_batches_are_the_same_at_any_world_sizes(setting: Setting) -> None:
+    assert through_restarts(setting) == uninterrupted(setting)
+
+
+@given(setting=settings, world_size=st.integers(1, 20))
+def test_padding_is_only_where_a_replica_has_nothing(
+    setting: Setting, world_size: int
+) -> None:
+    by_rank = [
+        batches_of_rank(plan_of(shares_of(setting, rank=rank, world_size=world_size)))
+        for rank in range(world_size)
+    ]
+    for ranks in zip(*by_rank, strict=True):
+        for micro in (micro for micros in ranks for micro in micros):
+            num_padding = len(micro.indices) - micro.num_valid
+            assert num_padding == (setting.is_padded and micro.num_valid == 0)
+        first_sample = ranks[0][0].indices[0]
+        padding = {
+            m.indices[0] for ms in ranks for m in ms if m.indices and not m.num_valid
+        }
+        assert padding <= {first_sample}
+
+
+@given(setting=settings, world_size=st.integers(1, 20))
+def test_padded_replicas_take_equally_many_steps(
+    setting: Setting, world_size: int
+) -> None:
+    padded = replace(setting, is_padded=True)
+    numbers = [
+        [
+            (micro.batch, micro.micro, micro.is_step)
+            for batch in batches_of_rank(
+                plan_of(shares_of(padded, rank=rank, world_size=world_size))
+            )
+            for micro in batch
+        ]
+        for rank in range(world_size)
+    ]
+    assert all(own == numbers[0] for own in numbers)
+
+
+@given(setting=settings, world_size=st.integers(1, 20))
+def test_what_a_micro_batch_says_of_its_batch_is_true(
+    setting: Setting, world_size: int
+) -> None:
+    by_rank = [
+        batches_of_rank(plan_of(shares_of(setting, rank=rank, world_size=world_size)))
+        for rank in range(world_size)
+    ]
+    for number, ranks in enumerate(zip(*by_rank, strict=True)):
+        assert {micro.batch for micros in ranks for micro in micros} == {number}
+        size = len(real_samples(ranks))
+        assert {micro.global_batch_size for micros in ranks for micro in micros} == {
+            size
+        }
+        for micros in ranks:
+            local_size = sum(micro.num_valid for micro in micros)
+            assert {micro.local_batch_size for micro in micros} == {local_size}
+            assert [micro.micro for micro in micros] == list(range(len(micros)))
+            assert [micro.is_step for micro in micros] == [
+                *[False] * (len(micros) - 1),
+                True,
+            ]
+            if setting.max_local_batch_size is not None:
+                assert all(
+                    micro.num_valid <= setting.max_local_batch_size for micro in micros
+                )
+
+
+@pytest.mark.parametrize("world_size", [4, 16])
+def test_ten_samples_stay_ten(world_size: int) -> None:
+    setting = Setting(10, 10, False, True, None, [])
+    by_rank = [
+        batches_of_rank(plan_of(shares_of(setting, rank=rank, world_size=world_size)))
+        for rank in range(world_size)
+    ]
+    (ranks,) = zip(*by_rank, strict=True)
+    assert sorted(real_samples(ranks)) == list(range(10))
+    sizes = [len(micros[0].indices) for micros in ranks]
+    assert sizes == ([3, 3, 2, 2] if world_size == 4 else [1] * 16)
+    weights = [micros[0].num_valid for micros in ranks]
+    assert sum(weights) == 10
+
+
+def test_chunks_do_not_show() -> None:
+    # 40,000 positions are computed in several chunks, from any batch on.
+    setting = Setting(40_003, 7, False, True, None, [])
+    whole = batches_of_rank(plan_of(shares_of(setting, rank=1, world_size=3)))
+    assert len(whole) == 5715
+    for first in (1, 1000, 4096, 5713, 5714):
+        plan = plan_of(shares_of(setting, rank=1, world_size=3), index=first * 7)
+        assert batches_of_rank(plan) == whole[first:]
+
+
+def test_a_finished_loop_has_nothing_left() -> None:
+    setting = Setting(10, 4, False, True, None, [])
+    plan = plan_of(shares_of(setting, rank=0, world_size=2), index=10)
+    assert batches_of_rank(plan) == []
+
+
+def test_requests_get_the_positions_of_their_samples() -> None:
+    shares = shares_of(Setting(10, 4, False, True, 1, []), rank=1, world_size=2)
+    plan = LoopPlan(
+        shares,
+        order_of(10, list(range(100, 110)), key=None),
+        index=4,
+        as_request=lambda indices, positions: Request(indices, 0, positions),
+    )
+    assert [(request.indices, request.positions) for request in plan] == [
+        ([106], [6]),
+        ([107], [7]),
+        ([109], [9]),
+    ]
+
+
+def test_resuming_far_into_a_long_order_computes_nothing_before() -> None:
+    num_samples = 10**9
+    shares = Shares(
+        num_samples=num_samples,
+        batch_size=32,
+        drop_last=False,
+        rank=0,
+        world_size=1,
+        max_local_batch_size=None,
+        is_padded=True,
+    )
+    asked: list[int] = []
+    order = order_of(num_samples, None, key=KEY)
+
+    def counting(positions: np.ndarray) -> np.ndarray:
+        asked.extend((int(positions.min()), positions.size))
+        return order(positions)
+
+    index = num_samples // 10 * 9
+    tracemalloc.start()
+    first = next(iter(plan_of(shares, index=index, order=counting)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(first) == 32
+    assert asked == [index, 8192]
+    assert peak < 4_000_000
+
+
+@given(
+    keys=st.lists(
+        st.tuples(*[st.integers(0, 50)] * 3), min_size=2, max_size=2, unique=True
+    )
+)
+def test_every_loop_has_an_order_of_its_own(keys: list[tuple[int, int, int]]) -> None:
+    first, second = (
+        order_of(50, None, key=loop_key(*key))(np.arange(50)).tolist() for key in keys
+    )
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
