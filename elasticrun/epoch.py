@@ -48,6 +48,7 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
     if epoch >= num_epochs:
         if job.progress.position.place == (num_epochs, 0, False):
             _say_finished(job, num_epochs)
+        job.progress.end_epoch_loop()
         return
     while epoch < num_epochs:
         job.begin_epoch()
@@ -56,12 +57,14 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
         except GeneratorExit:
             if is_left_on_purpose(sys._getframe(1)):
                 job.end_epoch()
+                job.progress.end_epoch_loop(is_left=True)
             else:
                 job.leave_epoch()
             raise
         job.end_epoch()
         job.pass_boundary()
         epoch = job.progress.finished_epochs
+    job.progress.end_epoch_loop()
     job.finish_epochs()
 
 

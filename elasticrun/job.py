@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.generators import Generators
 from elasticrun.checkpoint.state import BaseState
-from elasticrun.checkpoint.store import Checkpoint, CheckpointStore
+from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.agreement import CHECKPOINT, STOP
 from elasticrun.control.gate import Decision, Gate
 from elasticrun.control.watcher import Watcher
@@ -21,7 +22,7 @@ from elasticrun.env import (
     parse_save_interval,
     read_environment,
 )
-from elasticrun.errors import JobStopped, LoopOrderError
+from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
 from elasticrun.joining import join
 from elasticrun.position import Position, Progress
 from elasticrun.registry import Registry
@@ -251,7 +252,11 @@ class Job:
             self.save()
             return
         self._watcher.note_stopping()
-        path = self.save(timeout=self.environment.grace)
+        try:
+            path = self.save(timeout=self.environment.grace)
+        except AgreementError as error:
+            logger.error("stopping without a new checkpoint: %s", error)
+            path = None
         logger.info(
             "stopping at %s because of %s; %s",
             self.progress.position,

@@ -32,24 +32,22 @@ _DROPPING = frozenset(
     )
     if name in dis.opmap
 )
-_SUSPENDED = frozenset(
-    dis.opmap[name] for name in ("YIELD_VALUE", "RESUME") if name in dis.opmap
-)
 
 
 def is_left_on_purpose(frame: FrameType | None) -> bool:
     """Return whether the `for` that closes its iterator from `frame` was left freely.
 
-    Wrapping generators (tqdm, a logging generator) are closed at their own `yield`; the
-    frame that closes them decides.
+    Wrapping generators (tqdm, a logging generator) are closed where they stand, at their
+    `yield` or in a `finally` around it; the frame that closes them decides.
 
     Args:
         frame: The frame below the generator that receives GeneratorExit.
     """
     while frame is not None:
         opcode = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else -1
-        is_generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
-        if not (is_generator and opcode in _SUSPENDED):
-            return opcode in _POPPING or opcode in _DROPPING
+        if opcode in _POPPING or opcode in _DROPPING:
+            return True
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return False
         frame = frame.f_back
     return True

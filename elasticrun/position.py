@@ -21,6 +21,8 @@ class Position:
         index: Samples consumed so far in the interrupted loop, by all replicas
             together.
         loader: Name of the loader of the interrupted loop; empty between loops.
+        breaks: For each epoch loop that `break` has left, its number in the program and
+            the epochs that were finished then. Replay would enter it again otherwise.
     """
 
     finished_epochs: int = 0
@@ -28,6 +30,7 @@ class Position:
     finished_loops: int = 0
     index: int = 0
     loader: str = ""
+    breaks: tuple[tuple[int, int], ...] = ()
 
     @property
     def place(self) -> tuple[int, int, bool]:
@@ -42,6 +45,7 @@ class Position:
             "finished_loops": self.finished_loops,
             "index": self.index,
             "loader": self.loader,
+            "breaks": [list(pair) for pair in self.breaks],
         }
 
     @classmethod
@@ -57,6 +61,7 @@ class Position:
             "finished_loops": int,
             "index": int,
             "loader": str,
+            "breaks": list,
         }
         is_valid = (
             isinstance(values, dict)
@@ -65,13 +70,15 @@ class Position:
             and values["finished_epochs"] >= 0
             and values["finished_loops"] >= 0
             and values["index"] >= 0
+            and all(_is_pair_of_counts(pair) for pair in values["breaks"])
         )
         if not is_valid:
             raise CheckpointError(
                 f"{values!r} is not a position: it needs {', '.join(kinds)}, the "
-                "counts from 0 up. The state was not written by elasticrun, or was changed."
+                "counts from 0 up. The state was not written by elasticrun, or changed."
             )
-        return cls(**values)
+        breaks = tuple((number, epochs) for number, epochs in values["breaks"])
+        return cls(**{**values, "breaks": breaks})
 
     def __str__(self) -> str:
         if self.in_epoch:
@@ -83,6 +90,18 @@ class Position:
         if self.loader:
             text += f", sample {self.index} of `{self.loader}`"
         return text if self != Position() else "the beginning"
+
+    def after_epochs(self, finished_epochs: int) -> Position:
+        """Return the end of epoch number `finished_epochs` - 1."""
+        return Position(finished_epochs, breaks=self.breaks)
+
+
+def _is_pair_of_counts(pair: Any) -> bool:
+    return (
+        isinstance(pair, (list, tuple))
+        and len(pair) == 2
+        and all(type(count) is int and count >= 0 for count in pair)
+    )
 
 
 class Progress:
@@ -97,6 +116,7 @@ class Progress:
         self._cursor = Position()  # Its index is in `_index`, which changes most.
         self._index = 0
         self._before_epoch = Position()
+        self._num_epoch_loops = 0
         self._is_in_loop = False
         self._has_left_epoch = False
 
@@ -167,11 +187,16 @@ class Progress:
             self._has_left_epoch = False
             self._resume = self.position
             self._cursor = self._before_epoch
-        if self._resume is not None:
-            finished = min(self._resume.finished_epochs, limit)
-            if finished > self._cursor.finished_epochs:
-                self._cursor = Position(finished)
-        return self._cursor.finished_epochs
+        resume = self._resume
+        if resume is None:
+            return self._cursor.finished_epochs
+        left_after = dict(resume.breaks).get(self._num_epoch_loops)
+        finished = min(resume.finished_epochs, left_after or limit)
+        if finished > self._cursor.finished_epochs:
+            self._cursor = replace(self._cursor, breaks=resume.breaks).after_epochs(
+                finished
+            )
+        return self._cursor.finished_epochs if left_after is None else limit
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
@@ -185,7 +210,14 @@ class Progress:
         Raises:
             LoopOrderError: The loop to continue was not reached in this epoch.
         """
-        self._move(Position(self._cursor.finished_epochs + 1))
+        self._move(self._cursor.after_epochs(self._cursor.finished_epochs + 1))
+
+    def end_epoch_loop(self, *, is_left: bool = False) -> None:
+        """Leave the epoch loop after an epoch, by `break` or because none remains."""
+        if is_left:
+            pair = (self._num_epoch_loops, self._cursor.finished_epochs)
+            self._cursor = replace(self._cursor, breaks=(*self._cursor.breaks, pair))
+        self._num_epoch_loops += 1
 
     def leave_epoch(self) -> None:
         """Leave the epoch unfinished: an exception went through it.
@@ -206,7 +238,7 @@ class Progress:
         """
         if self._has_left_epoch:
             self._has_left_epoch = False
-            self._move(Position(self._cursor.finished_epochs + 1))
+            self._move(self._cursor.after_epochs(self._cursor.finished_epochs + 1))
         self._pass_left_loop()
         resume = self._resume
         if resume is not None and self._cursor.place < resume.place:
@@ -245,10 +277,9 @@ class Progress:
             self._pass_loop()
 
     def _pass_loop(self) -> None:
-        cursor = self._cursor
         self._index = 0
-        self._cursor = Position(
-            cursor.finished_epochs, cursor.in_epoch, cursor.finished_loops + 1
+        self._cursor = replace(
+            self._cursor, finished_loops=self._cursor.finished_loops + 1, loader=""
         )
 
     def _move(self, cursor: Position) -> None:

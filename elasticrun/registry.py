@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.state import BaseState, state_of_file
-from elasticrun.checkpoint.store import Checkpoint
 from elasticrun.errors import StateNameError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -10,15 +11,18 @@ from typing import Any
 
 import torch
 
+from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
-from elasticrun.checkpoint.store import Checkpoint, CheckpointStore, Draft
+from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
 from elasticrun.errors import AgreementError, CheckpointError, CheckpointWarning
 from elasticrun.registry import Registry
 from elasticrun.version import version
 
 logger = logging.getLogger(__name__)
+
+_HEARING_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Saver:
         Raises:
             Exception: What a state's `save` raised, other than OSError.
             CheckpointError: A state of another rank could not be saved.
-            AgreementError: Rank 0 never came to the same point.
+            AgreementError: Rank 0 never came to the same point, or is gone.
         """
         number = self._number
         self._number += 1
@@ -146,6 +150,7 @@ class Saver:
             )
         except Exception as error:
             self._tell_start({"error": f"rank 0: {error}"})
+            self._wait_until_heard()
             self._directory.release()
             raise
         try:
@@ -178,12 +183,22 @@ class Saver:
         verdict = "\n".join(refusals)
         self._store.put("start/verdict", verdict)
         if verdict:
+            self._wait_until_heard()
             raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
+
+    def _wait_until_heard(self) -> None:
+        """Serve the store until all know why the job does not start."""
+        if self._store is None:
+            return
+        for rank in range(1, self._world_size):
+            with contextlib.suppress(TimeoutError):
+                self._store.take(f"start/{rank}/heard", timeout=_HEARING_SECONDS)
 
     def _open_like_owner(self) -> Start:
         assert self._store is not None
         message = self._store.take("start")
         if "error" in message:
+            self._store.put(f"start/{self._rank}/heard", True)
             raise CheckpointError(message["error"])
         newest, refusal = None, ""
         try:
@@ -195,6 +210,7 @@ class Saver:
         self._store.put(f"start/{self._rank}", refusal)
         verdict = self._store.take("start/verdict")
         if verdict:
+            self._store.put(f"start/{self._rank}/heard", True)
             raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
         return Start(message["generation"], message["number"], newest)
 
@@ -307,6 +323,11 @@ class Saver:
                 f"rank 0 did not come to the boundary where all agreed to save within "
                 f"{2 * timeout:.0f} s. Look at its log: it may hang, or its program "
                 "may take another path."
+            ) from error
+        except ConnectionError as error:
+            raise AgreementError(
+                f"rank 0 was gone before the checkpoint was committed ({error}). Look "
+                "at its log; start the job again, it resumes at the last checkpoint."
             ) from error
         if end["is_bug"]:
             raise CheckpointError(end["error"])

@@ -6,7 +6,6 @@ full queue), but the byte that `signal.set_wakeup_fd` writes arrives at once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing
 import os

@@ -8,18 +8,20 @@ import os
 import re
 import socket
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from elasticrun.checkpoint import files
-from elasticrun.checkpoint.files import DamagedFileError, FileRecord
+from elasticrun.checkpoint.draft import (
+    MUST_BE_SHARED,
+    Checkpoint,
+    Draft,
+    remove_checkpoint,
+)
+from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.lock import DirectoryLock
 from elasticrun.checkpoint.manifest import (
     MANIFEST_NAME,
-    Manifest,
-    check_file_name,
     check_job,
     decode,
 )
@@ -28,104 +30,6 @@ from elasticrun.errors import CheckpointError, CheckpointWarning
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile("checkpoint-([0-9]{8,})")
-_SHARED = "The checkpoint directory must be on a file system that all replicas see."
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A committed checkpoint, open for reading."""
-
-    path: Path
-    manifest: Manifest
-
-    @property
-    def number(self) -> int:
-        return self.manifest.number
-
-    def names(self) -> tuple[str, ...]:
-        """Return the names of its files."""
-        return tuple(record.name for record in self.manifest.files)
-
-    def has(self, name: str) -> bool:
-        """Return whether it holds a file of this name."""
-        return name in self.names()
-
-    def open(self, name: str) -> BinaryIO:
-        """Open a file for reading after its size and checksum have been checked.
-
-        Raises:
-            KeyError: The checkpoint was saved without it.
-            CheckpointError: It is missing or damaged.
-        """
-        try:
-            return files.open_checked(self.path / name, self.manifest.record(name))
-        except DamagedFileError as error:
-            raise DamagedFileError(
-                f"{error} It cannot be trusted. Start the job again: it goes on from "
-                "the newest checkpoint that is whole."
-            ) from error
-
-
-class Draft:
-    """A checkpoint being written, which does not exist until it is committed."""
-
-    def __init__(self, path: Path, number: int) -> None:
-        self.path = path
-        self.number = number
-
-    def write(self, name: str, write: Callable[[BinaryIO], object]) -> FileRecord:
-        """Write one file and force it to the disk.
-
-        Raises:
-            ValueError: The name is not a plain file name.
-            OSError: The file exists or could not be written.
-        """
-        check_file_name(name)
-        return files.write_file(self.path / name, write)
-
-    def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
-        """Carry a file over from another checkpoint.
-
-        Raises:
-            KeyError: The checkpoint was saved without it.
-            CheckpointError: It is damaged.
-            OSError: It could not be written.
-        """
-        record = checkpoint.manifest.record(name)
-        return files.copy_file(checkpoint.path / name, self.path / name, record=record)
-
-    def commit(self, manifest: Manifest) -> Checkpoint:
-        """Make the checkpoint exist, durably; rank 0 only, once all ranks have written.
-
-        Raises:
-            CheckpointError: A file in the manifest is not here as its rank wrote it.
-            OSError: It could not be written; `abandon` it.
-        """
-        if manifest.number != self.number:
-            raise ValueError(f"{self.path} cannot have the number {manifest.number}")
-        for record in manifest.files:
-            self._check_present(record)
-        files.fsync_directory(self.path)
-        files.write_atomically(self.path / MANIFEST_NAME, manifest.encode())
-        files.fsync_directory(self.path.parent)
-        return Checkpoint(self.path, manifest)
-
-    def abandon(self) -> None:
-        """Remove what was written; rank 0 only. What cannot be removed now is torn."""
-        try:
-            _remove(self.path)
-        except OSError as error:
-            logger.warning("%s could not be removed: %s", self.path, error)
-
-    def _check_present(self, record: FileRecord) -> None:
-        path = self.path / record.name
-        size = files.find_size(path)
-        if size != record.size:
-            found = "is missing" if size is None else f"has {size} bytes"
-            raise CheckpointError(
-                f"{path} {found} on host {socket.gethostname()}, but its replica wrote "
-                f"{record.size} bytes. {_SHARED}"
-            )
 
 
 class CheckpointStore:
@@ -230,7 +134,7 @@ class CheckpointStore:
         if checkpoint is None or checkpoint.manifest.digest != digest:
             raise CheckpointError(
                 f"{path} {found} on host {socket.gethostname()}, but rank 0 resumes "
-                f"from one with the digest {digest}. {_SHARED}"
+                f"from one with the digest {digest}. {MUST_BE_SHARED}"
             )
         return checkpoint
 
@@ -245,7 +149,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{self.directory} does not show generation {generation} on host "
                 f"{socket.gethostname()}, which rank 0 has just begun there (it shows "
-                f"{found}). {_SHARED}"
+                f"{found}). {MUST_BE_SHARED}"
             )
 
     def next_number(self) -> int:
@@ -263,7 +167,7 @@ class CheckpointStore:
         if files.find_size(path / MANIFEST_NAME) is not None:
             raise ValueError(f"{path} is committed; begin(next_number()) instead")
         if files.find_size(path) is not None:
-            _remove(path)
+            remove_checkpoint(path)
         files.make_directory(path)
         return Draft(path, number)
 
@@ -277,7 +181,7 @@ class CheckpointStore:
         if not path.is_dir():
             raise CheckpointError(
                 f"{path} is not there on host {socket.gethostname()}, but rank 0 has "
-                f"begun it. {_SHARED}"
+                f"begun it. {MUST_BE_SHARED}"
             )
         return Draft(path, number)
 
@@ -355,13 +259,9 @@ def _is_torn(path: Path) -> bool:
         return False
 
 
-def _remove(path: Path) -> None:
-    files.remove_tree(path, first=MANIFEST_NAME)
-
-
 def _remove_or_warn(path: Path) -> None:
     try:
-        _remove(path)
+        remove_checkpoint(path)
     except OSError as error:
         warnings.warn(
             f"{path} could not be removed: {error}. It takes space until it can be.",

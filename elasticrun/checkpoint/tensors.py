@@ -100,9 +100,9 @@ def check_loads_safely(values: Any, *, name: str) -> None:
         raise CheckpointError(
             f"the state {name!r} holds something that cannot be loaded safely: "
             f"{_first_line(error)}\nA checkpoint executes nothing when it is loaded, "
-            "so it takes tensors, numbers, text, and lists, tuples, sets and dictionaries "
-            "of them. Convert the rest (an array with torch.as_tensor), or write a "
-            "State with save and load."
+            "so it takes tensors, numbers, text, and lists, tuples, sets and "
+            "dictionaries of them. Convert the rest (arrays with torch.as_tensor), or "
+            "write a State with save and load."
         ) from error
 
 

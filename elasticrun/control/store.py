@@ -67,8 +67,15 @@ class JobStore:
         )
 
     def put(self, key: str, value: Any) -> None:
-        """Set `key` to `value` as JSON."""
-        self.client.set(key, json.dumps(value))
+        """Set `key` to `value` as JSON.
+
+        Raises:
+            ConnectionError: The store is gone, and with it rank 0.
+        """
+        try:
+            self.client.set(key, json.dumps(value))
+        except dist.DistError as error:
+            raise ConnectionError(f"the job's store is gone: {error}") from error
 
     def take(self, key: str, *, timeout: float = _START_TIMEOUT) -> Any:
         """Wait for `key` and return its value.

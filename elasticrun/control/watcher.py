@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import math
 import queue
 import select
 import signal
@@ -11,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from torch.distributed import TCPStore
 
@@ -24,13 +24,15 @@ logger = logging.getLogger(__name__)
 
 _SAME_SIGNAL_SECONDS = 0.2
 _FAREWELL_SECONDS = 5.0
+_NAMING_SECONDS = 2.0  # For an agreement that fails to say first who was silent.
 
 
 class Watcher:
     """Serves one replica's gate; on rank 0 it also coordinates.
 
     The thread waits on a pipe that signals, mail and the training thread write to. Mail
-    from the store is fetched by a second thread, which waits in C++.
+    is fetched from the store by a second thread and sent by a third, which wait in C++:
+    for ever, when rank 0 is stopped, so that only the first one can keep deadlines.
 
     Args:
         store: The job's store, or None when there is one replica.
@@ -68,16 +70,22 @@ class Watcher:
         self._exit_at: float | None = None
         self._answer_by: float | None = None
         self._save_at = time.monotonic() + save_interval
-        self._client: TCPStore | None = None
+        self._outbox: queue.SimpleQueue[tuple[int, Message] | None]
+        self._outbox = queue.SimpleQueue()
+        self._is_connected = store is not None
         self._threads = [threading.Thread(target=self._run, name="elasticrun-watcher")]
         if store is not None:
-            self._client = store.connect()
             mailbox = Mailbox(store.connect(), rank)
-            self._threads.append(
+            self._threads += [
                 threading.Thread(
                     target=self._fetch, args=(mailbox,), name="elasticrun-mail"
-                )
-            )
+                ),
+                threading.Thread(
+                    target=self._deliver,
+                    args=(store.connect(),),
+                    name="elasticrun-post",
+                ),
+            ]
 
     def start(self) -> None:
         """Take the stop signals and start watching."""
@@ -111,13 +119,14 @@ class Watcher:
         self._pipe.wake()
         if self._rank == 0 and self._world_size > 1:
             self._others_left.wait(_FAREWELL_SECONDS)
+        deadline = time.monotonic() + _FAREWELL_SECONDS
         for thread in self._threads:
-            thread.join(_FAREWELL_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._pipe.uninstall()
         if not any(thread.is_alive() for thread in self._threads):
             self._pipe.close()
 
-    # The mail thread.
+    # The threads that wait in C++.
 
     def _fetch(self, mailbox: Mailbox) -> None:
         while True:
@@ -130,11 +139,32 @@ class Watcher:
             if message["type"] in ("lost", "end", "farewell"):
                 return
 
+    def _deliver(self, client: TCPStore) -> None:
+        while (letter := self._outbox.get()) is not None:
+            try:
+                send(client, *letter)
+            except ConnectionError as error:
+                self._inbox.put({"type": "lost", "reason": str(error)})
+                self._pipe.wake()
+                return
+
     # The watcher thread.
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:
+            self._gate.fail(f"the thread that watches for stops failed: {error!r}")
+            raise
+        finally:
+            self._outbox.put(None)
+
+    def _watch(self) -> None:
+        poll = select.poll()  # `select` takes no descriptor above 1023.
+        poll.register(self._pipe, select.POLLIN)
         while True:
-            select.select([self._pipe], [], [], self._seconds_to_next_deadline())
+            seconds = self._seconds_to_next_deadline()
+            poll.poll(None if seconds is None else math.ceil(seconds * 1000))
             for number in self._pipe.read():
                 self._on_signal(number)
             while not self._inbox.empty():
@@ -163,7 +193,7 @@ class Watcher:
                 exit_at_once(EXIT_CODES[signal.Signals(number)])
             return
         self._first_signal = (number, now)
-        self._exit_at = now + self._grace
+        self._exit_at = now + self._grace + _NAMING_SECONDS
         name = signal.Signals(number).name
         logger.info(
             "%s: stopping at the next boundary (a second one exits at once)", name
@@ -190,6 +220,12 @@ class Watcher:
 
     def _leave_unsaved(self) -> None:
         number, _ = self._first_signal or (signal.SIGTERM, 0.0)
+        telling = threading.Thread(target=self._tell_where, args=(number,), daemon=True)
+        telling.start()
+        telling.join(_NAMING_SECONDS)  # Nobody may read what is written.
+        exit_at_once(EXIT_CODES[signal.Signals(number)])
+
+    def _tell_where(self, number: int) -> None:
         logger.error(
             "no boundary came within %.0f s of %s (the program is %s): exiting without "
             "a new checkpoint. ELASTICRUN_GRACE sets the seconds. The stacks:",
@@ -199,8 +235,7 @@ class Watcher:
         )
         if sys.stderr is not None:
             sys.stderr.flush()
-        faulthandler.dump_traceback()
-        exit_at_once(EXIT_CODES[signal.Signals(number)])
+            faulthandler.dump_traceback()
 
     def _handle(self, message: Message) -> None:
         handlers: dict[str, Callable[[Message], None]] = {
@@ -293,7 +328,7 @@ class Watcher:
     def _on_farewell(self) -> None:
         self._gate.settle(None)
         self._send(0, {"type": "left", "rank": self._rank})
-        self._client = None
+        self._is_connected = False
         if self._is_closing:
             self._inbox.put({"type": "end"})
 
@@ -307,11 +342,11 @@ class Watcher:
             return
         self._others_left.set()
         self._inbox.put({"type": "end"})
-        if self._client is not None:
-            self._send_through_store(0, {"type": "end"})
+        if self._is_connected:
+            self._outbox.put((0, {"type": "end"}))
 
     def _on_lost(self, reason: str) -> None:
-        self._client = None
+        self._is_connected = False
         if self._is_closing:
             self._inbox.put({"type": "end"})
             return
@@ -327,14 +362,7 @@ class Watcher:
             self._send(rank, message)
 
     def _send(self, rank: int, message: Message) -> None:
-        if rank == self._rank and (rank == 0 or self._client is None):
+        if rank == self._rank and (rank == 0 or not self._is_connected):
             self._inbox.put(message)
-        elif self._client is not None:
-            self._send_through_store(rank, message)
-
-    def _send_through_store(self, rank: int, message: dict[str, Any]) -> None:
-        assert self._client is not None
-        try:
-            send(self._client, rank, message)
-        except ConnectionError as error:
-            self._on_lost(str(error))
+        elif self._is_connected:
+            self._outbox.put((rank, message))

@@ -1,13 +1,16 @@
-"""What must not change about a loader between restarts, and the state that keeps it."""
+"""What must not change about a loader between restarts, and where it is kept."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import CheckpointError
+from elasticrun.position import Position
+
+_STATE_FORMAT = 1
 
 _WORDS = {
     "num_samples": "samples in the data set (or its sampler)",
@@ -58,22 +61,78 @@ class Fingerprint:
             )
 
 
-class _HasFingerprint(Protocol):
-    def encode_fingerprint(self) -> dict[str, Any]: ...
-    def check_fingerprint(self, saved: Any) -> None: ...
-
-
 class LoaderState(BaseState):
     """Keeps a loader's fingerprint; its index is part of the job's position."""
 
-    def __init__(self, name: str, loader: _HasFingerprint) -> None:
-        super().__init__(name)
-        self._loader = loader
+    def __init__(
+        self, *, name: str | None, default: str, fingerprint: Fingerprint
+    ) -> None:
+        super().__init__(default if name is None else f"loader.{name}")
+        self._loader_name = default
+        self._fingerprint = fingerprint
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the fingerprint as JSON."""
-        fileobj.write(json.dumps(self._loader.encode_fingerprint()).encode())
+        fileobj.write(json.dumps(self._fingerprint.encode()).encode())
 
     def load(self, fileobj: BinaryIO) -> None:
-        """Check the saved fingerprint."""
-        self._loader.check_fingerprint(json.loads(fileobj.read()))
+        """Check the saved fingerprint.
+
+        Raises:
+            CheckpointError: It differs.
+        """
+        self._fingerprint.check(json.loads(fileobj.read()), name=self._loader_name)
+
+
+def encode_state(
+    fingerprint: Fingerprint, position: Position, index: int | None
+) -> dict[str, Any]:
+    """Return what `state_dict()` of a loader does.
+
+    Args:
+        index: Samples consumed in the loader's own loop; None when it is in none.
+    """
+    return {
+        "format": _STATE_FORMAT,
+        "fingerprint": fingerprint.encode(),
+        "finished_epochs": position.finished_epochs,
+        "in_epoch": position.in_epoch,
+        "finished_loops": position.finished_loops,
+        "index": index,
+    }
+
+
+def decode_state(state: Any, fingerprint: Fingerprint, *, name: str) -> Position:
+    """Return the position in what `encode_state` returned.
+
+    Raises:
+        CheckpointError: It is no such state, or that of another loader.
+    """
+    keys = encode_state(fingerprint, Position(), None).keys()
+    if not isinstance(state, dict) or set(state) != set(keys):
+        raise CheckpointError(
+            f"{state!r} is not the state of an AdaptiveDataLoader, which has the keys "
+            f"{', '.join(keys)}. Load what state_dict() returned."
+        )
+    if state["format"] != _STATE_FORMAT:
+        raise CheckpointError(
+            f"the state of `{name}` has format {state['format']!r}, but this version of "
+            f"elasticrun reads {_STATE_FORMAT}. Load it with the version that wrote it."
+        )
+    fingerprint.check(state["fingerprint"], name=name)
+    index = state["index"]
+    position = Position.decode(
+        {
+            "finished_epochs": state["finished_epochs"],
+            "in_epoch": state["in_epoch"],
+            "finished_loops": state["finished_loops"],
+            "index": 0 if index is None else index,
+            "loader": "" if index is None else name,
+        }
+    )
+    if position.index > fingerprint.num_samples:
+        raise CheckpointError(
+            f"the state of `{name}` is at sample {position.index}, but a loop has "
+            f"{fingerprint.num_samples}. It was not written by this loader."
+        )
+    return position

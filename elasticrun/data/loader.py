@@ -19,7 +19,12 @@ from elasticrun.data.arguments import (
     check_sizes,
     keep_in_order,
 )
-from elasticrun.data.fingerprint import Fingerprint, LoaderState
+from elasticrun.data.fingerprint import (
+    Fingerprint,
+    LoaderState,
+    decode_state,
+    encode_state,
+)
 from elasticrun.data.order import check_sampler, order_of
 from elasticrun.data.plan import LoopPlan, MicroBatch, Part, Shares, loop_key
 from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
@@ -32,7 +37,6 @@ from elasticrun.leaving import is_left_on_purpose
 from elasticrun.position import Position
 from elasticrun.trace import Trace
 
-_STATE_FORMAT = 1
 _NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True))
 
 
@@ -133,7 +137,9 @@ class AdaptiveDataLoader(DataLoader[Any]):
         )
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None
-        job.register(LoaderState(self.name if name is None else f"loader.{name}", self))
+        job.register(
+            LoaderState(name=name, default=self.name, fingerprint=self._fingerprint)
+        )
         # Set past torch's guard against changing them: torch itself was given none.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "drop_last", self._shares.drop_last)
@@ -302,9 +308,8 @@ class AdaptiveDataLoader(DataLoader[Any]):
             generator = torch.Generator().manual_seed(
                 loop_key(self.seed, start.finished_epochs, start.finished_loops)
             )
-        with (
-            warnings.catch_warnings()
-        ):  # This loader has given torch's warnings itself.
+        with warnings.catch_warnings():
+            # Torch has warned of the same arguments when this loader was made.
             warnings.simplefilter("ignore", UserWarning)
             inner: DataLoader[Any] = DataLoader(
                 Reader(self.dataset) if is_seeded else self.dataset,
@@ -342,14 +347,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
             index = position.index + part.global_batch_size * part.is_step
         elif position.loader == self.name:
             index = position.index
-        return {
-            "format": _STATE_FORMAT,
-            "fingerprint": self._fingerprint.encode(),
-            "finished_epochs": position.finished_epochs,
-            "in_epoch": position.in_epoch,
-            "finished_loops": position.finished_loops,
-            "index": index,
-        }
+        return encode_state(self._fingerprint, position, index)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop continue where `state_dict` was taken, at any world size.
@@ -359,58 +357,8 @@ class AdaptiveDataLoader(DataLoader[Any]):
                 size, order or seed.
             LoopOrderError: A loop is running, or another loader is to be continued.
         """
-        position = self._decode(state_dict)
+        position = decode_state(state_dict, self._fingerprint, name=self.name)
         current_job().progress.resume_at(position)
-
-    def check_fingerprint(self, saved: Any) -> None:
-        """Raise if `saved`, an encoded fingerprint, is not this loader's.
-
-        Raises:
-            CheckpointError: It differs, or is none.
-        """
-        self._fingerprint.check(saved, name=self.name)
-
-    def encode_fingerprint(self) -> dict[str, Any]:
-        """Return this loader's fingerprint as plain values."""
-        return self._fingerprint.encode()
-
-    def _decode(self, state_dict: Any) -> Position:
-        keys = {
-            "format",
-            "fingerprint",
-            "finished_epochs",
-            "in_epoch",
-            "finished_loops",
-            "index",
-        }
-        if not isinstance(state_dict, dict) or set(state_dict) != keys:
-            raise CheckpointError(
-                f"{state_dict!r} is not the state of an AdaptiveDataLoader, which has "
-                f"the keys {', '.join(sorted(keys))}. Load what state_dict() returned."
-            )
-        if state_dict["format"] != _STATE_FORMAT:
-            raise CheckpointError(
-                f"the state of `{self.name}` has format {state_dict['format']!r}, but "
-                f"this version of elasticrun reads {_STATE_FORMAT}. Load it with the "
-                "version that wrote it."
-            )
-        self.check_fingerprint(state_dict["fingerprint"])
-        index = state_dict["index"]
-        position = Position.decode(
-            {
-                "finished_epochs": state_dict["finished_epochs"],
-                "in_epoch": state_dict["in_epoch"],
-                "finished_loops": state_dict["finished_loops"],
-                "index": 0 if index is None else index,
-                "loader": "" if index is None else self.name,
-            }
-        )
-        if position.index > self.num_samples:
-            raise CheckpointError(
-                f"the state of `{self.name}` is at sample {position.index}, but a loop "
-                f"has {self.num_samples}. It was not written by this loader."
-            )
-        return position
 
 
 class _Loop:

@@ -36,8 +36,8 @@ def check_sampler(sampler: Any, batch_sampler: Any, *, shuffle: bool) -> None:
     if not (hasattr(sampler, "__len__") and hasattr(sampler, "__getitem__")):
         raise TypeError(
             f"sampler={type(sampler).__name__} can only be iterated, so a loop could "
-            "not resume in its middle without drawing everything before it again. Draw the "
-            "order in advance and give it as a list or array: "
+            "not resume in its middle without drawing everything before it again. Draw "
+            "the order in advance and give it as a list or array: "
             "sampler=list(your_sampler), made from a fixed seed."
         )
 

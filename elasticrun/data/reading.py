@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.random import mtrand
 from torch.utils.data import Dataset, get_worker_info
 
 from elasticrun.data.seeding import derive_seed

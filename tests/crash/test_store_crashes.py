@@ -27,9 +27,10 @@ from unittest import mock
 import pytest
 
 from elasticrun.checkpoint import files
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
-from elasticrun.checkpoint.store import Checkpoint, CheckpointStore
+from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 
 REPOSITORY = Path(files.__file__).parents[2]

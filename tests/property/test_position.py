@@ -24,10 +24,11 @@ class Loop:
 
 @dataclass(frozen=True)
 class Epochs:
-    """An epoch loop; epochs that raise are caught outside and entered again."""
+    """An epoch loop, perhaps left by `break` in one of its epochs."""
 
     num_epochs: int
     loops: tuple[Loop, ...]
+    break_in: int | None = None
 
 
 Program = list[Loop | Epochs]
@@ -68,12 +69,18 @@ class Walk:
         return self
 
     def _epochs(self, part: Epochs, limit: int) -> None:
-        while self.progress.skip_epochs(limit) < limit:
+        epoch = self.progress.skip_epochs(limit)
+        while epoch < limit:
             self.progress.begin_epoch()
             for loop in part.loops:
                 self._loop(loop)
             self.progress.end_epoch()
+            if epoch == part.break_in:
+                self.progress.end_epoch_loop(is_left=True)
+                return
             self._pass_boundary()
+            epoch = self.progress.finished_epochs
+        self.progress.end_epoch_loop()
 
     def _loop(self, loop: Loop) -> None:
         start = self.progress.begin_loop(loop.loader)
@@ -108,6 +115,7 @@ def train(num_batches: int = 3, ending: str = "end") -> Loop:
 @given(program=programs)
 @example([train(), Epochs(2, (train(), train())), train(2, "break")])
 @example([Epochs(1, (train(2, "exception"), Loop("valid", 2, "end")))])
+@example([Epochs(9, (train(),), break_in=1), train(), Epochs(2, (train(), train()))])
 def test_every_boundary_can_be_resumed_from(program: Program) -> None:
     whole = Walk().run(program)
     for number, (num_steps, position) in enumerate(whole.boundaries):
@@ -159,6 +167,17 @@ def test_a_later_epoch_loop_continues_the_numbering() -> None:
     assert progress.skip_epochs(8) == 5
 
 
+def test_an_epoch_loop_that_was_left_is_not_entered_again() -> None:
+    # Early stopping, and then a stop in the test loop that follows.
+    progress = Progress(Position(2, False, 0, 40, "test", breaks=((0, 2),)))
+    assert progress.skip_epochs(30) >= 30
+    progress.end_epoch_loop()
+    start = progress.begin_loop("test")
+    assert start is not None
+    assert start.index == 40
+    assert progress.position.breaks == ((0, 2),)
+
+
 def test_an_exception_through_an_epoch_lets_the_next_epoch_loop_continue_it() -> None:
     progress = Progress()
     enter_epoch(progress, 0)
@@ -192,8 +211,8 @@ def test_another_loader_in_the_place_of_the_interrupted_one_is_refused() -> None
     enter_epoch(progress, 0)
     with pytest.raises(
         LoopOrderError,
-        match=r"stopped in epoch 0, loop 0, sample 40 of `train`, but now that loop is over "
-        r"`valid`\. Samples would be skipped or seen twice\.",
+        match=r"stopped in epoch 0, loop 0, sample 40 of `train`, but now that loop is "
+        r"over `valid`\. Samples would be skipped or seen twice\.",
     ):
         progress.begin_loop("valid")
 
@@ -238,6 +257,9 @@ def test_a_position_says_where_it_is(position: Position, text: str) -> None:
         {**Position().encode(), "finished_loops": -1},
         {**Position().encode(), "in_epoch": 1},
         {**Position().encode(), "loader": None},
+        {**Position().encode(), "breaks": None},
+        {**Position().encode(), "breaks": [1, 2]},
+        {**Position().encode(), "breaks": [[1, -2]]},
     ],
 )
 def test_what_is_no_position_is_refused(values: Any) -> None:

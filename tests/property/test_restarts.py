@@ -1,4 +1,4 @@
-"""Any program, stopped or killed anywhere, delivers what it delivers when left alone."""
+"""Any program, stopped or killed anywhere, delivers what it does when left alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Epochs:
 
 
 Program = list[Loop | Epochs]
-Batch = tuple[int | None, int, str, int]  # Epoch, loops before, loader, number.
+Batch = tuple[int | None, int, int, str, int]  # Epoch, before it, loader and number.
 Delivered = list[tuple[Batch, list[int]]]
 
 loops = st.builds(
@@ -55,7 +55,7 @@ stops = st.lists(st.integers(1, 9), max_size=6)
 
 
 class Run:
-    """Runs a program on real loaders; asks for a stop, or dies, in one of the batches."""
+    """Runs a program on real loaders; asks for a stop or dies in one of the batches."""
 
     def __init__(self, program: Program, *, stop_in: int = -1, kind: str = "") -> None:
         self._program = program
@@ -99,8 +99,14 @@ class Run:
             return
 
     def _deliver(self, loader: AdaptiveDataLoader, batch: Any) -> None:
-        num_loops = current_job().progress.position.finished_loops
-        key = (current_epoch(), num_loops, loader.name, loader.batch_index)
+        position = current_job().progress.position
+        key = (
+            current_epoch(),
+            position.finished_epochs,
+            position.finished_loops,
+            loader.name,
+            loader.batch_index,
+        )
         self.delivered.append((key, batch.tolist()))
         if len(self.delivered) == self._stop_in:
             if self._kind == "crash":

@@ -22,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticrun import errors
+from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import Manifest
-from elasticrun.checkpoint.store import Checkpoint, CheckpointStore, Draft
+from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 
 REPOSITORY = Path(errors.__file__).parents[1]

@@ -1,0 +1,90 @@
+"""A training loop of which tests know every number, and can hold it at a place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    Variables,
+    rank,
+    remaining_epochs_until,
+    world_size,
+)
+from tests.support.data import Numbers
+from tests.support.stage import Stage
+
+MODULUS = 1_000_003
+
+
+@dataclass
+class Loop:
+    """A job over `Numbers`, one loop an epoch.
+
+    Attributes:
+        is_lock_step: Whether every batch has a collective.
+        pace: Seconds that each batch takes.
+        on_batch: Called in the body, with the loader.
+    """
+
+    stage: Stage
+    num_samples: int = 1200
+    batch_size: int = 6
+    num_epochs: int = 1
+    is_lock_step: bool = True
+    pace: float = 0.0
+    on_batch: Callable[[AdaptiveDataLoader], object] = lambda loader: None
+    dataset: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> int:
+        """Train; return a number that depends on every batch and their order."""
+        self.stage.keep_log(rank())
+        torch.set_num_threads(1)
+        loader = AdaptiveDataLoader(
+            self.dataset or Numbers(self.num_samples),
+            self.batch_size,
+            shuffle=True,
+            **self.options,
+        )
+        model = Variables(value=0)
+        for _ in remaining_epochs_until(self.num_epochs):
+            for batch in loader:
+                total = batch[: loader.num_valid].sum()
+                if self.is_lock_step and world_size() > 1:
+                    dist.all_reduce(total)
+                model.value = (model.value * 31 + int(total)) % MODULUS
+                self.on_batch(loader)
+                if self.pace:
+                    time.sleep(self.pace)
+        return int(model.value)
+
+
+def value_after(batches: dict[int, list[int]]) -> int:
+    """Return what one epoch of these global batches trains the model to."""
+    value = 0
+    for batch in sorted(batches):
+        value = (value * 31 + sum(batches[batch])) % MODULUS
+    return value
+
+
+def hold_at(stage: Stage, batch: int, *ranks: int) -> Callable[[Any], None]:
+    """Return a body that holds these ranks at a batch until the mark `go`."""
+
+    def body(loader: AdaptiveDataLoader) -> None:
+        if loader.batch_index == batch and rank() in ranks:
+            stage.mark(f"held-{rank()}")
+            stage.wait_for("go")
+
+    return body
+
+
+def held(ranks: Iterator[int] | range) -> list[str]:
+    """Return the marks of the ranks that `hold_at` holds."""
+    return [f"held-{rank}" for rank in ranks]
