@@ -58,7 +58,6 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             f"RANK={rank} is not below WORLD_SIZE={world_size}. Ranks count from 0; "
             "start the script with torchrun, or set both variables alike everywhere."
         )
-    port = variables.get("MASTER_PORT")
     interval = variables.get("ELASTICRUN_SAVE_INTERVAL")
     keep = variables.get("ELASTICRUN_KEEP")
     return Environment(
@@ -69,7 +68,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             variables, "LOCAL_WORLD_SIZE", default=world_size, least=1
         ),
         master_address=variables.get("MASTER_ADDR"),
-        master_port=int(port) if port else None,
+        master_port=_integer(variables, "MASTER_PORT", default=0, least=1) or None,
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         checkpoint_dir=variables.get("ELASTICRUN_CHECKPOINT_DIR") or None,
         save_interval=parse_save_interval(interval or DEFAULT_SAVE_INTERVAL),

@@ -37,8 +37,8 @@ _DROPPING = frozenset(
 def is_left_on_purpose(frame: FrameType | None) -> bool:
     """Return whether the `for` that closes its iterator from `frame` was left freely.
 
-    Wrapping generators (tqdm, a logging generator) are closed where they stand, at their
-    `yield` or in a `finally` around it; the frame that closes them decides.
+    Wrapping generators (tqdm, a logging generator) are closed where they stand, at
+    their `yield` or in a `finally` around it; the frame that closes them decides.
 
     Args:
         frame: The frame below the generator that receives GeneratorExit.

@@ -10,14 +10,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from elasticrun.accumulation import Accumulation, act_once_per_global_batch
+from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.tensors import Stateful, StatefulState
 from elasticrun.current import current_job
+from elasticrun.partial_gradients import PartialGradients
+from elasticrun.reduction import broadcast_buffers, settle_buckets
 
 _PREFIX = "module."
 
@@ -26,38 +27,38 @@ class AdaptiveDataParallel(nn.Module):
     """A module whose training step is the same at any world size.
 
     With several replicas it is a `DistributedDataParallel`, with one the bare module.
-    Gradients are weighed by each micro-batch's share in the global batch; where
-    `max_local_batch_size` cuts it into micro-batches, they accumulate out of sight and
-    are reduced once, and the optimizer, the scheduler and a registered `GradScaler` act
-    once. The loop's code does not change for it.
+    Gradients are weighed by each micro-batch's share in the global batch. Where
+    `max_local_batch_size` cuts that into micro-batches, they accumulate out of sight
+    and are reduced once, and the optimizer, the scheduler and a registered `GradScaler`
+    act once. The loop's code does not change for it.
 
     The module, the optimizer and the scheduler are kept in every checkpoint, the module
-    as if it were bare. Attributes and methods of the module can be reached through this
-    one, and its parameters and buffers have the names that they have there; `module` is
-    the bare one. A copy (`copy.deepcopy`, `AveragedModel`) is a copy of the bare module.
+    as if it were bare. Its attributes and methods can be reached through this one, and
+    its parameters and buffers keep their names; `module` is the bare one. A copy
+    (`copy.deepcopy`, `AveragedModel`) is a copy of the bare module.
 
     Buffers, such as BatchNorm's averages, are rank 0's on all replicas after each
-    training step; forward passes without gradients communicate nothing, so that replicas
-    may evaluate different numbers of batches.
+    training step. Forward passes without gradients communicate nothing, so replicas may
+    evaluate different numbers of batches.
 
-    Collective: make it on every replica, in the same order, and let each micro-batch have
-    its forward and backward pass on all of them.
+    Collective: make it on every replica, in the same order, and let each micro-batch
+    have its forward and backward pass on all of them.
     Replay: made again in each generation; loads the newest checkpoint.
 
     Args:
         module: On the device where it is trained, with parameters to train.
         optimizer: Over the module's parameters; a sequence if there are several.
-        lr_scheduler: Of the optimizer; a sequence if there are several. It may be stepped
-            in the batch loop or after it.
-        name: What the module is called in checkpoints. The others are called `optimizer`
-            and `lr_scheduler` (of a sequence `optimizer-0` and so on), after the module's
-            name and a dot if that is not "model".
+        lr_scheduler: Of the optimizer; a sequence if there are several. It may be
+            stepped in the batch loop or after it.
+        name: What the module is called in checkpoints. The others are called
+            `optimizer` and `lr_scheduler` (of a sequence `optimizer-0` and so on),
+            after the module's name and a dot if that is not "model".
         ddp_kwargs: Options for `DistributedDataParallel`.
 
     Raises:
-        TypeError: An option is none of `DistributedDataParallel`'s, or an optimizer or a
+        TypeError: An option is none of `DistributedDataParallel`'s, or an optimizer or
             scheduler has no state.
-        ValueError: The module has no parameter to train.
+        ValueError: The module has no parameter to train, or `static_graph` is set.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
     """
@@ -91,17 +92,15 @@ class AdaptiveDataParallel(nn.Module):
             object.__setattr__(self, "_ddp", ddp)
             self._has_common_buffers = bool(ddp.broadcast_buffers)
             ddp.broadcast_buffers = False
-            _settle_buckets(ddp)
-        self._accumulation = Accumulation(
-            module.parameters(), is_reduced=job.world_size > 1
-        )
+            settle_buckets(ddp)
+        self._partial_gradients = PartialGradients(module.parameters(), self._ddp)
         job.register(StatefulState(name, self))
         for state_name, target in (optimizers | schedulers).items():
             job.register(StatefulState(state_name, target))
             act_once_per_global_batch(target)
         for target in optimizers.values():
             if isinstance(target, Optimizer):
-                self._accumulation.follow(target)
+                self._partial_gradients.follow(target)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
@@ -109,7 +108,7 @@ class AdaptiveDataParallel(nn.Module):
         module = self.module if ddp is None else ddp
         if not torch.is_grad_enabled():
             return module(*args, **kwargs)
-        is_step = self._accumulation.prepare()
+        is_step = self._partial_gradients.prepare()
         if ddp is None:
             return module(*args, **kwargs)
         if not is_step:
@@ -121,14 +120,14 @@ class AdaptiveDataParallel(nn.Module):
             and self.training
             and ddp.require_backward_grad_sync
         ):
-            _broadcast_buffers(ddp)
+            broadcast_buffers(ddp)
         return output
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context whose forward passes have no reduction in their backward pass.
+        """Return a context for forward passes whose gradients are not reduced yet.
 
-        For accumulating over several global batches; as with DDP, the first pass outside
-        reduces what has been accumulated.
+        For accumulating over several global batches; as with DDP, the first pass
+        outside reduces all that has been accumulated.
         """
         if self._ddp is None:
             return nullcontext()
@@ -169,7 +168,7 @@ class AdaptiveDataParallel(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients that the next step would see."""
-        self._accumulation.zero_grad()
+        self._partial_gradients.zero_grad()
         super().zero_grad(set_to_none)
 
     def __getattr__(self, name: str) -> Any:
@@ -185,8 +184,8 @@ class AdaptiveDataParallel(nn.Module):
         return copy.deepcopy(self.module, memo)
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveDataParallel:
-        self._accumulation.unhook()  # Moved parameters get new nodes in the graph.
-        super()._apply(fn, recurse)
+        self._partial_gradients.unhook()  # Moved parameters get new nodes in the graph.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 
@@ -223,83 +222,23 @@ def _check_options(options: dict[str, Any]) -> None:
     for option in options:
         if option not in known:
             raise TypeError(
-                f"AdaptiveDataParallel() got {option!r}, which is neither an argument of "
-                "its own nor an option of DistributedDataParallel."
+                f"AdaptiveDataParallel() got {option!r}, which is neither an argument "
+                "of its own nor an option of DistributedDataParallel."
             )
+    if options.get("static_graph"):
+        raise ValueError(
+            "AdaptiveDataParallel cannot have static_graph=True: DDP then takes the "
+            "first backward pass for the pattern of all others, but how many "
+            "micro-batches a global batch has depends on the number of replicas. Use "
+            "find_unused_parameters=True for unused parameters, and "
+            "use_reentrant=False for checkpointed layers."
+        )
 
 
 def _check_trains(module: nn.Module) -> None:
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(
-            f"{type(module).__name__} has no parameter that requires a gradient, so there "
-            "is nothing to train. Use the module itself, and keep it in checkpoints with "
-            "register() if it should be."
+            f"{type(module).__name__} has no parameter that requires a gradient, so "
+            "there is nothing to train. Use the module itself, and keep it in "
+            "checkpoints with register() if it should be."
         )
-
-
-class _Touch(nn.Module):
-    """Returns a number that depends on each parameter, and on none by its value."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__()
-        self._parameters_to_touch = parameters
-
-    def forward(self) -> Tensor:
-        total = torch.zeros((), device=self._parameters_to_touch[0].device)
-        for parameter in self._parameters_to_touch:
-            total = total + (parameter * 0).abs().sum().to(total)
-        return total
-
-
-def _settle_buckets(ddp: DistributedDataParallel) -> None:
-    """Let DDP decide now how it packs gradients together, by the model alone.
-
-    It would do so after the first backward pass. But where a gradient lies decides the
-    order in which it is summed over three or more replicas, so a job that was restarted
-    would differ in the last bits from one that went on.
-    """
-    is_sparse = any(getattr(layer, "sparse", False) for layer in ddp.module.modules())
-    if (
-        ddp.find_unused_parameters
-        or ddp.static_graph
-        or ddp.mixed_precision
-        or is_sparse
-    ):
-        return
-    module = ddp.module
-    parameters = [
-        parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in ddp.parameters_to_ignore
-    ]
-    gradients = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        ddp.module = _Touch(parameters)
-        with torch.enable_grad():
-            ddp().backward()
-            ddp()  # DDP packs anew at the start of a forward pass.
-    finally:
-        ddp.module = module
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-
-
-def _broadcast_buffers(ddp: DistributedDataParallel) -> None:
-    """Give all replicas the buffers of rank 0.
-
-    DDP does this at the beginning of each forward pass, also of those for evaluation,
-    which need not be equally many on all replicas.
-    """
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for name, buffer in ddp.module.named_buffers():
-        if name not in ddp.parameters_to_ignore:
-            kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    for buffers in kinds.values():
-        packed = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-        dist.broadcast(packed, src=0, group=ddp.process_group)
-        parts = packed.split([buffer.numel() for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
-            # As DDP: autograd need not know, since it has not saved the old values.
-            buffer.data.copy_(part.view_as(buffer))

@@ -117,6 +117,7 @@ class Progress:
         self._index = 0
         self._before_epoch = Position()
         self._num_epoch_loops = 0
+        self._is_asked = False  # Whether a loader's own state said where to resume.
         self._is_in_loop = False
         self._has_left_epoch = False
 
@@ -165,6 +166,12 @@ class Progress:
                     "cannot continue two loops at once. Load states that were taken at "
                     "the same moment."
                 )
+            if self._is_asked and pending.place != position.place:
+                raise LoopOrderError(
+                    f"the states of two loaders say that the program goes on at "
+                    f"{position} and at {pending}. A job has one position. Load states "
+                    "that were taken at the same moment."
+                )
             if pending.place == position.place and pending.loader:
                 return
         if position.in_epoch and position.place < self._cursor.place:
@@ -174,6 +181,7 @@ class Progress:
             )
         self._has_left_epoch = False
         self._resume = position
+        self._is_asked = True
         if not position.in_epoch:
             self._cursor = replace(position, index=0, loader="")
 

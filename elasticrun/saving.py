@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 import warnings
 from dataclasses import dataclass
@@ -203,6 +204,7 @@ class Saver:
         newest, refusal = None, ""
         try:
             self._directory.check_shared(message["generation"])
+            self._check_sees_no_more(message["number"])
             if message["newest"] is not None:
                 newest = self._directory.open(message["newest"], message["digest"])
         except CheckpointError as error:
@@ -213,6 +215,20 @@ class Saver:
             self._store.put(f"start/{self._rank}/heard", True)
             raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
         return Start(message["generation"], message["number"], newest)
+
+    def _check_sees_no_more(self, next_number: int) -> None:
+        """Refuse to start over what rank 0 does not see, whose generation may be equal.
+
+        Raises:
+            CheckpointError: There are checkpoints here that rank 0 does not have.
+        """
+        number = self._directory.next_number()
+        if number > next_number:
+            raise CheckpointError(
+                f"{self._directory.directory} on host {socket.gethostname()} has a "
+                f"checkpoint {number - 1}, but rank 0 begins with {next_number}. The "
+                "checkpoint directory must be on a file system that all replicas see."
+            )
 
     # Saving.
 
@@ -279,7 +295,7 @@ class Saver:
         if silent:
             raise _SaveFailed(
                 f"rank {', '.join(map(str, silent))} did not come to the agreed "
-                f"boundary within {timeout:.0f} s."
+                f"boundary within {timeout:g} s."
             )
         return records
 
@@ -321,7 +337,7 @@ class Saver:
         except TimeoutError as error:
             raise AgreementError(
                 f"rank 0 did not come to the boundary where all agreed to save within "
-                f"{2 * timeout:.0f} s. Look at its log: it may hang, or its program "
+                f"{2 * timeout:g} s. Look at its log: it may hang, or its program "
                 "may take another path."
             ) from error
         except ConnectionError as error:

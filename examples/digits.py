@@ -55,7 +55,7 @@ def augment(image: Tensor) -> Tensor:
 
 
 def make_net() -> nn.Module:
-    """No BatchNorm: its statistics are a replica's own. No dropout: so are its masks."""
+    """Return a net without BatchNorm or dropout, which work on a replica's own part."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.GELU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.GELU(), nn.AvgPool2d(2),

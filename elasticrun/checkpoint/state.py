@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from typing import BinaryIO
 
+from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.errors import StateNameError
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
@@ -25,11 +26,14 @@ class BaseState(ABC):
     is_per_replica = False
 
     def __init__(self, name: str) -> None:
-        if not _PLAIN_NAME.fullmatch(name) or _REPLICA_SUFFIX.fullmatch(name):
+        is_manifest = name.lower().startswith(MANIFEST_NAME)
+        is_plain = _PLAIN_NAME.fullmatch(name) and not _REPLICA_SUFFIX.fullmatch(name)
+        if is_manifest or not is_plain:
             raise StateNameError(
                 f"{name!r} cannot name a state: it becomes a file name in each "
                 "checkpoint. Use at most 100 letters, digits, '_', '-' and '.', and do "
-                "not begin with a dot or end in '.rank-' and a number."
+                f"not begin with a dot or {MANIFEST_NAME!r}, nor end in '.rank-' and a "
+                "number."
             )
         self.name = name
 

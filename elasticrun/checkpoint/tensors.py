@@ -33,14 +33,11 @@ class StatefulState(BaseState):
     def __init__(self, name: str, target: Stateful) -> None:
         super().__init__(name)
         self.target = target
-        self._is_known_safe = False
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
         values = self.target.state_dict()
-        if not self._is_known_safe:
-            check_loads_safely(values, name=self.name)
-            self._is_known_safe = True
+        check_loads_safely(values, name=self.name)
         save_values(values, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:

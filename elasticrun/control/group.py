@@ -49,6 +49,7 @@ def start_process_group(
         store=PrefixStore("process-group", store.client),
         rank=environment.rank,
         world_size=environment.world_size,
+        device_id=device if device.type == "cuda" else None,
     )
 
 

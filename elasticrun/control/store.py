@@ -88,7 +88,7 @@ class JobStore:
             self.client.wait([key], timedelta(seconds=timeout))
             return json.loads(self.client.get(key))
         except dist.DistStoreError as error:
-            raise TimeoutError(f"no {key} within {timeout:.0f} s") from error
+            raise TimeoutError(f"no {key} within {timeout:g} s") from error
         except dist.DistError as error:
             raise ConnectionError(f"the job's store is gone: {error}") from error
 

@@ -69,6 +69,7 @@ class Watcher:
         self._first_signal: tuple[int, float] | None = None
         self._exit_at: float | None = None
         self._answer_by: float | None = None
+        self._has_heard = True
         self._save_at = time.monotonic() + save_interval
         self._outbox: queue.SimpleQueue[tuple[int, Message] | None]
         self._outbox = queue.SimpleQueue()
@@ -96,9 +97,9 @@ class Watcher:
 
     def request(self, kind: str, *, cause: str, exit_code: int = 0) -> None:
         """Ask for a checkpoint or a stop; returns at once."""
-        self._inbox.put(
-            {"type": "wish", "kind": kind, "cause": cause, "exit_code": exit_code}
-        )
+        # Where the program is now: what is agreed before this is read may serve it.
+        wish = Request(kind, cause, exit_code, at=self._gate.number)
+        self._inbox.put({**wish.encode(), "type": "wish"})
         self._pipe.wake()
 
     def note_saved(self) -> None:
@@ -117,8 +118,10 @@ class Watcher:
         """
         self._inbox.put({"type": "close"})
         self._pipe.wake()
-        if self._rank == 0 and self._world_size > 1:
-            self._others_left.wait(_FAREWELL_SECONDS)
+        serves_others = self._rank == 0 and self._world_size > 1
+        if serves_others and not self._others_left.wait(_FAREWELL_SECONDS):
+            self._inbox.put({"type": "alone"})
+            self._pipe.wake()
         deadline = time.monotonic() + _FAREWELL_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -198,6 +201,7 @@ class Watcher:
         logger.info(
             "%s: stopping at the next boundary (a second one exits at once)", name
         )
+        self._has_heard = False
         self._wish(STOP, name, EXIT_CODES[signal.Signals(number)])
 
     def _on_time(self, now: float) -> None:
@@ -205,7 +209,7 @@ class Watcher:
             self._leave_unsaved()
         if self._answer_by is not None and now >= self._answer_by:
             self._gate.fail(
-                f"rank 0 did not say where to act within {self._grace:.0f} s. "
+                f"rank 0 did not say where to act within {self._grace:g} s. "
                 "It may hang or be stopped; look at its log. Training cannot go on "
                 "without it."
             )
@@ -227,8 +231,9 @@ class Watcher:
 
     def _tell_where(self, number: int) -> None:
         logger.error(
-            "no boundary came within %.0f s of %s (the program is %s): exiting without "
-            "a new checkpoint. ELASTICRUN_GRACE sets the seconds. The stacks:",
+            "%s within %g s of %s (the program is %s): exiting without a new "
+            "checkpoint. ELASTICRUN_GRACE sets the seconds. The stacks:",
+            "no boundary came" if self._has_heard else "rank 0 never answered",
             self._grace,
             signal.Signals(number).name,
             self._describe(),
@@ -239,7 +244,7 @@ class Watcher:
 
     def _handle(self, message: Message) -> None:
         handlers: dict[str, Callable[[Message], None]] = {
-            "wish": lambda m: self._wish(m["kind"], m["cause"], m["exit_code"]),
+            "wish": lambda m: self._send(0, Request.decode(m).encode()),
             "request": self._on_request,
             "ask": self._on_ask,
             "answer": self._on_answer,
@@ -248,6 +253,7 @@ class Watcher:
             "close": lambda _: self._on_close(),
             "farewell": lambda _: self._on_farewell(),
             "left": lambda m: self._on_left(m["rank"]),
+            "alone": lambda _: self._on_alone(),
             "lost": lambda m: self._on_lost(m["reason"]),
         }
         handlers[message["type"]](message)
@@ -267,6 +273,7 @@ class Watcher:
             self._broadcast(question)
 
     def _on_ask(self, message: Message) -> None:
+        self._has_heard = True
         boundary = self._gate.promise()
         self._answer_by = time.monotonic() + self._grace + _FAREWELL_SECONDS
         self._send(
@@ -296,15 +303,17 @@ class Watcher:
             message["exit_code"],
         )
         is_pressing = decision.kind == STOP and decision.cause.startswith("SIG")
-        if is_pressing and self._exit_at is None:
-            self._exit_at = time.monotonic() + self._grace
+        if is_pressing:
+            self._has_heard = True
+            exit_at = time.monotonic() + self._grace
+            self._exit_at = min(exit_at, self._exit_at or math.inf)
         self._gate.settle(decision)
 
     def _on_given_up(self, message: Message) -> None:
         self._answer_by = None
         silent = ", ".join(map(str, message["silent"]))
         text = (
-            f"rank {silent} never answered within {self._grace:.0f} s of "
+            f"rank {silent} never answered within {self._grace:g} s of "
             f"{message['cause']}, so no boundary could be agreed"
         )
         if message["kind"] == STOP:
@@ -336,6 +345,11 @@ class Watcher:
         self._present.discard(rank)
         if self._is_closing:
             self._end_when_alone()
+
+    def _on_alone(self) -> None:
+        """Go without the others: who has not left by now is dead or hangs."""
+        self._present.clear()
+        self._end_when_alone()
 
     def _end_when_alone(self) -> None:
         if self._present:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from operator import index
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -55,6 +56,17 @@ def check_sizes(batch_size: Any, max_local_batch_size: Any) -> None:
             raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
 
 
+def check_seed(seed: Any) -> int:
+    """Return the seed as a plain integer, as the checkpoint keeps it.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed={seed!r} must be a whole number.")
+    return index(seed)
+
+
 def check_seed_each(seed_each: str) -> None:
     """Refuse anything but "batch" and "sample".
 
@@ -71,6 +83,6 @@ def keep_in_order(dataloader_kwargs: dict[str, Any]) -> bool:
         warnings.warn(
             "in_order=False is not followed: batches keep their order, since the "
             "position of a job means nothing without one.",
-            stacklevel=4,
+            stacklevel=3,
         )
     return True

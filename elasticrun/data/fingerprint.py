@@ -92,13 +92,12 @@ def encode_state(
     Args:
         index: Samples consumed in the loader's own loop; None when it is in none.
     """
+    values = {**position.encode(), "index": index}
+    del values["loader"]  # Its state is its own, whatever it is called when loaded.
     return {
         "format": _STATE_FORMAT,
         "fingerprint": fingerprint.encode(),
-        "finished_epochs": position.finished_epochs,
-        "in_epoch": position.in_epoch,
-        "finished_loops": position.finished_loops,
-        "index": index,
+        **values,
     }
 
 
@@ -116,20 +115,16 @@ def decode_state(state: Any, fingerprint: Fingerprint, *, name: str) -> Position
         )
     if state["format"] != _STATE_FORMAT:
         raise CheckpointError(
-            f"the state of `{name}` has format {state['format']!r}, but this version of "
-            f"elasticrun reads {_STATE_FORMAT}. Load it with the version that wrote it."
+            f"the state of `{name}` has format {state['format']!r}, but this version "
+            f"of elasticrun reads {_STATE_FORMAT}. Load it with the version that wrote "
+            "it."
         )
     fingerprint.check(state["fingerprint"], name=name)
     index = state["index"]
-    position = Position.decode(
-        {
-            "finished_epochs": state["finished_epochs"],
-            "in_epoch": state["in_epoch"],
-            "finished_loops": state["finished_loops"],
-            "index": 0 if index is None else index,
-            "loader": "" if index is None else name,
-        }
-    )
+    values = {key: state[key] for key in Position().encode() if key != "loader"}
+    values["index"] = 0 if index is None else index
+    values["loader"] = "" if index is None else name
+    position = Position.decode(values)
     if position.index > fingerprint.num_samples:
         raise CheckpointError(
             f"the state of `{name}` is at sample {position.index}, but a loop has "

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from elasticrun.current import current_job
 from elasticrun.data.arguments import (
     check_dataset,
+    check_seed,
     check_seed_each,
     check_sizes,
     keep_in_order,
@@ -109,6 +110,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         check_dataset(dataset)
         check_sizes(batch_size, max_local_batch_size)
         check_sampler(sampler, batch_sampler, shuffle=shuffle)
+        seed = check_seed(seed)
         check_seed_each(seed_each)
         _check_place(job, name)
         dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)

@@ -14,7 +14,9 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
-_FENCE = re.compile(r"^```(?P<info>[^`\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^```(?P<info>[^`\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
 _TEST = re.compile(r"(?P<file>tests/[\w/]+\.py)(?:::(?P<name>\w+))?")
@@ -50,12 +52,12 @@ class Block:
 
 
 def blocks(*languages: str) -> list[Block]:
-    """Return the code blocks of all documents in one of the languages."""
+    """Return the code blocks of all documents, in some languages if any is given."""
     return [
         block
         for document in DOCUMENTS
         for block in blocks_of(document)
-        if block.language in languages
+        if not languages or block.language in languages
     ]
 
 

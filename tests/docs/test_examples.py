@@ -5,29 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import ROOT
+from tests.docs.documents import ROOT, blocks_of
 
 sys.path.insert(0, str(ROOT / "examples"))
-import demo  # noqa: E402
+import demo
 
 EXAMPLES = ["digits.py", "text.py"]
-
-
-def run_example(name: str, *arguments: str, num_replicas: int = 1) -> str:
-    command = [sys.executable]
-    if num_replicas > 1:
-        command += ["-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(num_replicas)]
-    command += [str(ROOT / "examples" / name), *arguments]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -37,24 +25,15 @@ def test_example_is_short(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_digits_go_on_with_two_replicas(tmp_path: Path) -> None:
-    directory = ("--checkpoint-dir", str(tmp_path))
-    first = run_example("digits.py", "--epochs", "1", *directory)
-    assert re.search(r"started generation 0 with world size 1", first)
-    second = run_example("digits.py", "--epochs", "2", *directory, num_replicas=2)
-    assert re.search(r"resumed generation 1 with world size 2 at the end of epoch 0", second)
-    assert re.findall(r"^epoch +(\d+) ", second, re.MULTILINE) == ["1"]
-
-
-@pytest.mark.slow
-def test_text_learns(tmp_path: Path) -> None:
-    output = run_example("text.py", "--epochs", "1", "--num-bytes", "200000")
+def test_text_learns() -> None:
+    script = str(ROOT / "examples" / "text.py")
+    command = [sys.executable, script, "--epochs", "1", "--num-bytes", "200000"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (bits,) = re.findall(r"held out  ([\d.]+) bits", output)
     assert float(bits) < 4.0  # 7 without having learned anything
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_demo_passes() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py")],
@@ -93,3 +72,54 @@ def test_demo_sees_a_difference(actual: demo.Deliveries) -> None:
 def test_demo_sees_a_repeated_sample() -> None:
     loop = {(0, 1, 0): {0: [*range(357), 3]}}
     assert demo.repeated_samples(loop)
+
+
+@pytest.mark.slow
+def test_readme_shows_what_the_terminal_shows(tmp_path: Path) -> None:
+    (shown, _) = [
+        block.code
+        for block in blocks_of(ROOT / "README.md")
+        if block.language == "console"
+    ]
+    commands = re.findall(r"^\$ (torchrun .*)$", shown, re.MULTILINE)
+    written = ""
+    for number, command in enumerate(commands):
+        command = command.replace("/tmp/digits", str(tmp_path / "job"))
+        command = command.replace("torchrun", "-m torch.distributed.run --standalone")
+        log = tmp_path / f"{number}.log"
+        arguments = [sys.executable, *command.split(), "--epochs", "3"]
+        with log.open("w") as output:
+            launcher = subprocess.Popen(
+                arguments, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            await_line(log, ("epoch  1 ", "epoch  2 ")[number])
+            if number == 0:
+                launcher.terminate()
+            launcher.wait(60)
+        finally:
+            launcher.terminate()
+            launcher.wait()
+        written += log.read_text()
+    (stopped_at,) = set(re.findall(r"^stopping at (.*) because", written, re.MULTILINE))
+    (resumed_at,) = re.findall(r"^resumed .* at (.*) from", written, re.MULTILINE)
+    assert resumed_at == stopped_at
+    lines = iter(without_values(written))
+    for line in without_values(shown):
+        if not line.startswith("$"):
+            assert line in lines, f"{line!r} is not shown, or not in this place"
+
+
+def without_values(text: str) -> list[str]:
+    """Return the lines without what differs between two runs."""
+    text = re.sub(r"\S*/checkpoint-\d+", "checkpoint", text)
+    text = re.sub(r" at .* (because|from) ", r" at # \1 ", text)
+    return re.sub(r"[\d.]+ s\b|[\d.]+%", "#", text).splitlines()
+
+
+def await_line(log: Path, text: str) -> None:
+    """Wait until the log has a line that begins so."""
+    deadline = time.monotonic() + 60
+    while not any(line.startswith(text) for line in log.read_text().splitlines()):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)

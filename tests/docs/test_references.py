@@ -82,5 +82,7 @@ def test_make_targets_exist() -> None:
 
 def test_ci_calls_make_test_and_nothing_else() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    commands = [line for line in lines if line and not line.startswith(("#", "set", "cd"))]
+    commands = [
+        line for line in lines if line and not line.startswith(("#", "set", "cd"))
+    ]
     assert commands == ["make test"]

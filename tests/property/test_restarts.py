@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from elasticrun import AdaptiveDataLoader, current_epoch, remaining_epochs_until
 from elasticrun.current import current_job
 from tests.support.data import Numbers
 from tests.support.generations import Crash, run_once
+from tests.support.programs import Training
 
 
 @dataclass(frozen=True)
@@ -163,3 +166,17 @@ def test_after_crashes_only_what_followed_the_last_save_is_delivered_again(
             if number > 0:
                 assert key not in [key for key, _ in delivered[:number]]
     assert list(seen.items()) == whole
+
+
+# Torch looks for steps of the optimizer in this process only.
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@given(stops=st.sets(st.integers(1, 12), max_size=5))
+@settings(relaxed, max_examples=8)
+@example({4, 8, 12})  # At the end of each loop.
+def test_the_model_is_bit_identical_after_any_stops(stops: set[int]) -> None:
+    whole = run_once(Training(num_workers=0))
+    with tempfile.TemporaryDirectory() as directory:
+        for stop_in in sorted(stops):
+            run_once(Training(num_workers=0, stop_in=stop_in), directory)
+        end = run_once(Training(num_workers=0), directory)
+    assert all(torch.equal(a, b) for a, b in zip(whole, end, strict=True))

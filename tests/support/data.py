@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
+
+import elasticrun
 
 
 class Numbers(Dataset[int]):
@@ -50,8 +53,6 @@ class Workers(Numbers):
     """Sample i is i, with the process id of the worker that read it (-1 without)."""
 
     def __getitem__(self, index: int) -> Any:
-        import os
-
         return index, -1 if get_worker_info() is None else os.getpid()
 
 
@@ -59,6 +60,4 @@ class AskingForTheJob(Numbers):
     """Reads elasticrun's job where there is none."""
 
     def __getitem__(self, index: int) -> int:
-        from elasticrun import rank
-
-        return rank()
+        return elasticrun.rank()

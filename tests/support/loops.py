@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ class Loop:
 
     def __call__(self) -> int:
         """Train; return a number that depends on every batch and their order."""
-        self.stage.keep_log(rank())
+        self.stage.keep_log(os.environ["RANK"])
         torch.set_num_threads(1)
         loader = AdaptiveDataLoader(
             self.dataset or Numbers(self.num_samples),
@@ -85,6 +86,6 @@ def hold_at(stage: Stage, batch: int, *ranks: int) -> Callable[[Any], None]:
     return body
 
 
-def held(ranks: Iterator[int] | range) -> list[str]:
+def held(ranks: Iterable[int]) -> list[str]:
     """Return the marks of the ranks that `hold_at` holds."""
     return [f"held-{rank}" for rank in ranks]

@@ -31,7 +31,8 @@ def wait_until(condition: Callable[[], Any], what: str = "it") -> None:
 class Stage:
     """A folder that the test and all replicas know.
 
-    A mark is an empty file: how a script says where it is, and a test that it may go on.
+    A mark is an empty file: how a script says where it is, and a test that it may go
+    on.
     """
 
     def __init__(self, root: Path) -> None:
@@ -104,6 +105,11 @@ class Stage:
     def samples(self, *, epoch: int = 0, loop: int = 0) -> dict[int, list[int]]:
         """Return each global batch of a loop, as it was delivered last."""
         return samples_of_loop(read_trace(self.trace), epoch=epoch, loop=loop)
+
+    def delivered(self, *, epoch: int = 0, loop: int = 0) -> list[int]:
+        """Return the samples of a loop in the order of their numbers."""
+        batches = self.samples(epoch=epoch, loop=loop).values()
+        return sorted(sample for batch in batches for sample in batch)
 
     def check_exactly_once(self, num_samples: int, *, num_epochs: int = 1) -> None:
         """Check that each epoch's one loop delivered each sample, and none again."""

@@ -74,7 +74,7 @@ def test_a_promise_tells_the_boundary_and_holds_the_one_after_the_next() -> None
 
 
 def test_no_boundary_slips_past_a_promise() -> None:
-    """The thread counts and then looks; the watcher asks for attention and then reads."""
+    """The thread counts and then looks; the watcher first asks, and then reads."""
     for _ in range(300):
         gate = Gate()
         training = Training(gate)

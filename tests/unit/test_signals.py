@@ -1,4 +1,4 @@
-"""Stop signals arrive as bytes, programs keep their handlers, workers leave them alone."""
+"""Stop signals are bytes, programs keep their handlers, workers leave them alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,331 @@
+"""Replicas die at any moment: nobody hangs, nothing torn stays, the job goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch.distributed as dist
+
+from elasticrun import AdaptiveDataLoader, State, rank, request_checkpoint
+from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.testing import read_trace, run_generation, start_generation
+from tests.support.data import Numbers
+from tests.support.loops import Loop, held, hold_at, value_after
+from tests.support.stage import DEADLINE, Stage, wait_until
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def resumed_indices(stage: Stage, world_size: int) -> list[int]:
+    """Run the job to its end; return the batches that the new generation delivered."""
+    before = {line["generation"] for line in read_trace(stage.trace)}
+    values = run_generation(Loop(stage), world_size, variables=stage.variables())
+    assert set(values) == {value_after(stage.samples())}
+    assert stage.delivered() == list(range(1200))
+    return sorted(
+        {
+            line["batch"]
+            for line in read_trace(stage.trace)
+            if line["generation"] not in before
+        }
+    )
+
+
+def saving(stage: Stage, *batches: int, then: Callable[[], object]) -> Loop:
+    """Return a job that asks for checkpoints at some batches, and does something."""
+
+    def body(loader: AdaptiveDataLoader) -> None:
+        if loader.batch_index in batches:
+            request_checkpoint()
+        if loader.batch_index > max(batches) + 20 and stage.committed():
+            then()
+        time.sleep(0.001)
+
+    return Loop(stage, on_batch=body)
+
+
+# Killed
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_the_next_generation_delivers_again_what_came_after_the_checkpoint(
+    stage: Stage, killed: int
+) -> None:
+    def die() -> None:
+        if rank() == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with start_generation(
+        saving(stage, 5, then=die), 3, variables=stage.variables()
+    ) as generation:
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert outcomes[killed].exit_code == -9
+    assert all(outcome.exit_code for outcome in outcomes)
+    [checkpoint] = stage.committed()
+    first = checkpoint["position"]["index"] // 6
+    assert resumed_indices(stage, 2) == list(range(first, 200))
+
+
+@pytest.mark.parametrize("signalled", [0, 2])
+def test_nobody_waits_for_ever_for_an_answer_of_the_dead(
+    stage: Stage, signalled: int
+) -> None:
+    loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
+    with start_generation(
+        loop, 3, variables=stage.variables(ELASTICRUN_GRACE=1)
+    ) as generation:
+        wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
+        generation.send_signal(1, signal.SIGKILL)
+        generation.send_signal(signalled)
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert [outcome.exit_code for outcome in outcomes] == [143, -9, 143]
+    for other in (0, 2):
+        assert "rank 1 never answered within 1 s of SIGTERM" in stage.log(other)
+    assert stage.committed() == []
+
+
+def test_without_rank_0_the_others_say_so_and_end(stage: Stage) -> None:
+    loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
+    with start_generation(loop, 3, variables=stage.variables()) as generation:
+        wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
+        generation.send_signal(0, signal.SIGKILL)
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert [outcome.exit_code for outcome in outcomes] == [-9, 1, 1]
+    for outcome in outcomes[1:]:
+        assert "AgreementError: rank 0 is gone" in (outcome.error or "")
+
+
+class SlowState(State):
+    """Is where the test wants it while it saves."""
+
+    is_per_replica = True
+
+    def __init__(self, stage: Stage, during_save: Callable[[], Any]) -> None:
+        super().__init__("slow")
+        self.stage = stage
+        self.during_save = during_save
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(b"half of it")
+        self.during_save()
+        fileobj.write(b"the other half")
+
+    def load(self, fileobj: BinaryIO) -> None:
+        assert fileobj.read() == b"half of itthe other half"
+
+
+def with_state(stage: Stage, during_save: Callable[[], Any]) -> Callable[[], int]:
+    """Return a job that saves at batch 5 and at batch 50, with a `SlowState`."""
+
+    def body(loader: AdaptiveDataLoader) -> None:
+        if loader.batch_index in (5, 50):
+            request_checkpoint()
+
+    def script() -> int:
+        stage.keep_log(os.environ["RANK"])
+        SlowState(stage, during_save)
+        return Loop(stage, on_batch=body, pace=0.001)()
+
+    return script
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_a_replica_that_dies_while_it_saves_tears_no_checkpoint(
+    stage: Stage, killed: int
+) -> None:
+    def die() -> None:
+        if rank() == killed and stage.committed():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with start_generation(
+        with_state(stage, die), 3, variables=stage.variables(ELASTICRUN_GRACE=1)
+    ) as generation:
+        survivors = [rank for rank in range(3) if rank != killed]
+        wait_until(lambda: len(stage.directories()) == 2)
+        wait_until(lambda: generation_has_lost(generation, killed))
+        for survivor in survivors:  # As an agent does.
+            generation.send_signal(survivor)
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert outcomes[killed].exit_code == -9
+    assert all(outcome.exit_code for outcome in outcomes)
+    [checkpoint] = stage.committed()
+    first = checkpoint["position"]["index"] // 6
+    with_state(stage, lambda: None)
+    values = run_generation(
+        with_state(stage, lambda: None), 3, variables=stage.variables()
+    )
+    assert set(values) == {value_after(stage.samples())}
+    resumed = [line for line in read_trace(stage.trace) if line["generation"] == 1]
+    assert min(line["batch"] for line in resumed) == first
+
+
+def generation_has_lost(generation: Any, rank: int) -> bool:
+    status = Path(f"/proc/{generation.pid(rank)}/stat")
+    return not status.exists() or " Z " in status.read_text()
+
+
+def test_a_stop_does_not_wait_for_ever_for_who_dies_while_saving(stage: Stage) -> None:
+    def die() -> None:
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def script() -> int:
+        stage.keep_log(os.environ["RANK"])
+        SlowState(stage, die)
+        return Loop(stage, on_batch=hold_at(stage, 5, 0, 1, 2), pace=0.002)()
+
+    with start_generation(
+        script, 3, variables=stage.variables(ELASTICRUN_GRACE=2)
+    ) as generation:
+        stage.wait_for(*held(range(3)))
+        generation.send_signal(2)
+        stage.mark("go")
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert [outcome.exit_code for outcome in outcomes] == [143, -9, 143]
+    assert stage.committed() == []
+    assert "rank 1 did not come" in stage.log(0)
+    assert "rank 1 did not come" in stage.log(2)
+
+
+def test_an_exception_in_one_replica_ends_the_others_too(stage: Stage) -> None:
+    def body(loader: AdaptiveDataLoader) -> None:
+        if rank() == 1 and loader.batch_index == 20:
+            raise ZeroDivisionError("rank 1 only")
+
+    with start_generation(
+        Loop(stage, on_batch=body), 3, variables=stage.variables()
+    ) as generation:
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1, 1]
+    assert "rank 1 only" in (outcomes[1].error or "")
+    assert stage.committed() == []
+
+
+# Saving by time
+
+
+def positions(stage: Stage) -> list[int]:
+    return [entry["position"]["index"] // 6 for entry in stage.committed()]
+
+
+def test_checkpoints_by_time_are_at_the_same_boundaries_everywhere(
+    stage: Stage,
+) -> None:
+    def body(loader: AdaptiveDataLoader) -> None:
+        if loader.batch_index == 190:  # However slow the machine is.
+            wait_until(lambda: len(stage.committed()) > 2 or rank() != 0)
+        time.sleep(0.002)
+
+    class Boundaries(State):
+        is_per_replica = True
+
+        def __init__(self) -> None:
+            super().__init__("boundaries")
+
+        def save(self, fileobj: BinaryIO) -> None:
+            number = stage.num_delivered(rank())
+            fileobj.write(str(number).encode())
+
+        def load(self, fileobj: BinaryIO) -> None:
+            raise AssertionError("nothing to load")
+
+    def script() -> int:
+        stage.keep_log(os.environ["RANK"])
+        Boundaries()
+        return Loop(stage, on_batch=body)()
+
+    run_generation(
+        script,
+        3,
+        variables=stage.variables(ELASTICRUN_SAVE_INTERVAL=0.05, ELASTICRUN_KEEP=100),
+    )
+    assert len(stage.committed()) > 2
+    for path in stage.checkpoints.glob(f"checkpoint-*/{MANIFEST_NAME}"):
+        numbers = {file.read_bytes() for file in path.parent.glob("boundaries*")}
+        assert len(numbers) == 1
+    assert positions(stage) == [*sorted(positions(stage)[:-1]), 0]
+
+
+def test_an_interval_of_0_saves_at_every_boundary(stage: Stage) -> None:
+    loop = Loop(stage, num_samples=60)
+    run_generation(
+        loop,
+        2,
+        variables=stage.variables(ELASTICRUN_SAVE_INTERVAL=0, ELASTICRUN_KEEP=100),
+    )
+    assert positions(stage) == [*range(1, 11), 0]
+
+
+def test_off_saves_at_the_end_only(stage: Stage) -> None:
+    run_generation(Loop(stage, pace=0.001), 2, variables=stage.variables())
+    [checkpoint] = stage.committed()
+    assert checkpoint["position"]["finished_epochs"] == 1
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_kill_goes_back_to_the_last_checkpoint_by_time(
+    stage: Stage, killed: int
+) -> None:
+    loop = Loop(stage, pace=0.01)
+    with start_generation(
+        loop, 2, variables=stage.variables(ELASTICRUN_SAVE_INTERVAL=0.05)
+    ) as generation:
+        wait_until(lambda: len(stage.committed()) > 1)
+        generation.send_signal(killed, signal.SIGKILL)
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert outcomes[killed].exit_code == -9
+    assert outcomes[1 - killed].exit_code
+    last = positions(stage)[-1]
+    assert 0 < last < 200
+    assert resumed_indices(stage, 3) == list(range(last, 200))
+
+
+# Start and stop, many times
+
+
+@pytest.mark.slow
+def test_a_hundred_generations_start_and_stop(stage: Stage) -> None:
+    """Each goes on for a few batches; none hangs, none says anything it should not."""
+
+    def script() -> None:
+        stage.keep_log(os.environ["RANK"])
+        loop = AdaptiveDataLoader(Numbers(6_000), 6, shuffle=True)
+        for batch in remaining(loop):
+            dist.all_reduce(batch.sum())
+            if rank() == 0:
+                stage.mark("running")
+
+    slowest = 0.0
+    for number in range(100):
+        begun = time.monotonic()
+        with start_generation(script, 3, variables=stage.variables()) as generation:
+            stage.wait_for("running")
+            generation.send_signal(number % 3)
+            signalled = time.monotonic()
+            outcomes = generation.wait(timeout=DEADLINE)
+        (stage.root / "marks" / "running").unlink()
+        assert [outcome.exit_code for outcome in outcomes] == [143] * 3, number
+        slowest = max(slowest, time.monotonic() - signalled)
+        assert time.monotonic() - begun < DEADLINE
+        assert len(stage.committed()) == min(number + 1, 3)
+    assert slowest < 30.0
+    for rank_ in range(3):
+        lines = stage.log(rank_).splitlines()
+        assert all(line.startswith("INFO:elasticrun.") for line in lines)
+
+
+def remaining(loop: AdaptiveDataLoader) -> Any:
+    """Loop for so many epochs that no machine comes to the end."""
+    from elasticrun import remaining_epochs_until
+
+    for _ in remaining_epochs_until(1_000_000):
+        yield from loop

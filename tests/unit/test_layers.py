@@ -1,0 +1,113 @@
+"""A module imports only what stands below it, also inside of functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import elasticrun
+
+ROOT = Path(elasticrun.__file__).parent
+
+# From the bottom up: a module may import from the rows before its own. A comment gives
+# the layer that the design names for a row; the rows within one are its inner order.
+ROWS: list[list[str]] = [
+    # 0
+    ["errors", "env", "version", "signals", "leaving", "reduction"],
+    ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
+    ["checkpoint.files", "data.permutation", "data.reading", "testing.traces"],
+    ["checkpoint.manifest", "checkpoint.lock", "data.workers", "trace"],
+    # 1
+    ["checkpoint.state", "control.gate", "control.store"],
+    ["checkpoint.tensors", "control.agreement", "control.group"],
+    ["checkpoint.draft", "control.watcher", "joining"],
+    # 2
+    ["checkpoint.store", "checkpoint.generators"],
+    ["data.plan", "data.elastic_sampler"],
+    ["data.order"],
+    # 3
+    ["position", "registry"],
+    ["saving"],
+    ["job"],
+    ["current"],
+    # 4
+    ["accumulation", "data.fingerprint"],
+    ["data.loader", "epoch", "states"],
+    ["partial_gradients"],
+    ["parallel"],
+    # Beside 6: starts replicas, for tests.
+    ["testing.replicas"],
+    ["testing", "testing.preloaded"],
+]
+HEIGHT = {module: height for height, row in enumerate(ROWS) for module in row}
+
+# They hand on what they are asked for, or hold nothing.
+EXEMPT = {"", "checkpoint", "control", "data"}
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its name below `elasticrun`."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        found[".".join(parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the package's modules that are imported at run time."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            # `from elasticrun import current` may name a module or what one holds.
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [n if module_of(n) in MODULES else node.module for n in names]
+        else:
+            names = []
+        yield from (
+            module_of(name) for name in names if name.split(".")[0] == "elasticrun"
+        )
+        yield from imported(node)
+
+
+def module_of(name: str) -> str:
+    return name.removeprefix("elasticrun").removeprefix(".")
+
+
+def test_every_module_has_a_place() -> None:
+    assert MODULES.keys() - HEIGHT.keys() - EXEMPT == set()
+    assert HEIGHT.keys() - MODULES.keys() == set()
+
+
+@pytest.mark.parametrize("module", sorted(HEIGHT))
+def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
+    found = set(imported(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
+    too_high = {
+        name for name in found if name not in EXEMPT and HEIGHT[name] >= HEIGHT[module]
+    }
+    assert too_high == set()
+
+
+def test_one_module_writes_files_and_one_reads_the_environment() -> None:
+    def using(*texts: str) -> set[str]:
+        return {
+            name
+            for name, path in MODULES.items()
+            if any(text in path.read_text(encoding="utf-8") for text in texts)
+        }
+
+    # A testing module gives replicas the variables that a launcher would.
+    assert using("os.environ") - {"testing.replicas"} == {"env"}
+    assert using("os.fsync(", "os.rename(", "os.replace(") == {"checkpoint.files"}
+    assert using("    global ") == {"current", "signals"}
