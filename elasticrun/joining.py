@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from elasticrun.control.group import choose_device, start_process_group
-from elasticrun.control.store import JobStore, open_store
+from elasticrun.control.rendezvous import open_store
+from elasticrun.control.store import JobStore
 from elasticrun.env import Environment
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 from collections.abc import Iterator
@@ -30,6 +31,10 @@ _VARIABLES = (
 # How long an example takes says nothing here: the machine may be busy.
 settings.register_profile("elasticrun", deadline=None)
 settings.load_profile("elasticrun")
+
+# One forkserver serves the replicas and the workers of loaders. Whoever starts it first
+# must have it import torch, or every replica would take seconds to do so itself.
+multiprocessing.set_forkserver_preload(["elasticrun.testing.preloaded"])
 
 
 @pytest.fixture(autouse=True)

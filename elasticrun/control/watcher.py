@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import math
-import queue
 import select
 import signal
 import sys
@@ -13,11 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch.distributed import TCPStore
-
-from elasticrun.control.agreement import CHECKPOINT, STOP, Coordinator, Message, Request
+from elasticrun.control.agreement import CHECKPOINT, STOP, Coordinator, Request
 from elasticrun.control.gate import Decision, Gate
-from elasticrun.control.store import JobStore, Mailbox, send
+from elasticrun.control.mail import Mail, Message
+from elasticrun.control.store import JobStore
 from elasticrun.signals import EXIT_CODES, SignalPipe, exit_at_once
 
 logger = logging.getLogger(__name__)
@@ -30,9 +28,8 @@ _NAMING_SECONDS = 2.0  # For an agreement that fails to say first who was silent
 class Watcher:
     """Serves one replica's gate; on rank 0 it also coordinates.
 
-    The thread waits on a pipe that signals, mail and the training thread write to. Mail
-    is fetched from the store by a second thread and sent by a third, which wait in C++:
-    for ever, when rank 0 is stopped, so that only the first one can keep deadlines.
+    Its thread waits on a pipe that signals, mail and the training thread write to, and
+    never on the store, so that it can keep deadlines.
 
     Args:
         store: The job's store, or None when there is one replica.
@@ -61,7 +58,7 @@ class Watcher:
         self._save_interval = save_interval
         self._describe = describe
         self._pipe = SignalPipe()
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._mail = Mail(store, rank, wake=self._pipe.wake)
         self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
         self._present = set(range(world_size))
         self._is_closing = False
@@ -71,36 +68,21 @@ class Watcher:
         self._answer_by: float | None = None
         self._has_heard = True
         self._save_at = time.monotonic() + save_interval
-        self._outbox: queue.SimpleQueue[tuple[int, Message] | None]
-        self._outbox = queue.SimpleQueue()
-        self._is_connected = store is not None
-        self._threads = [threading.Thread(target=self._run, name="elasticrun-watcher")]
-        if store is not None:
-            mailbox = Mailbox(store.connect(), rank)
-            self._threads += [
-                threading.Thread(
-                    target=self._fetch, args=(mailbox,), name="elasticrun-mail"
-                ),
-                threading.Thread(
-                    target=self._deliver,
-                    args=(store.connect(),),
-                    name="elasticrun-post",
-                ),
-            ]
+        self._thread = threading.Thread(
+            target=self._run, name="elasticrun-watcher", daemon=True
+        )
 
     def start(self) -> None:
         """Take the stop signals and start watching."""
         self._pipe.install()
-        for thread in self._threads:
-            thread.daemon = True
-            thread.start()
+        self._thread.start()
+        self._mail.start()
 
     def request(self, kind: str, *, cause: str, exit_code: int = 0) -> None:
         """Ask for a checkpoint or a stop; returns at once."""
         # Where the program is now: what is agreed before this is read may serve it.
         wish = Request(kind, cause, exit_code, at=self._gate.number)
-        self._inbox.put({**wish.encode(), "type": "wish"})
-        self._pipe.wake()
+        self._mail.put({**wish.encode(), "type": "wish"})
 
     def note_saved(self) -> None:
         """Start the save interval anew: a checkpoint was just written."""
@@ -116,40 +98,16 @@ class Watcher:
         Call it before the interpreter ends: a thread that waits in C++ then would abort
         the process.
         """
-        self._inbox.put({"type": "close"})
-        self._pipe.wake()
+        self._mail.put({"type": "close"})
         serves_others = self._rank == 0 and self._world_size > 1
         if serves_others and not self._others_left.wait(_FAREWELL_SECONDS):
-            self._inbox.put({"type": "alone"})
-            self._pipe.wake()
+            self._mail.put({"type": "alone"})
         deadline = time.monotonic() + _FAREWELL_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(_FAREWELL_SECONDS)
+        has_ended = self._mail.join(deadline=deadline) and not self._thread.is_alive()
         self._pipe.uninstall()
-        if not any(thread.is_alive() for thread in self._threads):
+        if has_ended:
             self._pipe.close()
-
-    # The threads that wait in C++.
-
-    def _fetch(self, mailbox: Mailbox) -> None:
-        while True:
-            try:
-                message = mailbox.receive()
-            except ConnectionError as error:
-                message = {"type": "lost", "reason": str(error)}
-            self._inbox.put(message)
-            self._pipe.wake()
-            if message["type"] in ("lost", "end", "farewell"):
-                return
-
-    def _deliver(self, client: TCPStore) -> None:
-        while (letter := self._outbox.get()) is not None:
-            try:
-                send(client, *letter)
-            except ConnectionError as error:
-                self._inbox.put({"type": "lost", "reason": str(error)})
-                self._pipe.wake()
-                return
 
     # The watcher thread.
 
@@ -160,7 +118,7 @@ class Watcher:
             self._gate.fail(f"the thread that watches for stops failed: {error!r}")
             raise
         finally:
-            self._outbox.put(None)
+            self._mail.stop_sending()
 
     def _watch(self) -> None:
         poll = select.poll()  # `select` takes no descriptor above 1023.
@@ -170,8 +128,7 @@ class Watcher:
             poll.poll(None if seconds is None else math.ceil(seconds * 1000))
             for number in self._pipe.read():
                 self._on_signal(number)
-            while not self._inbox.empty():
-                message = self._inbox.get()
+            for message in self._mail.received():
                 if message["type"] == "end":
                     return
                 self._handle(message)
@@ -244,7 +201,7 @@ class Watcher:
 
     def _handle(self, message: Message) -> None:
         handlers: dict[str, Callable[[Message], None]] = {
-            "wish": lambda m: self._send(0, Request.decode(m).encode()),
+            "wish": lambda m: self._mail.send(0, Request.decode(m).encode()),
             "request": self._on_request,
             "ask": self._on_ask,
             "answer": self._on_answer,
@@ -260,7 +217,7 @@ class Watcher:
 
     def _wish(self, kind: str, cause: str, exit_code: int) -> None:
         request = Request(kind, cause, exit_code, at=self._gate.number)
-        self._send(0, request.encode())
+        self._mail.send(0, request.encode())
 
     def _on_request(self, message: Message) -> None:
         assert self._coordinator is not None
@@ -276,7 +233,7 @@ class Watcher:
         self._has_heard = True
         boundary = self._gate.promise()
         self._answer_by = time.monotonic() + self._grace + _FAREWELL_SECONDS
-        self._send(
+        self._mail.send(
             0,
             {
                 "type": "answer",
@@ -331,15 +288,15 @@ class Watcher:
             self._broadcast({"type": "farewell"})
             self._end_when_alone()
         else:
-            self._send(0, {"type": "left", "rank": self._rank})
-            self._send(self._rank, {"type": "end"})
+            self._mail.send(0, {"type": "left", "rank": self._rank})
+            self._mail.end()
 
     def _on_farewell(self) -> None:
         self._gate.settle(None)
-        self._send(0, {"type": "left", "rank": self._rank})
-        self._is_connected = False
+        self._mail.send(0, {"type": "left", "rank": self._rank})
+        self._mail.disconnect()
         if self._is_closing:
-            self._inbox.put({"type": "end"})
+            self._mail.end()
 
     def _on_left(self, rank: int) -> None:
         self._present.discard(rank)
@@ -355,28 +312,18 @@ class Watcher:
         if self._present:
             return
         self._others_left.set()
-        self._inbox.put({"type": "end"})
-        if self._is_connected:
-            self._outbox.put((0, {"type": "end"}))
+        self._mail.end()
 
     def _on_lost(self, reason: str) -> None:
-        self._is_connected = False
+        self._mail.disconnect()
         if self._is_closing:
-            self._inbox.put({"type": "end"})
+            self._mail.end()
             return
         self._gate.fail(
             f"rank 0 is gone ({reason}). Without it no boundary can be agreed and no "
             "checkpoint committed; start the job again, it resumes at the last one."
         )
 
-    # Sending.
-
     def _broadcast(self, message: Message) -> None:
         for rank in sorted(self._present):
-            self._send(rank, message)
-
-    def _send(self, rank: int, message: Message) -> None:
-        if rank == self._rank and (rank == 0 or not self._is_connected):
-            self._inbox.put(message)
-        elif self._is_connected:
-            self._outbox.put((rank, message))
+            self._mail.send(rank, message)

@@ -148,7 +148,7 @@ def signal_agent(stage: Stage, agent: psutil.Popen) -> None:
 
 
 def signal_everything(stage: Stage, agent: psutil.Popen) -> None:
-    """Signal the agent, which signals its replicas, and these as well, as Slurm does."""
+    """Signal the agent, which signals its replicas, and these too, as Slurm does."""
     for process in [agent, *agent.children(recursive=True)]:
         process.terminate()
 
@@ -225,11 +225,11 @@ def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> Non
         max_restarts=3,
         port=free_port(),
     )
-    # With its store shared, the agent of rank 0 tells a node that joins later no address
-    # (torch 2.13), which then waits for it in vain.
+    # With its store shared, the agent of rank 0 tells no address to a node that joins
+    # later (torch 2.13), which then waits for it in vain.
     variables = {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1,
-        "ELASTICRUN_SAVE_INTERVAL": 0,
+        "ELASTICRUN_SAVE_INTERVAL": 0.05,
     }
     with started(stage, command, **variables) as first:
         stage.wait_for("held-0-0")
@@ -240,7 +240,9 @@ def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> Non
             kill_tree(second)
             stage.mark("go-1")
             assert first.wait(DEADLINE) == 0
-    worlds = {line["generation"]: line["world_size"] for line in read_trace(stage.trace)}
+    worlds = {
+        line["generation"]: line["world_size"] for line in read_trace(stage.trace)
+    }
     assert worlds == {0: 1, 1: 2, 2: 1}
     check_trained_right(stage, uninterrupted)
 

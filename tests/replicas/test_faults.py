@@ -12,7 +12,13 @@ from typing import Any, BinaryIO
 import pytest
 import torch.distributed as dist
 
-from elasticrun import AdaptiveDataLoader, State, rank, request_checkpoint
+from elasticrun import (
+    AdaptiveDataLoader,
+    State,
+    rank,
+    remaining_epochs_until,
+    request_checkpoint,
+)
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.support.data import Numbers
@@ -292,8 +298,14 @@ def test_a_kill_goes_back_to_the_last_checkpoint_by_time(
 # Start and stop, many times
 
 
-@pytest.mark.slow
-def test_a_hundred_generations_start_and_stop(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    "num_generations",
+    [
+        pytest.param(10, marks=pytest.mark.slow),
+        pytest.param(100, marks=pytest.mark.soak),
+    ],
+)
+def test_many_generations_start_and_stop(stage: Stage, num_generations: int) -> None:
     """Each goes on for a few batches; none hangs, none says anything it should not."""
 
     def script() -> None:
@@ -305,7 +317,7 @@ def test_a_hundred_generations_start_and_stop(stage: Stage) -> None:
                 stage.mark("running")
 
     slowest = 0.0
-    for number in range(100):
+    for number in range(num_generations):
         begun = time.monotonic()
         with start_generation(script, 3, variables=stage.variables()) as generation:
             stage.wait_for("running")
@@ -325,7 +337,5 @@ def test_a_hundred_generations_start_and_stop(stage: Stage) -> None:
 
 def remaining(loop: AdaptiveDataLoader) -> Any:
     """Loop for so many epochs that no machine comes to the end."""
-    from elasticrun import remaining_epochs_until
-
     for _ in remaining_epochs_until(1_000_000):
         yield from loop

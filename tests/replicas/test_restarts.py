@@ -31,7 +31,7 @@ Loops = dict[tuple[int, int], dict[int, list[int]]]  # By epoch and number: its 
 def run(program: Program, world_size: int) -> list[Any]:
     """Run one generation, and leave its trace beside the checkpoints."""
     variables = {"ELASTICRUN_TRACE": f"{program.directory}-trace"}
-    return run_generation(program, world_size, variables=variables)
+    return run_generation(program, world_size, timeout=300, variables=variables)
 
 
 def run_through(program: Program, *generations: tuple[int, dict[str, Any]]) -> Loops:
@@ -103,7 +103,7 @@ def test_a_stop_that_one_replica_asks_for_ends_all_of_them_alike(
     stopping = replace(program, stop_in=(0, "train", 0))
     variables = {"ELASTICRUN_TRACE": f"{program.directory}-trace"}
     with start_generation(stopping, 3, variables=variables) as generation:
-        outcomes = generation.wait(timeout=60)
+        outcomes = generation.wait(timeout=300)
     assert [outcome.exit_code for outcome in outcomes] == [LEAVE] * 3
     lines = read_trace(f"{program.directory}-trace")
     last = {
@@ -281,14 +281,14 @@ def test_the_model_is_bit_identical_at_an_unchanged_world_size(
         lambda: train_with(str(tmp_path / "whole"), Training(num_workers=2)),
         num_replicas,
     )
-    for stop_in in (2, 4, 9):
+    for stop_in in (2, 9):
         training = Training(num_workers=1, stop_in=stop_in)
         run_generation(
             lambda training=training: train_with(str(tmp_path / "job"), training),
             num_replicas,
         )
     end = run_generation(
-        lambda: train_with(str(tmp_path / "job"), Training(num_workers=2)),
+        lambda: train_with(str(tmp_path / "job"), Training(num_workers=1)),
         num_replicas,
     )
     assert end == whole

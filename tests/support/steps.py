@@ -156,7 +156,7 @@ def two_adversaries(given: Torch) -> list[Any]:
 
 
 def gradients_after_the_step(given: Torch) -> list[Any]:
-    """A second module gets gradients after its step, which it zeroes before the next."""
+    """A second module gets gradients after its step, and zeroes them later."""
     net, critic = network(2), nn.Linear(2, 1).double()
     of_net, of_critic = sgd(net), sgd(critic)
     model = given.parallel(net, of_net)

@@ -62,6 +62,8 @@ def main() -> None:
     (stage.root / f"pid-{generation()}-{rank()}").write_text(str(os.getpid()))
     for _ in remaining_epochs_until(NUM_EPOCHS):
         for inputs, targets in loader:
+            if f"{rank()}:{loader.batch_index}" == options.kill and generation() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
@@ -70,8 +72,6 @@ def main() -> None:
             if f"{generation()}:{loader.batch_index}" in options.hold:
                 stage.mark(f"held-{generation()}-{rank()}")
                 stage.wait_for(f"go-{generation()}")
-            if f"{rank()}:{loader.batch_index}" == options.kill and generation() == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
     if rank() == 0:
         torch.save(net.state_dict(), stage.root / "parameters.pt")
     stage.mark(f"finished-{rank()}-of-{world_size()}")
