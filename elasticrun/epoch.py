@@ -46,8 +46,7 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
     _check_not_nested(job)
     epoch = job.progress.skip_epochs(num_epochs)
     if epoch >= num_epochs:
-        if job.progress.position.place == (num_epochs, 0, False):
-            _say_finished(job, num_epochs)
+        _say_finished(job)
         job.progress.end_epoch_loop()
         return
     while epoch < num_epochs:
@@ -58,6 +57,7 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
             if is_left_on_purpose(sys._getframe(1)):
                 job.end_epoch()
                 job.progress.end_epoch_loop(is_left=True)
+                job.finish_epochs()
             else:
                 job.leave_epoch()
             raise
@@ -94,10 +94,13 @@ def _check_not_nested(job: Job) -> None:
         )
 
 
-def _say_finished(job: Job, num_epochs: int) -> None:
-    if job.has_resumed and job.rank == 0 and job.progress.is_replaying:
+def _say_finished(job: Job) -> None:
+    """Say why nothing happens, if the job stands where this epoch loop had ended."""
+    finished = job.progress.finished_epochs
+    is_there = job.progress.position.place == (finished, 0, False)
+    if job.has_resumed and job.rank == 0 and job.progress.is_replaying and is_there:
         logger.warning(
             "all %d epochs were finished before this start, so none remains. To train "
             "longer, raise the number; to start anew, use another directory.",
-            num_epochs,
+            finished,
         )

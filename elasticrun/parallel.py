@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.tensors import Stateful, StatefulState
 from elasticrun.current import current_job
-from elasticrun.partial_gradients import PartialGradients
+from elasticrun.gradient_hooks import GradientHooks
 from elasticrun.reduction import broadcast_buffers, settle_buckets
 
 _PREFIX = "module."
@@ -65,6 +65,7 @@ class AdaptiveDataParallel(nn.Module):
 
     module: nn.Module
     _ddp: DistributedDataParallel | None
+    _replica: nn.Module
 
     def __init__(
         self,
@@ -84,40 +85,42 @@ class AdaptiveDataParallel(nn.Module):
         schedulers = _named(f"{prefix}lr_scheduler", lr_scheduler)
         self.module = module
         self.training = module.training
-        # Past nn.Module, in which it would bring all parameters a second time.
+        # Past nn.Module, in which DDP would bring all parameters a second time, and which
+        # takes a while to find its modules.
         object.__setattr__(self, "_ddp", None)
+        object.__setattr__(self, "_replica", module)
         self._has_common_buffers = False
         if job.world_size > 1:
             ddp = DistributedDataParallel(module, **ddp_kwargs)
             object.__setattr__(self, "_ddp", ddp)
+            object.__setattr__(self, "_replica", ddp)
             self._has_common_buffers = bool(ddp.broadcast_buffers)
             ddp.broadcast_buffers = False
             settle_buckets(ddp)
-        self._partial_gradients = PartialGradients(module.parameters(), self._ddp)
+        self._gradient_hooks = GradientHooks(module.parameters(), self._ddp)
         job.register(StatefulState(name, self))
         for state_name, target in (optimizers | schedulers).items():
             job.register(StatefulState(state_name, target))
-            act_once_per_global_batch(target)
-        for target in optimizers.values():
             if isinstance(target, Optimizer):
-                self._partial_gradients.follow(target)
+                self._gradient_hooks.follow(target)
+            else:
+                act_once_per_global_batch(target)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
-        ddp = self._ddp
-        module = self.module if ddp is None else ddp
         if not torch.is_grad_enabled():
-            return module(*args, **kwargs)
-        is_step = self._partial_gradients.prepare()
+            return self._replica(*args, **kwargs)
+        is_step = self._gradient_hooks.prepare()
+        ddp = self._ddp
         if ddp is None:
-            return module(*args, **kwargs)
+            return self._replica(*args, **kwargs)
         if not is_step:
             with ddp.no_sync():
                 return ddp(*args, **kwargs)
         output = ddp(*args, **kwargs)
         if (
             self._has_common_buffers
-            and self.training
+            and ddp.module.training
             and ddp.require_backward_grad_sync
         ):
             broadcast_buffers(ddp)
@@ -168,7 +171,7 @@ class AdaptiveDataParallel(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients that the next step would see."""
-        self._partial_gradients.zero_grad()
+        self._gradient_hooks.zero_grad()
         super().zero_grad(set_to_none)
 
     def __getattr__(self, name: str) -> Any:
@@ -184,7 +187,7 @@ class AdaptiveDataParallel(nn.Module):
         return copy.deepcopy(self.module, memo)
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveDataParallel:
-        self._partial_gradients.unhook()  # Moved parameters get new nodes in the graph.
+        self._gradient_hooks.unhook()  # Moved parameters get new nodes in the graph.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 

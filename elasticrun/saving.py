@@ -121,11 +121,11 @@ class Saver:
                 )
             return outcome
         warnings.warn(
-            f"checkpoint {number} was not saved: {outcome} Training goes on; "
+            f"checkpoint {number} was not saved: {outcome} "
             + (
-                f"the newest checkpoint is {self.newest.path}."
+                f"The newest checkpoint is {self.newest.path}."
                 if self.newest
-                else "there is no checkpoint yet."
+                else "There is no checkpoint yet."
             ),
             CheckpointWarning,
             stacklevel=2,

@@ -18,6 +18,7 @@ _WORDS = {
     "shuffle": "as shuffle",
     "seed": "as the seed",
     "drop_last": "as drop_last",
+    "order": "as a checksum of the sampler's order",
 }
 
 
@@ -30,6 +31,7 @@ class Fingerprint:
     shuffle: bool
     seed: int
     drop_last: bool
+    order: int | None = None
 
     def encode(self) -> dict[str, Any]:
         """Return the fingerprint as plain values."""

@@ -26,7 +26,7 @@ from elasticrun.data.fingerprint import (
     decode_state,
     encode_state,
 )
-from elasticrun.data.order import check_sampler, order_of
+from elasticrun.data.order import check_sampler, checksum_of_map, order_of
 from elasticrun.data.plan import LoopPlan, MicroBatch, Part, Shares, loop_key
 from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
 from elasticrun.data.reading import Reader, Request
@@ -135,7 +135,12 @@ class AdaptiveDataLoader(DataLoader[Any]):
             is_padded=bool(even_batches),
         )
         self._fingerprint = Fingerprint(
-            num_samples, batch_size, self.shuffle, seed, self._shares.drop_last
+            num_samples,
+            batch_size,
+            self.shuffle,
+            seed,
+            self._shares.drop_last,
+            order=None if sampler is None else checksum_of_map(sampler),
         )
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from elasticrun.data.permutation import Permutation
 from elasticrun.data.plan import Order
+
+_NUM_CHECKED = 1000  # Entries of a user's order that its checksum looks at.
 
 
 def check_sampler(sampler: Any, batch_sampler: Any, *, shuffle: bool) -> None:
@@ -55,6 +58,14 @@ def order_of(num_samples: int, sampler: Any, *, key: int | None) -> Order:
     if key is not None:
         return Permutation(num_samples, key).take
     return _unchanged
+
+
+def checksum_of_map(sampler: Any) -> int:
+    """Return a checksum of an order that the user gave, from entries all over it."""
+    num_samples = len(sampler)
+    step = max(1, num_samples // _NUM_CHECKED)
+    positions = np.arange(0, num_samples, step, dtype=np.int64)
+    return zlib.crc32(_order_of_map(sampler)(positions).astype("<i8").tobytes())
 
 
 def _unchanged(positions: NDArray[np.int64]) -> NDArray[np.int64]:

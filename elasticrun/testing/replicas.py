@@ -196,8 +196,8 @@ def _run_replica(
     payload: bytes, environment: dict[str, str], sender: Connection
 ) -> None:
     os.environ.update(environment)
-    # The forkserver has made its own method the default; a script's workers are to start
-    # as they would elsewhere.
+    # The forkserver has made its own method the default; a script's workers are to
+    # start as they would elsewhere.
     multiprocessing.set_start_method(None, force=True)
     message: dict[str, Any] = {}
     exit_code = 0

@@ -265,7 +265,7 @@ def check_went_on(stage: Stage, world_size: int, values: list[Any]) -> None:
         log = stage.log(rank_)
         assert "CheckpointWarning: checkpoint" in log
         assert "was not saved" in log
-        assert f"the newest checkpoint is {stage.checkpoints}/checkpoint-" in log
+        assert f"The newest checkpoint is {stage.checkpoints}/checkpoint-" in log
     assert set(values) == {value_after(stage.samples())}
     stage.check_exactly_once(6 * NUM_BATCHES)
     positions = [c["position"]["index"] // 6 for c in stage.committed()]

@@ -130,6 +130,23 @@ def test_the_end_of_the_last_epoch_writes_one_checkpoint(tmp_path: Path) -> None
     assert (tmp_path / "checkpoint-00000003").exists()
 
 
+def test_break_writes_a_checkpoint_that_remembers_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop_early() -> list[int]:
+        seen = []
+        for epoch in remaining_epochs_until(9):
+            seen.append(epoch)
+            if epoch == 2:
+                break
+        return seen
+
+    assert run_once(stop_early, tmp_path) == [0, 1, 2]
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 1
+    assert run_once(stop_early, tmp_path) == []
+    assert "all 3 epochs were finished before this start" in caplog.text
+
+
 def test_break_finishes_the_epoch(job: Job) -> None:
     for epoch in remaining_epochs_until(5):
         if epoch == 1:

@@ -235,3 +235,16 @@ def test_except_exception_does_not_swallow_a_stop(tmp_path: Path) -> None:
 
     run_once(script, tmp_path)
     assert reached == []
+
+
+def test_another_order_of_the_same_length_is_refused(tmp_path: Path) -> None:
+    orders = [list(range(10)), list(range(10))[::-1]]
+
+    def script(order: list[int]) -> None:
+        AdaptiveDataLoader(Numbers(10), 2, sampler=order, name="train")
+        list(remaining_epochs_until(1))
+
+    run_once(lambda: script(orders[0]), tmp_path)
+    run_once(lambda: script(orders[0]), tmp_path)
+    with pytest.raises(CheckpointError, match="checksum of the sampler's order"):
+        run_once(lambda: script(orders[1]), tmp_path)

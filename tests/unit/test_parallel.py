@@ -22,7 +22,6 @@ from elasticrun import (
     StateNameError,
     remaining_epochs_until,
 )
-from elasticrun.partial_gradients import PartialGradients
 from elasticrun.testing import Job
 from tests.support.data import Numbers
 from tests.support.generations import generation
@@ -70,8 +69,7 @@ def backward(model: Any, batch: Tensor) -> None:
 
 
 def hooks_of(model: AdaptiveDataParallel) -> list[Any]:
-    partial: PartialGradients = model._partial_gradients
-    return partial._hooks
+    return model._gradient_hooks._hooks
 
 
 # What it is.
