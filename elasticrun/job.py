@@ -24,9 +24,10 @@ from elasticrun.env import (
 )
 from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
 from elasticrun.joining import join
+from elasticrun.opening import Start, open_directory
 from elasticrun.position import Position, Progress
 from elasticrun.registry import Registry
-from elasticrun.saving import Saver, Start
+from elasticrun.saving import Saver
 from elasticrun.trace import Trace
 
 if TYPE_CHECKING:
@@ -91,10 +92,16 @@ class Job:
         self._restores_at_loop = False
         self._last_saved: tuple[int, Position] | None = None
         self._registry = Registry(self.rank)
-        self._saver = self._make_saver(
+        self._directory = self._make_directory(
             checkpoint_dir or environment.checkpoint_dir, keep
         )
-        start = Start.afresh() if self._saver is None else self._saver.open()
+        start = Start.afresh()
+        self._saver: Saver | None = None
+        if self._directory is not None:
+            start = open_directory(self._directory, self._membership)
+            self._saver = Saver(
+                self._directory, self._registry, self._membership, start
+            )
         self.generation = start.generation
         self.has_resumed = start.newest is not None
         self.progress = Progress(_position_of(start.newest))
@@ -275,22 +282,16 @@ class Job:
         self._watcher.close()
         if self.trace is not None:
             self.trace.close()
-        if self._saver is not None:
-            self._saver.close()
+        if self._directory is not None:
+            self._directory.release()
         self._membership.leave()
 
-    def _make_saver(
-        self, directory: str | os.PathLike[str] | None, keep: int
-    ) -> Saver | None:
-        if directory is None:
+    def _make_directory(
+        self, path: str | os.PathLike[str] | None, keep: int
+    ) -> CheckpointStore | None:
+        if path is None:
             return None
-        return Saver(
-            CheckpointStore(directory, job=self.environment.job, keep=keep),
-            self._registry,
-            rank=self.rank,
-            world_size=self.world_size,
-            store=self._membership.store,
-        )
+        return CheckpointStore(path, job=self.environment.job, keep=keep)
 
     def _register_generators(self, newest: Checkpoint | None) -> None:
         if self.register(self._generators) or newest is None:

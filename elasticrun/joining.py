@@ -27,6 +27,16 @@ class Membership:
     store: JobStore | None
     owns_group: bool
 
+    @property
+    def rank(self) -> int:
+        """This replica's rank."""
+        return self.environment.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas."""
+        return self.environment.world_size
+
     def leave(self) -> None:
         """End the process group that was started here."""
         if self.owns_group and dist.is_initialized():

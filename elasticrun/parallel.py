@@ -85,8 +85,8 @@ class AdaptiveDataParallel(nn.Module):
         schedulers = _named(f"{prefix}lr_scheduler", lr_scheduler)
         self.module = module
         self.training = module.training
-        # Past nn.Module, in which DDP would bring all parameters a second time, and which
-        # takes a while to find its modules.
+        # Past nn.Module, in which DDP would bring all parameters a second time, and
+        # which takes a while to find a module.
         object.__setattr__(self, "_ddp", None)
         object.__setattr__(self, "_replica", module)
         self._has_common_buffers = False

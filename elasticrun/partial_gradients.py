@@ -15,6 +15,8 @@ from elasticrun.errors import ElasticRunError
 class PartialGradients:
     """Takes gradients out of the program's sight, and puts their sums back.
 
+    Sums of a global batch that its loop did not complete are dropped.
+
     A program may accumulate what no step is to see: in a GAN the generator's loss
     reaches the discriminator, which is zeroed before its own loss. So partial gradients
     are fresh until an optimizer steps; then they count, and what `zero_grad` had taken
@@ -27,7 +29,7 @@ class PartialGradients:
         is_reduced: Whether a reduction over replicas follows when the sums are back.
 
     Attributes:
-        hides: Whether there are any.
+        hides: Whether something is kept.
     """
 
     def __init__(self, parameters: list[Tensor], *, is_reduced: bool) -> None:
@@ -45,10 +47,6 @@ class PartialGradients:
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Expect that the optimizer's steps and zeroing will be told."""
         self._stepped.update(parameters_of(optimizer))
-
-    def _has_hidden(self) -> bool:
-        has_uncounted = bool(self._fresh or self._zeroed)
-        return has_uncounted or len(self._counted) > len(self._shown)
 
     def hide_all(self) -> None:
         """Take away what `.grad` of all parameters holds."""
@@ -88,11 +86,6 @@ class PartialGradients:
             self._shown = set(self._counted)
         else:
             self._counted, self.hides = {}, False
-
-    def _show_one(self, parameter: Tensor, gradient: Tensor) -> None:
-        previous = parameter.grad
-        with torch.no_grad():
-            parameter.grad = gradient if previous is None else _sum(previous, gradient)
 
     def show_the_rest(self) -> None:
         """Put back what no gradient has met before the step.
@@ -163,6 +156,15 @@ class PartialGradients:
         if self.hides and self._global_batch != _running_global_batch():
             self._fresh, self._zeroed, self._counted = {}, {}, {}
             self._shown, self.hides = set(), False
+
+    def _show_one(self, parameter: Tensor, gradient: Tensor) -> None:
+        previous = parameter.grad
+        with torch.no_grad():
+            parameter.grad = gradient if previous is None else _sum(previous, gradient)
+
+    def _has_hidden(self) -> bool:
+        has_uncounted = bool(self._fresh or self._zeroed)
+        return has_uncounted or len(self._counted) > len(self._shown)
 
 
 def _add(sums: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> None:

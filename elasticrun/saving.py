@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import time
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,38 +13,17 @@ from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.control.store import JobStore
 from elasticrun.errors import AgreementError, CheckpointError, CheckpointWarning
+from elasticrun.joining import Membership
+from elasticrun.opening import Start
 from elasticrun.registry import Registry
 from elasticrun.version import version
 
 logger = logging.getLogger(__name__)
 
-_HEARING_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """What all replicas of a generation begin with.
-
-    Attributes:
-        generation: Its number.
-        number: The number of the next checkpoint.
-        newest: The checkpoint to resume from, or None.
-    """
-
-    generation: int
-    number: int
-    newest: Checkpoint | None
-
-    @classmethod
-    def afresh(cls) -> Start:
-        """Return what a job without a checkpoint directory begins with."""
-        return cls(generation=0, number=1, newest=None)
-
 
 class Saver:
-    """One replica's part in finding and writing checkpoints.
+    """One replica's part in writing checkpoints.
 
     Attributes:
         newest: The newest committed checkpoint, from which states load.
@@ -57,35 +33,17 @@ class Saver:
         self,
         directory: CheckpointStore,
         registry: Registry,
-        *,
-        rank: int,
-        world_size: int,
-        store: JobStore | None,
+        membership: Membership,
+        start: Start,
     ) -> None:
         self._directory = directory
         self._registry = registry
-        self._rank = rank
-        self._world_size = world_size
-        self._store = store
-        self._number = 0
-        self.generation = 0
-        self.newest: Checkpoint | None = None
-
-    def open(self) -> Start:
-        """Find the checkpoint to resume from, the same on all replicas. Collective.
-
-        Raises:
-            CheckpointError: The directory is in use, unfit, or not the same on all
-                replicas; every replica raises, so that none starts at the beginning.
-        """
-        is_owner = self._rank == 0
-        start = self._open_as_owner() if is_owner else self._open_like_owner()
-        self.generation, self._number, self.newest = (
-            start.generation,
-            start.number,
-            start.newest,
-        )
-        return start
+        self._rank = membership.rank
+        self._world_size = membership.world_size
+        self._store = membership.store
+        self._number = start.number
+        self._generation = start.generation
+        self.newest = start.newest
 
     def save(self, position: dict[str, Any], *, timeout: float) -> Checkpoint | None:
         """Write and commit a checkpoint. Collective, at the same point everywhere.
@@ -131,106 +89,6 @@ class Saver:
             stacklevel=2,
         )
         return None
-
-    def close(self) -> None:
-        """Let another job have the directory."""
-        if self._rank == 0:
-            self._directory.release()
-
-    # Opening.
-
-    def _open_as_owner(self) -> Start:
-        try:
-            self._directory.acquire()
-            newest = self._directory.find_newest()
-            self._directory.sweep()
-            start = Start(
-                self._directory.next_generation(),
-                self._directory.next_number(),
-                newest,
-            )
-        except Exception as error:
-            self._tell_start({"error": f"rank 0: {error}"})
-            self._wait_until_heard()
-            self._directory.release()
-            raise
-        try:
-            self._tell_start(
-                {
-                    "generation": start.generation,
-                    "number": start.number,
-                    "newest": newest.number if newest else None,
-                    "digest": newest.manifest.digest if newest else None,
-                }
-            )
-            self._hear_whether_all_see_it()
-        except Exception:
-            self._directory.release()
-            raise
-        return start
-
-    def _tell_start(self, message: dict[str, Any]) -> None:
-        if self._store is not None:
-            self._store.put("start", message)
-
-    def _hear_whether_all_see_it(self) -> None:
-        if self._store is None:
-            return
-        answers = {
-            rank: self._store.take(f"start/{rank}")
-            for rank in range(1, self._world_size)
-        }
-        refusals = [f"rank {r}: {text}" for r, text in answers.items() if text]
-        verdict = "\n".join(refusals)
-        self._store.put("start/verdict", verdict)
-        if verdict:
-            self._wait_until_heard()
-            raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
-
-    def _wait_until_heard(self) -> None:
-        """Serve the store until all know why the job does not start."""
-        if self._store is None:
-            return
-        for rank in range(1, self._world_size):
-            with contextlib.suppress(TimeoutError):
-                self._store.take(f"start/{rank}/heard", timeout=_HEARING_SECONDS)
-
-    def _open_like_owner(self) -> Start:
-        assert self._store is not None
-        message = self._store.take("start")
-        if "error" in message:
-            self._store.put(f"start/{self._rank}/heard", True)
-            raise CheckpointError(message["error"])
-        newest, refusal = None, ""
-        try:
-            self._directory.check_shared(message["generation"])
-            self._check_sees_no_more(message["number"])
-            if message["newest"] is not None:
-                newest = self._directory.open(message["newest"], message["digest"])
-        except CheckpointError as error:
-            refusal = str(error)
-        self._store.put(f"start/{self._rank}", refusal)
-        verdict = self._store.take("start/verdict")
-        if verdict:
-            self._store.put(f"start/{self._rank}/heard", True)
-            raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
-        return Start(message["generation"], message["number"], newest)
-
-    def _check_sees_no_more(self, next_number: int) -> None:
-        """Refuse to start over what rank 0 does not see, whose generation may be equal.
-
-        Raises:
-            CheckpointError: There are checkpoints here that rank 0 does not have.
-        """
-        number = self._directory.next_number()
-        if number > next_number:
-            raise CheckpointError(
-                f"{self._directory.directory} on host {socket.gethostname()} has a "
-                f"checkpoint {number - 1}, but rank 0 begins with {next_number}. The "
-                "checkpoint directory must be on a file system that all replicas see."
-            )
-
-    # Saving.
 
     def _save_as_owner(
         self, number: int, position: dict[str, Any], timeout: float
@@ -305,7 +163,7 @@ class Saver:
         return Manifest(
             job=self._directory.job,
             number=number,
-            generation=self.generation,
+            generation=self._generation,
             world_size=self._world_size,
             position=position,
             time=time.time(),

@@ -31,6 +31,7 @@ ROWS: list[list[str]] = [
     ["data.order"],
     # 3
     ["position", "registry"],
+    ["opening"],
     ["saving"],
     ["job"],
     ["current"],
