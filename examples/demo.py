@@ -70,10 +70,10 @@ class Part:
 
 CALM = (Part(1),)
 STORMY = (
-    Part(4, until=0.20, target=2),
-    Part(2, until=0.45, target=1, number=signal.SIGKILL),
-    Part(3, until=0.65),
-    Part(1, until=0.85, target=0),
+    Part(4, until=0.22, target=2),
+    Part(2, until=0.46, target=1, number=signal.SIGKILL),
+    Part(3, until=0.67),
+    Part(1, until=0.86, target=0),
     Part(2),
 )
 

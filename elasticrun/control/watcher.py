@@ -275,6 +275,8 @@ class Watcher:
         )
         if message["kind"] == STOP:
             logger.error("%s: exiting without a new checkpoint", text)
+            if self._rank == 0:  # The others read this from the store, which ends here.
+                time.sleep(_NAMING_SECONDS)
             exit_at_once(message["exit_code"])
         logger.warning("%s: no checkpoint this time", text)
         self._gate.settle(None)

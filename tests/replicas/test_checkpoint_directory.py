@@ -87,6 +87,7 @@ def refusals(stage: Stage, world_size: int, **variables: object) -> list[str]:
 # Used twice
 
 
+@pytest.mark.slow  # It waits for the owner, which may be about to exit.
 def test_a_second_live_job_is_refused_on_all_its_replicas(stage: Stage) -> None:
     loop = small(stage, on_batch=hold_at(stage, 3, 0, 1))
     with start_generation(loop, 2, variables=stage.variables()) as generation:

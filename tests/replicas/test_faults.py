@@ -26,6 +26,8 @@ from tests.support.data import Numbers
 from tests.support.loops import Loop, held, hold_at, value_after
 from tests.support.stage import DEADLINE, Stage, wait_until
 
+SLOW = pytest.mark.slow  # Rank 0 waits at its end for whoever has not left.
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
@@ -63,7 +65,9 @@ def saving(stage: Stage, *batches: int, then: Callable[[], object]) -> Loop:
 # Killed
 
 
-@pytest.mark.parametrize("killed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)]
+)
 def test_the_next_generation_delivers_again_what_came_after_the_checkpoint(
     stage: Stage, killed: int
 ) -> None:
@@ -145,7 +149,9 @@ def with_state(stage: Stage, during_save: Callable[[], Any]) -> Callable[[], int
     return script
 
 
-@pytest.mark.parametrize("killed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)]
+)
 def test_a_replica_that_dies_while_it_saves_tears_no_checkpoint(
     stage: Stage, killed: int
 ) -> None:
@@ -180,6 +186,7 @@ def generation_has_lost(generation: Any, rank: int) -> bool:
     return not status.exists() or " Z " in status.read_text()
 
 
+@SLOW
 def test_a_stop_does_not_wait_for_ever_for_who_dies_while_saving(stage: Stage) -> None:
     def die() -> None:
         if rank() == 1:
@@ -275,7 +282,7 @@ def test_off_saves_at_the_end_only(stage: Stage) -> None:
     assert checkpoint["position"]["finished_epochs"] == 1
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=SLOW)])
 def test_a_kill_goes_back_to_the_last_checkpoint_by_time(
     stage: Stage, killed: int
 ) -> None:

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 import elasticrun
 from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from elasticrun.testing import run_generation
+from elasticrun.testing import GenerationFailed, run_generation
 from tests.support import steps
 from tests.support.data import Numbers
 from tests.support.steps import Case, Elastic, Torch
@@ -76,9 +76,22 @@ def run_all_cases() -> dict[tuple[str, int | None], list[Any]]:
     }
 
 
+Results = list[dict[tuple[str, int | None], list[Any]]]
+
+
 @functools.cache
-def results(world_size: int) -> list[dict[tuple[str, int | None], list[Any]]]:
-    return run_generation(run_all_cases, world_size, timeout=TIMEOUT)
+def outcome(world_size: int) -> Results | GenerationFailed:
+    try:
+        return run_generation(run_all_cases, world_size, timeout=TIMEOUT)
+    except GenerationFailed as failure:
+        return failure
+
+
+def results(world_size: int) -> Results:
+    given = outcome(world_size)
+    if isinstance(given, GenerationFailed):
+        raise given
+    return given
 
 
 @functools.cache

@@ -206,7 +206,14 @@ def test_replicas_that_run_ahead_through_an_evaluation_wait_for_the_others(
 # DataLoader workers
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.slow),
+        pytest.param("forkserver", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_leave_the_signals_of_the_group_to_the_replica(
     stage: Stage, method: str
 ) -> None:
@@ -284,7 +291,7 @@ def test_a_data_set_that_stalls_cannot_keep_a_stop_for_ever(
     wait_until(lambda: all(has_ended(worker.pid) for worker in workers))
 
 
-@pytest.mark.parametrize("stalled", [0, 1])
+@pytest.mark.parametrize("stalled", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("signalled", [0, 1, 2])
 def test_the_others_say_which_rank_never_came(
     stage: Stage, stalled: int, signalled: int

@@ -39,6 +39,7 @@ ROWS: list[list[str]] = [
     ["accumulation", "data.fingerprint"],
     ["data.loader", "epoch", "states"],
     ["partial_gradients"],
+    ["gradient_hooks"],
     ["parallel"],
     # Beside 6: starts replicas, for tests.
     ["testing.replicas"],
