@@ -6,13 +6,14 @@ full queue), but the byte that `signal.set_wakeup_fd` writes arrives at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -130,6 +131,21 @@ def _flush_output() -> None:
             stream.flush()
 
 
+@contextlib.contextmanager
+def stops_held_back() -> Iterator[None]:
+    """Start processes within that stop signals cannot kill until they have a say.
+
+    They inherit that this thread holds the signals back; a replica's other threads do
+    not, so that it still hears of them. A forkserver has to be there before: it would
+    hand this on to whatever else it starts.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def leave_stops_to_parent() -> None:
     """In a DataLoader worker: ignore stop signals, but for those that the parent sends.
 
@@ -139,6 +155,7 @@ def leave_stops_to_parent() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(
         target=_exit_when_told_by_parent, name="elasticrun-term", daemon=True
     ).start()

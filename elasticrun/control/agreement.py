@@ -117,6 +117,16 @@ class Coordinator:
         self._close()
         return message
 
+    def on_left(self) -> Message | None:
+        """Call an open agreement off: a replica's program has ended.
+
+        No boundary of all replicas is to come; the others go on to their own end.
+        """
+        if self._request is None:
+            return None
+        self._close()
+        return {"type": "call_off"}
+
     def _is_served(self, request: Request) -> bool:
         decided = self._decided
         if decided is None:

@@ -74,7 +74,7 @@ class Mail:
     def send(self, rank: int, message: Message) -> None:
         """Send a message; it is dropped once there is no store any more."""
         if rank == self._rank and (rank == 0 or not self._is_connected):
-            self._inbox.put(message)
+            self.put(message)  # Wakes: it may be a deadline that sends it.
         elif self._is_connected:
             self._outbox.put((rank, message))
 

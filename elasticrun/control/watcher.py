@@ -116,6 +116,7 @@ class Watcher:
             self._watch()
         except BaseException as error:
             self._gate.fail(f"the thread that watches for stops failed: {error!r}")
+            self._mail.end()
             raise
         finally:
             self._mail.stop_sending()
@@ -207,6 +208,7 @@ class Watcher:
             "answer": self._on_answer,
             "decide": self._on_decision,
             "give_up": self._on_given_up,
+            "call_off": lambda _: self._on_call_off(),
             "close": lambda _: self._on_close(),
             "farewell": lambda _: self._on_farewell(),
             "left": lambda m: self._on_left(m["rank"]),
@@ -302,8 +304,16 @@ class Watcher:
 
     def _on_left(self, rank: int) -> None:
         self._present.discard(rank)
+        if self._coordinator is not None:
+            called_off = self._coordinator.on_left()
+            if called_off is not None:
+                self._broadcast(called_off)
         if self._is_closing:
             self._end_when_alone()
+
+    def _on_call_off(self) -> None:
+        self._answer_by = None
+        self._gate.settle(None)
 
     def _on_alone(self) -> None:
         """Go without the others: who has not left by now is dead or hangs."""

@@ -31,7 +31,7 @@ from elasticrun.data.plan import LoopPlan, MicroBatch, Part, Shares, loop_key
 from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
 from elasticrun.data.reading import Reader, Request
 from elasticrun.data.seeding import derive_seed
-from elasticrun.data.workers import WorkerInit
+from elasticrun.data.workers import WorkerInit, start_workers
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job import Job
 from elasticrun.leaving import is_left_on_purpose
@@ -239,7 +239,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
             plan = self._plan(start)
             if self.progress and job.rank == 0:
                 bar = open_progress_bar(self.name, plan.first_batch, len(self))
-            batches = iter(self._reading(plan, start))
+            batches = start_workers(self._reading(plan, start))
             job.continue_loop()
             in_flight, trace, progress = plan.in_flight, job.trace, job.progress
             for batch in batches:

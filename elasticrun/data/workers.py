@@ -1,14 +1,27 @@
-"""What a DataLoader worker does first."""
+"""How DataLoader workers start, and what they do first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from typing import Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from elasticrun.data.reading import Reader
-from elasticrun.signals import leave_stops_to_parent
+from elasticrun.signals import leave_stops_to_parent, stops_held_back
+
+
+def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return `iter(loader)`; no stop signal can kill a worker that is just starting."""
+    if loader.num_workers == 0:
+        return iter(loader)
+    context = loader.multiprocessing_context or multiprocessing.get_context()
+    if context.get_start_method() == "forkserver":
+        forkserver.ensure_running()
+    with stops_held_back():
+        return iter(loader)
 
 
 class WorkerInit:

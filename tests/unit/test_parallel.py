@@ -253,6 +253,20 @@ def test_gradients_are_hidden_until_the_last_micro_batch() -> None:
     assert seen == [None, None, None, 1.5]
 
 
+def test_gradients_from_before_are_hidden_with_them() -> None:
+    net = nn.Sequential(linear(1.0), linear(1.0))
+    earlier = net[1].weight.grad = torch.ones(1, 1)
+    model = AdaptiveDataParallel(net)
+    seen = []
+    for batch in loader(2, size=4):
+        model(batch[:, None].float())
+        net[0](batch[:, None].float()).mean().backward()
+        seen.append(net[1].weight.grad is None)
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-9)
+    assert seen == [True, False]
+    assert earlier == 1.0
+
+
 def test_two_passes_in_a_micro_batch_both_count() -> None:
     net = linear()
     model = AdaptiveDataParallel(net)

@@ -1,0 +1,50 @@
+"""DataLoader workers and the signals that a whole process group gets."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from torch.utils.data import TensorDataset
+
+from elasticrun.testing import run_generation
+
+
+def loop_over_workers_that_are_signalled_at_their_start() -> int:
+    import torch
+
+    import elasticrun as er
+
+    er.init()
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    data = TensorDataset(torch.arange(12))
+    loader = er.AdaptiveDataLoader(
+        data, 2, num_workers=2, multiprocessing_context="fork"
+    )
+    return sum(len(batch) for (batch,) in loader)
+
+
+def test_a_stop_cannot_kill_a_worker_that_is_just_starting() -> None:
+    delivered = run_generation(loop_over_workers_that_are_signalled_at_their_start, 1)
+    assert delivered == [12]
+
+
+def end_while_the_other_goes_on(num_rounds: int) -> int:
+    import torch
+
+    import elasticrun as er
+
+    er.init()
+    data = TensorDataset(torch.arange(40))
+    loader = er.AdaptiveDataLoader(data, 2, even_batches=False)
+    if er.rank() == 1:
+        er.request_stop()
+        er.current_job().close()
+        return 0
+    return sum(len(list(loader)) for _ in range(num_rounds))
+
+
+def test_a_replica_whose_program_ends_does_not_hold_the_others_back() -> None:
+    # Far less than the grace of 60 s, for which an answer would be awaited.
+    ended = run_generation(end_while_the_other_goes_on, 2, 50, timeout=50)
+    assert ended[1] == 0
