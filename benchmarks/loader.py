@@ -4,7 +4,7 @@
 
 The loaders take turns within each round, and a ratio is that of two turns of one round;
 quoted is the median. Above 1.00, elasticrun is the faster one. torchdata's
-StatefulDataLoader takes a snapshot every step (its default); without torchdata installed
+The loaders take turns in each round, and a ratio is that of two turns of one round;
 its figures are left out.
 """
 

@@ -3,19 +3,18 @@
     python benchmarks/parallel.py
 
 Networks of one shape train in turns in one loop of an `AdaptiveDataLoader`: forward and
-backward pass, `optimizer.step` and `zero_grad`. One is in an AdaptiveDataParallel, one in
-a DDP (with one replica: bare), and one more of these shows what chance does. Who begins
-changes with each turn. `ratio` is the median time of a step, on rank 0, over that of DDP;
-`control_ratio` that of the second DDP over that of the first. In `weighed`, global
-batches do not divide by the number of replicas, so that gradients are weighed; in
-`plain`, nothing is weighed or accumulates.
+backward pass, `optimizer.step` and `zero_grad`. One is in an AdaptiveDataParallel, one
+in a DDP (with one replica: bare), and one more of these shows what chance does. Who
+begins changes with each turn. `ratio` is the median time of a step, on rank 0, over
+that of DDP; `control_ratio` that of the second DDP over that of the first. In `plain`,
+nothing is weighed or accumulates; in `weighed`, global batches do not divide by the
+number of replicas.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
 
 import torch
 from machine import report

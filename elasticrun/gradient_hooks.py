@@ -25,6 +25,7 @@ from elasticrun.partial_gradients import PartialGradients, parameters_of
 
 if TYPE_CHECKING:
     from elasticrun.data.loader import AdaptiveDataLoader
+    from elasticrun.data.plan import MicroBatch, Part
 
 _STEP_BEFORE_LOSS = (
     "a loss was computed after an optimizer had stepped the same model in one turn of "
@@ -63,6 +64,8 @@ class GradientHooks:
         self._hooked: list[bool] = []
         self._hooks: list[Any] = []
         self._lock = threading.Lock()  # Autograd has one thread for each device.
+        self._is_active = True  # Whether there is more to do than to look for weights.
+        self._plain_part: Part | None = None  # Needs none, and nothing hidden.
         self._micro_batch: object = None
         self._counted_in: object = None
         self._has_warned = False
@@ -73,15 +76,19 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
+        part = None if loader is None else _micro_batch_of(loader)[2]
+        if part is self._plain_part and not self._is_active:
+            return True
         is_step, weight = True, 1.0
         if loader is not None:
             is_step, weight = loader.is_step, loader.loss_weight
-        if self._partial.hides:
-            self._partial.drop_abandoned()
+        self._partial.drop_abandoned()
         if self._partial.hides or weight != 1.0 or not is_step:
             self._hook()
-        elif self._hooks:
+        else:
             self.unhook()
+            self._plain_part = part
+        self._is_active = bool(self._hooks) or self._searches_unused
         if self._searches_unused:
             self._make_ddp_forget(is_step=is_step)
         return is_step
@@ -133,6 +140,7 @@ class GradientHooks:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._hooked = [], []
+        self._is_active = True
 
     def _hook(self) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]
@@ -214,5 +222,5 @@ class _Held:
         self._node = None
 
 
-def _micro_batch_of(loader: AdaptiveDataLoader) -> object:
+def _micro_batch_of(loader: AdaptiveDataLoader) -> MicroBatch:
     return loader._loop.current

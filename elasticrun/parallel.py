@@ -94,7 +94,8 @@ class AdaptiveDataParallel(nn.Module):
             ddp = DistributedDataParallel(module, **ddp_kwargs)
             object.__setattr__(self, "_ddp", ddp)
             object.__setattr__(self, "_replica", ddp)
-            self._has_common_buffers = bool(ddp.broadcast_buffers)
+            has_buffers = any(True for _ in module.buffers())
+            self._has_common_buffers = has_buffers and bool(ddp.broadcast_buffers)
             ddp.broadcast_buffers = False
             settle_buckets(ddp)
         self._gradient_hooks = GradientHooks(module.parameters(), self._ddp)
