@@ -4,8 +4,8 @@
 
 The loaders take turns within each round, and a ratio is that of two turns of one round;
 quoted is the median. Above 1.00, elasticrun is the faster one. torchdata's
-The loaders take turns in each round, and a ratio is that of two turns of one round;
-its figures are left out.
+StatefulDataLoader takes a snapshot every step (its default); without torchdata its
+figures are left out.
 """
 
 from __future__ import annotations
