@@ -24,7 +24,11 @@ from elasticrun.env import (
 )
 from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
 from elasticrun.joining import join
-from elasticrun.opening import Start, open_directory
+from elasticrun.opening import (
+    Start,
+    check_all_have_directory,
+    open_directory,
+)
 from elasticrun.position import Position, Progress
 from elasticrun.registry import Registry
 from elasticrun.saving import Saver
@@ -95,6 +99,7 @@ class Job:
         self._directory = self._make_directory(
             checkpoint_dir or environment.checkpoint_dir, keep
         )
+        check_all_have_directory(self._membership, has_one=self._directory is not None)
         start = Start.afresh()
         self._saver: Saver | None = None
         if self._directory is not None:

@@ -50,6 +50,36 @@ def open_directory(directory: CheckpointStore, membership: Membership) -> Start:
     return opener.open_as_owner() if is_owner else opener.open_like_owner()
 
 
+def check_all_have_directory(membership: Membership, *, has_one: bool) -> None:
+    """Refuse to start if only some replicas were given a directory. Collective.
+
+    Raises:
+        CheckpointError: Some have none; every replica raises.
+    """
+    store = membership.store
+    if store is None:
+        return
+    others = range(1, membership.world_size)
+    if membership.rank == 0:
+        have = [has_one, *(store.take(f"directory/{rank}") for rank in others)]
+        without = [rank for rank, has in enumerate(have) if not has]
+        verdict = without if len(without) < len(have) else []
+        store.put("directory/verdict", verdict)
+        for rank in others if verdict else ():
+            with contextlib.suppress(TimeoutError):
+                store.take(f"directory/{rank}/heard", timeout=_HEARING_SECONDS)
+    else:
+        store.put(f"directory/{membership.rank}", has_one)
+        verdict = store.take("directory/verdict")
+        store.put(f"directory/{membership.rank}/heard", True)
+    if verdict:
+        raise CheckpointError(
+            f"rank {', '.join(map(str, verdict))} of {membership.world_size} has no "
+            "checkpoint directory, but others have, so no checkpoint could be whole. "
+            "Give all replicas the same checkpoint_dir (ELASTICRUN_CHECKPOINT_DIR)."
+        )
+
+
 @dataclass(frozen=True)
 class _Opener:
     """One replica's part in it."""

@@ -186,7 +186,9 @@ def test_a_signal_saves_once_and_the_same_command_goes_on(
     stage.check_exactly_once(linear.NUM_SAMPLES, num_epochs=linear.NUM_EPOCHS)
 
 
-@pytest.mark.parametrize("attempt", range(5))
+@pytest.mark.parametrize(
+    "attempt", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 5))]
+)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_is_replaced_and_the_first_new_generation_goes_on(
     stage: Stage, uninterrupted: Stage, killed: int, attempt: int
