@@ -27,9 +27,16 @@ from elasticrun.data.fingerprint import (
     encode_state,
 )
 from elasticrun.data.order import check_sampler, checksum_of_map, order_of
-from elasticrun.data.plan import LoopPlan, MicroBatch, Part, Shares, loop_key
+from elasticrun.data.plan import (
+    LoopPlan,
+    MicroBatch,
+    Part,
+    Seeding,
+    Shares,
+    loop_key,
+)
 from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
-from elasticrun.data.reading import Reader, Request
+from elasticrun.data.reading import Reader
 from elasticrun.data.seeding import derive_seed
 from elasticrun.data.workers import WorkerInit, start_workers
 from elasticrun.errors import CheckpointError, LoopOrderError
@@ -290,17 +297,17 @@ class AdaptiveDataLoader(DataLoader[Any]):
                 key=derive_seed(key, 1) if self.shuffle else None,
             ),
             index=start.index,
-            as_request=self._request_maker(derive_seed(key, 2)),
+            seeding=(
+                Seeding(derive_seed(key, 2), self.seed_each == "sample")
+                if self._is_seeded
+                else None
+            ),
         )
 
-    def _request_maker(self, key: int) -> Any:
-        if self.seed_each == "sample":
-            return lambda indices, positions: Request(indices, key, positions)
-        if self.num_workers > 0:
-            return lambda indices, positions: Request(
-                indices, derive_seed(key, positions[0]), None
-            )
-        return None
+    @property
+    def _is_seeded(self) -> bool:
+        """Whether reading seeds; without, it draws on the replica's own generators."""
+        return self.num_workers > 0 or self.seed_each == "sample"
 
     def _reading(self, plan: LoopPlan, start: Position) -> DataLoader[Any]:
         """Return the plain DataLoader that reads; persistent workers keep theirs."""
@@ -309,7 +316,6 @@ class AdaptiveDataLoader(DataLoader[Any]):
             assert isinstance(requests, _Requests)
             requests.plan = plan
             return self._inner
-        is_seeded = self.num_workers > 0 or self.seed_each == "sample"
         generator = self.generator
         if generator is None:  # Keeps torch from drawing on the program's generator.
             generator = torch.Generator().manual_seed(
@@ -319,7 +325,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
             # Torch has warned of the same arguments when this loader was made.
             warnings.simplefilter("ignore", UserWarning)
             inner: DataLoader[Any] = DataLoader(
-                Reader(self.dataset) if is_seeded else self.dataset,
+                Reader(self.dataset) if self._is_seeded else self.dataset,
                 batch_sampler=_Requests(plan),
                 num_workers=self.num_workers,
                 collate_fn=self.collate_fn,

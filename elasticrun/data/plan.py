@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from elasticrun.data.partition import (
     partition,
 )
 from elasticrun.data.reading import Request
-from elasticrun.data.seeding import derive_seed
+from elasticrun.data.seeding import derive_seed, derive_seeds
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
 _PADDING = range(1)  # The batch's first sample stands in for a missing one.
@@ -94,6 +94,18 @@ class Shares:
         return runs if self.is_padded else [run for run in runs if run]
 
 
+class Seeding(NamedTuple):
+    """What the random draws of data-set items depend on, beside the position.
+
+    Attributes:
+        key: 64 bits of the loop.
+        each_sample: Whether each sample has a seed, or each micro-batch one.
+    """
+
+    key: int
+    each_sample: bool
+
+
 class LoopPlan:
     """A batch sampler over one loop, from any index on; O(1) in the data set's length.
 
@@ -103,8 +115,8 @@ class LoopPlan:
     Args:
         order: Maps positions to data-set indices.
         index: Samples of the loop that were consumed before.
-        as_request: Makes what the DataLoader is asked for from the indices and their
-            positions; None for the plain indices.
+        seeding: How the draws of each micro-batch are seeded; None to ask for the plain
+            indices.
     """
 
     def __init__(
@@ -113,15 +125,15 @@ class LoopPlan:
         order: Order,
         *,
         index: int,
-        as_request: Callable[[list[int], list[int]], Request] | None,
+        seeding: Seeding | None,
     ) -> None:
         self._shares = shares
         self._order = order
-        self._as_request = as_request
+        self._seeding = seeding
         self.first_batch = -(-index // shares.batch_size)
         self.in_flight: deque[MicroBatch] = deque()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[list[int] | Request]:
         shares = self._shares
         num_full = shares.num_samples // shares.batch_size
         per_chunk = max(1, _CHUNK // -(-shares.batch_size // shares.world_size))
@@ -133,7 +145,7 @@ class LoopPlan:
             yield from self._run_of_batches(start, stop)
             start = stop
 
-    def _run_of_batches(self, start: int, stop: int) -> Iterator[Any]:
+    def _run_of_batches(self, start: int, stop: int) -> Iterator[list[int] | Request]:
         """Yield batches of one size, with one computation of their indices."""
         size = self._shares.size_of_batch(start)
         runs = self._shares.micro_batches(size)
@@ -143,17 +155,31 @@ class LoopPlan:
         positions = self._positions(start, stop, runs)
         indices = self._order(positions).tolist()
         parts = _parts(runs, size)
-        in_flight, as_request = self.in_flight, self._as_request
+        if self._seeding is None:
+            yield from self._asked_for(start, stop, parts, indices)
+            return
+        seeds = derive_seeds(self._seeding.key, positions).tolist()
+        begin = 0
+        for own in self._asked_for(start, stop, parts, indices):
+            end = begin + len(own)
+            yield own, seeds[begin:end] if self._seeding.each_sample else seeds[begin]
+            begin = end
+
+    def _asked_for(
+        self,
+        start: int,
+        stop: int,
+        parts: list[tuple[Part, int]],
+        indices: list[int],
+    ) -> Iterator[list[int]]:
+        in_flight = self.in_flight
         begin = 0
         for batch in range(start, stop):
             for part, length in parts:
                 end = begin + length
                 own = indices[begin:end]
                 in_flight.append((batch, own, part))
-                if as_request is None:
-                    yield own
-                else:
-                    yield as_request(own, positions[begin:end].tolist())
+                yield own
                 begin = end
 
     def _positions(self, start: int, stop: int, runs: list[range]) -> NDArray[np.int64]:

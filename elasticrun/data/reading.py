@@ -9,13 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
-
-from elasticrun.data.seeding import derive_seed
 
 # 2**64 over the golden ratio, an odd number: the middle bits of a product with it
 # depend on all lower bits (multiplicative hashing: Knuth, "Sorting and Searching").
@@ -23,19 +21,10 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _MASK_32 = (1 << 32) - 1
 
 
-class Request(NamedTuple):
-    """The samples of one micro-batch, and what their random draws depend on.
-
-    Args:
-        indices: Data-set indices to read, in order; one may occur more than once.
-        seed: In [0, 2**64), seeds the generators; None leaves them as they are.
-        positions: One position per index, to seed anew before each sample; None to
-            seed once before the first.
-    """
-
-    indices: list[int]
-    seed: int | None
-    positions: range | list[int] | None
+# Data-set indices to read, in order (one may occur more than once), and a seed in
+# [0, 2**64) for the generators, or one for each sample. A plain tuple: it is sent to a
+# worker for every batch, and a class of its own takes several times as long to pickle.
+Request = tuple[list[int], int | list[int]]
 
 
 class Reader(Dataset[Any]):
@@ -54,19 +43,15 @@ class Reader(Dataset[Any]):
 
     def __getitems__(self, request: Request) -> Sequence[Any]:
         """Return the samples of the request, in its order."""
-        indices, seed, positions = request
-        if seed is None:
-            return self._read_batch(indices)
+        indices, seed = request
         if get_worker_info() is not None:
-            return self._read_seeded(indices, seed, positions)
+            return self._read_seeded(indices, seed)
         with _program_generators_kept():
-            return self._read_seeded(indices, seed, positions)
+            return self._read_seeded(indices, seed)
 
-    def _read_seeded(
-        self, indices: list[int], seed: int, positions: range | list[int] | None
-    ) -> Sequence[Any]:
-        if positions is not None:
-            return self._read_each_seeded(indices, seed, positions)
+    def _read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+        if isinstance(seed, list):
+            return self._read_each_seeded(indices, seed)
         _seed_generators(seed)
         return self._read_batch(indices)
 
@@ -77,13 +62,11 @@ class Reader(Dataset[Any]):
             return samples
         return [self.dataset[index] for index in indices]
 
-    def _read_each_seeded(
-        self, indices: list[int], seed: int, positions: range | list[int]
-    ) -> list[Any]:
+    def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
         reads_items = _has_item_access(self.dataset)
         samples = []
-        for index, position in zip(indices, positions, strict=True):
-            _seed_generators(derive_seed(seed, position))
+        for index, seed in zip(indices, seeds, strict=True):
+            _seed_generators(seed)
             if reads_items:
                 samples.append(self.dataset[index])
             else:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from operator import index as exact_int
 
+import numpy as np
+from numpy.typing import NDArray
+
 _MASK_64 = (1 << 64) - 1
 _MASK_63 = (1 << 63) - 1
 
@@ -31,16 +34,32 @@ def derive_seed(*parts: int) -> int:
     """
     state = _mix(len(parts))
     for part in parts:
-        number = exact_int(part)
-        # Zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
-        rest = number << 1 if number >= 0 else ~(number << 1)
-        # 63 bits at a time, above a bit that says whether more follow, so that no
-        # two tuples of one length are the same sequence of words.
-        while rest > _MASK_63:
-            state = _mix(state ^ ((rest & _MASK_63) << 1 | 1))
-            rest >>= 63
-        state = _mix(state ^ (rest << 1))
+        state = _absorb(state, part)
     return state
+
+
+def derive_seeds(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return `derive_seed(key, number)` for each number in [0, 2**62), of any shape."""
+    # The number's zigzag form above a zero bit, as in `_absorb`.
+    words = numbers.astype(np.uint64) << np.uint64(2)
+    words ^= np.uint64(_absorb(_mix(2), key))
+    words += np.uint64(_GOLDEN_GAMMA)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def _absorb(state: int, part: int) -> int:
+    number = exact_int(part)
+    # Zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
+    rest = number << 1 if number >= 0 else ~(number << 1)
+    # 63 bits at a time, above a bit that says whether more follow, so that no two
+    # tuples of one length are the same sequence of words.
+    while rest > _MASK_63:
+        state = _mix(state ^ ((rest & _MASK_63) << 1 | 1))
+        rest >>= 63
+    return _mix(state ^ (rest << 1))
 
 
 def _mix(word: int) -> int:

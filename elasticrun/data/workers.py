@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
@@ -32,6 +33,9 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         leave_stops_to_parent()
+        # What the worker inherited is not garbage. Each full collection would write to
+        # all of it, so that a fork copies the program's memory page by page.
+        gc.freeze()
         information = get_worker_info()
         assert information is not None
         if isinstance(information.dataset, Reader):

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticrun.data.order import order_of
-from elasticrun.data.plan import LoopPlan, Order, Shares, loop_key
-from elasticrun.data.reading import Request
+from elasticrun.data.plan import LoopPlan, Order, Seeding, Shares, loop_key
+from elasticrun.data.seeding import derive_seed
 
 KEY = loop_key(0, 3, 1)
 
@@ -70,7 +70,7 @@ def shares_of(setting: Setting, *, rank: int, world_size: int) -> Shares:
 def plan_of(shares: Shares, *, index: int = 0, order: Order | None = None) -> LoopPlan:
     if order is None:
         order = order_of(shares.num_samples, None, key=KEY)
-    return LoopPlan(shares, order, index=index, as_request=None)
+    return LoopPlan(shares, order, index=index, seeding=None)
 
 
 def batches_of_rank(plan: LoopPlan) -> list[list[Micro]]:
@@ -238,18 +238,14 @@ def test_a_finished_loop_has_nothing_left() -> None:
     assert batches_of_rank(plan) == []
 
 
-def test_requests_get_the_positions_of_their_samples() -> None:
+@pytest.mark.parametrize("each_sample", [False, True])
+def test_seeds_depend_on_the_position_in_the_order(each_sample: bool) -> None:
     shares = shares_of(Setting(10, 4, False, True, 1, []), rank=1, world_size=2)
-    plan = LoopPlan(
-        shares,
-        order_of(10, list(range(100, 110)), key=None),
-        index=4,
-        as_request=lambda indices, positions: Request(indices, 0, positions),
-    )
-    assert [(request.indices, request.positions) for request in plan] == [
-        ([106], [6]),
-        ([107], [7]),
-        ([109], [9]),
+    order = order_of(10, list(range(100, 110)), key=None)
+    plan = LoopPlan(shares, order, index=4, seeding=Seeding(KEY, each_sample))
+    assert list(plan) == [
+        ([100 + p], [derive_seed(KEY, p)] if each_sample else derive_seed(KEY, p))
+        for p in (6, 7, 9)
     ]
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from elasticrun.data.seeding import derive_seed
+from elasticrun.data.seeding import derive_seed, derive_seeds
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,10 @@ def test_an_integer_of_numpy_counts_as_its_value() -> None:
 def test_a_float_is_refused() -> None:
     with pytest.raises(TypeError, match="float"):
         derive_seed(1, 2.0)  # type: ignore[arg-type]
+
+
+def test_many_at_once_are_those_of_one_at_a_time() -> None:
+    numbers = [0, 1, 77, 2**31, 2**61 + 5, 2**62 - 1]
+    for key in (0, -1, 2**64 - 1, 2**70):
+        seeds = derive_seeds(key, np.array(numbers, dtype=np.int64))
+        assert seeds.tolist() == [derive_seed(key, number) for number in numbers]
