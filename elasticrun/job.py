@@ -120,9 +120,11 @@ class Job:
             rank=self.rank,
             world_size=self.world_size,
             store=self._membership.store,
+            presence=self._membership.presence,
             grace=self.environment.grace,
             save_interval=math.inf if self._saver is None else interval,
             describe=lambda: f"at {self.progress.position}",
+            on_gone=self._on_gone,
         )
         self._watcher.start()
         self._log_start(start.newest)
@@ -290,6 +292,10 @@ class Job:
         if self._directory is not None:
             self._directory.release()
         self._membership.leave()
+
+    def _on_gone(self, rank: int, fate: str) -> None:
+        if self._saver is not None:
+            self._saver.note_gone(rank, fate)
 
     def _make_directory(
         self, path: str | os.PathLike[str] | None, keep: int

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
 import time
 import warnings
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.control.store import JobStore
 from elasticrun.errors import AgreementError, CheckpointError, CheckpointWarning
 from elasticrun.joining import Membership
 from elasticrun.opening import Start
@@ -44,6 +48,9 @@ class Saver:
         self._number = start.number
         self._generation = start.generation
         self.newest = start.newest
+        self._gone: dict[int, str] = {}
+        self._awaited: int | None = None
+        self._lock = threading.Lock()
 
     def save(self, position: dict[str, Any], *, timeout: float) -> Checkpoint | None:
         """Write and commit a checkpoint. Collective, at the same point everywhere.
@@ -89,6 +96,20 @@ class Saver:
             stacklevel=2,
         )
         return None
+
+    def note_gone(self, rank: int, fate: str) -> None:
+        """Do not wait for a rank any more: for rank 0's watcher, in its own thread."""
+        assert self._store is not None
+        with self._lock:
+            self._gone[rank] = fate
+            number = self._awaited
+        if number is not None:  # The training thread may be waiting in its client.
+            self._report_for(rank, number, self._store.connect())
+
+    def _report_for(self, rank: int, number: int, client: TCPStore) -> None:
+        """Report in the place of a rank that is gone, unless it still did itself."""
+        report = {"files": [], "error": self._gone[rank], "is_bug": False}
+        client.compare_set(f"save/{number}/{rank}", "", json.dumps(report))
 
     def _save_as_owner(
         self, number: int, position: dict[str, Any], timeout: float
@@ -136,13 +157,27 @@ class Saver:
     def _take_reports(self, number: int, timeout: float) -> list[FileRecord]:
         if self._store is None:
             return []
+        with self._lock:
+            self._awaited = number
+            gone = list(self._gone)
+        for rank in gone:
+            self._report_for(rank, number, self._store.client)
+        try:
+            return self._wait_for_reports(self._store, number, timeout)
+        finally:
+            with self._lock:
+                self._awaited = None
+
+    def _wait_for_reports(
+        self, store: JobStore, number: int, timeout: float
+    ) -> list[FileRecord]:
         records: list[FileRecord] = []
         deadline = time.monotonic() + timeout
         silent = []
         for rank in range(1, self._world_size):
             left = max(0.001, deadline - time.monotonic())
             try:
-                report = self._store.take(f"save/{number}/{rank}", timeout=left)
+                report = store.take(f"save/{number}/{rank}", timeout=left)
             except TimeoutError:
                 silent.append(rank)
                 continue

@@ -106,13 +106,25 @@ class Coordinator:
         """Return the failure for all replicas once an agreement took too long."""
         if self.deadline is None or self._request is None or now < self.deadline:
             return None
-        silent = [r for r in range(self.world_size) if r not in self._answers]
+        silent = [str(r) for r in range(self.world_size) if r not in self._answers]
+        return self._give_up(
+            f"rank {', '.join(silent)} never answered within {self.grace:g} s of "
+            f"{self._request.cause}"
+        )
+
+    def on_death(self, rank: int) -> Message | None:
+        """Return the failure for all replicas if an agreement was open."""
+        if self._request is None:
+            return None
+        return self._give_up(f"rank {rank} died after {self._request.cause}")
+
+    def _give_up(self, reason: str) -> Message:
+        assert self._request is not None
         message = {
             "type": "give_up",
             "kind": self._request.kind,
-            "cause": self._request.cause,
             "exit_code": self._request.exit_code,
-            "silent": silent,
+            "reason": reason,
         }
         self._close()
         return message

@@ -52,14 +52,14 @@ def _serve(host: str, port: int) -> tuple[TCPStore, int]:
     return server, port
 
 
-def _serve_anew(environment: Environment) -> tuple[TCPStore, Address]:
+def _serve_anew(environment: Environment) -> JobStore:
     host = reachable = "127.0.0.1"
     if environment.local_world_size < environment.world_size:
         host = reachable = _outgoing_host(environment)
         if host.startswith("127."):
             host, reachable = "0.0.0.0", environment.master_address or host
     server, port = _serve(host, 0)
-    return server, Address(reachable, port)
+    return JobStore(Address(reachable, port), server, interface=host)
 
 
 def _outgoing_host(environment: Environment) -> str:
@@ -70,17 +70,17 @@ def _outgoing_host(environment: Environment) -> str:
 
 
 def _open_through_group(environment: Environment) -> JobStore:
-    server, text = None, b""
+    store, text = None, b""
     if environment.rank == 0:
-        server, address = _serve_anew(environment)
-        text = str(address).encode()
+        store = _serve_anew(environment)
+        text = str(store.address).encode()
     is_nccl = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else None
     buffer = torch.zeros(256, dtype=torch.uint8, device=device)
     buffer[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device=device)
     dist.broadcast(buffer, src=0)
     received = bytes(buffer.cpu().tolist()).rstrip(b"\0").decode()
-    return JobStore(Address.parse(received), server)
+    return store or JobStore(Address.parse(received), None)
 
 
 def _open_through_agent(environment: Environment) -> JobStore:
@@ -101,8 +101,7 @@ def _open_through_agent(environment: Environment) -> JobStore:
     )
     deadline = time.monotonic() + START_TIMEOUT
     if environment.rank == 0:
-        server, address = _serve_anew(environment)
-        store = JobStore(address, server)
+        store = _serve_anew(environment)
         _answer_until_all_are_here(agent, store, environment, deadline)
         return store
     return _retry(lambda: _ask_for_store(agent, environment), deadline)

@@ -40,10 +40,14 @@ class JobStore:
     Attributes:
         client: For the training thread.
         address: For more clients.
+        interface: The address that rank 0 listens at, which can be wider.
     """
 
-    def __init__(self, address: Address, server: TCPStore | None) -> None:
+    def __init__(
+        self, address: Address, server: TCPStore | None, *, interface: str = ""
+    ) -> None:
         self.address = address
+        self.interface = interface or address.host
         self._server = server
         self.client = self.connect()
 

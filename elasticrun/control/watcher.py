@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import math
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,14 +13,14 @@ from collections.abc import Callable
 from elasticrun.control.agreement import CHECKPOINT, STOP, Coordinator, Request
 from elasticrun.control.gate import Decision, Gate
 from elasticrun.control.mail import Mail, Message
+from elasticrun.control.presence import Presence, Roll
+from elasticrun.control.stopping import NAMING_SECONDS, StopClock
 from elasticrun.control.store import JobStore
 from elasticrun.signals import EXIT_CODES, SignalPipe, exit_at_once
 
 logger = logging.getLogger(__name__)
 
-_SAME_SIGNAL_SECONDS = 0.2
 _FAREWELL_SECONDS = 5.0
-_NAMING_SECONDS = 2.0  # For an agreement that fails to say first who was silent.
 
 
 class Watcher:
@@ -33,11 +31,15 @@ class Watcher:
 
     Args:
         store: The job's store, or None when there is one replica.
+        presence: This replica's end of the connection that says that it lives, which on
+            rank 0 is the roll of all others; None when there is one replica.
         grace: Seconds that a stop asked for by a signal may take.
         save_interval: Seconds between the checkpoints that rank 0 asks for; infinite
             for none.
         describe: Says where the program is, for the message of a stop that took too
             long.
+        on_gone: Called on rank 0, in the watcher's thread, with a rank that takes part
+            no more and what became of it.
     """
 
     def __init__(
@@ -47,26 +49,28 @@ class Watcher:
         rank: int,
         world_size: int,
         store: JobStore | None,
+        presence: Presence | Roll | None,
         grace: float,
         save_interval: float,
         describe: Callable[[], str],
+        on_gone: Callable[[int, str], None],
     ) -> None:
         self._gate = gate
         self._rank = rank
         self._world_size = world_size
         self._grace = grace
         self._save_interval = save_interval
-        self._describe = describe
+        self._presence = presence
+        self._on_gone = on_gone
+        self._clock = StopClock(grace, describe)
         self._pipe = SignalPipe()
         self._mail = Mail(store, rank, wake=self._pipe.wake)
         self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
         self._present = set(range(world_size))
         self._is_closing = False
         self._others_left = threading.Event()
-        self._first_signal: tuple[int, float] | None = None
-        self._exit_at: float | None = None
         self._answer_by: float | None = None
-        self._has_heard = True
+        self._given_up: tuple[int, float] | None = None
         self._save_at = time.monotonic() + save_interval
         self._thread = threading.Thread(
             target=self._run, name="elasticrun-watcher", daemon=True
@@ -90,7 +94,7 @@ class Watcher:
 
     def note_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""
-        self._exit_at = None
+        self._clock.deadline = None
 
     def close(self) -> None:
         """Stop watching. Rank 0 first lets the others know, since it serves the store.
@@ -104,6 +108,8 @@ class Watcher:
             self._mail.put({"type": "alone"})
         deadline = time.monotonic() + _FAREWELL_SECONDS
         self._thread.join(_FAREWELL_SECONDS)
+        if isinstance(self._presence, Roll):
+            self._presence.close()
         has_ended = self._mail.join(deadline=deadline) and not self._thread.is_alive()
         self._pipe.uninstall()
         if has_ended:
@@ -124,6 +130,8 @@ class Watcher:
     def _watch(self) -> None:
         poll = select.poll()  # `select` takes no descriptor above 1023.
         poll.register(self._pipe, select.POLLIN)
+        if isinstance(self._presence, Roll):
+            poll.register(self._presence, select.POLLIN)
         while True:
             seconds = self._seconds_to_next_deadline()
             poll.poll(None if seconds is None else math.ceil(seconds * 1000))
@@ -133,10 +141,15 @@ class Watcher:
                 if message["type"] == "end":
                     return
                 self._handle(message)
+            if isinstance(self._presence, Roll):
+                for rank in self._presence.read():
+                    self._on_death(rank)
             self._on_time(time.monotonic())
 
     def _seconds_to_next_deadline(self) -> float | None:
-        deadlines = [self._exit_at, self._answer_by]
+        deadlines = [self._clock.deadline, self._answer_by]
+        if self._given_up is not None:
+            deadlines.append(self._given_up[1])
         if self._coordinator is not None:
             deadlines.append(self._coordinator.deadline)
             if self._save_interval > 0 and self._gate.number > 0:
@@ -147,24 +160,14 @@ class Watcher:
         return max(0.0, min(min(known) - time.monotonic(), 3600.0))
 
     def _on_signal(self, number: int) -> None:
-        now = time.monotonic()
-        if self._first_signal is not None:
-            first, when = self._first_signal
-            if number != first or now - when > _SAME_SIGNAL_SECONDS:
-                exit_at_once(EXIT_CODES[signal.Signals(number)])
-            return
-        self._first_signal = (number, now)
-        self._exit_at = now + self._grace + _NAMING_SECONDS
-        name = signal.Signals(number).name
-        logger.info(
-            "%s: stopping at the next boundary (a second one exits at once)", name
-        )
-        self._has_heard = False
-        self._wish(STOP, name, EXIT_CODES[signal.Signals(number)])
+        if self._clock.on_signal(number):
+            number = signal.Signals(number)
+            self._wish(STOP, number.name, EXIT_CODES[number])
 
     def _on_time(self, now: float) -> None:
-        if self._exit_at is not None and now >= self._exit_at:
-            self._leave_unsaved()
+        self._clock.on_time(now)
+        if self._given_up is not None and now >= self._given_up[1]:
+            exit_at_once(self._given_up[0])
         if self._answer_by is not None and now >= self._answer_by:
             self._gate.fail(
                 f"rank 0 did not say where to act within {self._grace:g} s. "
@@ -180,26 +183,6 @@ class Watcher:
             self._save_at = now + self._save_interval
             self._wish(CHECKPOINT, "save_interval", 0)
 
-    def _leave_unsaved(self) -> None:
-        number, _ = self._first_signal or (signal.SIGTERM, 0.0)
-        telling = threading.Thread(target=self._tell_where, args=(number,), daemon=True)
-        telling.start()
-        telling.join(_NAMING_SECONDS)  # Nobody may read what is written.
-        exit_at_once(EXIT_CODES[signal.Signals(number)])
-
-    def _tell_where(self, number: int) -> None:
-        logger.error(
-            "%s within %g s of %s (the program is %s): exiting without a new "
-            "checkpoint. ELASTICRUN_GRACE sets the seconds. The stacks:",
-            "no boundary came" if self._has_heard else "rank 0 never answered",
-            self._grace,
-            signal.Signals(number).name,
-            self._describe(),
-        )
-        if sys.stderr is not None:
-            sys.stderr.flush()
-            faulthandler.dump_traceback()
-
     def _handle(self, message: Message) -> None:
         handlers: dict[str, Callable[[Message], None]] = {
             "wish": lambda m: self._mail.send(0, Request.decode(m).encode()),
@@ -212,6 +195,7 @@ class Watcher:
             "close": lambda _: self._on_close(),
             "farewell": lambda _: self._on_farewell(),
             "left": lambda m: self._on_left(m["rank"]),
+            "dead": lambda m: self._gate.fail(_explain_death(m["rank"])),
             "alone": lambda _: self._on_alone(),
             "lost": lambda m: self._on_lost(m["reason"]),
         }
@@ -232,7 +216,7 @@ class Watcher:
             self._broadcast(question)
 
     def _on_ask(self, message: Message) -> None:
-        self._has_heard = True
+        self._clock.note_heard()
         boundary = self._gate.promise()
         self._answer_by = time.monotonic() + self._grace + _FAREWELL_SECONDS
         self._mail.send(
@@ -263,25 +247,23 @@ class Watcher:
         )
         is_pressing = decision.kind == STOP and decision.cause.startswith("SIG")
         if is_pressing:
-            self._has_heard = True
-            exit_at = time.monotonic() + self._grace
-            self._exit_at = min(exit_at, self._exit_at or math.inf)
+            self._clock.note_heard()
+            self._clock.note_decided()
         self._gate.settle(decision)
 
     def _on_given_up(self, message: Message) -> None:
         self._answer_by = None
-        silent = ", ".join(map(str, message["silent"]))
-        text = (
-            f"rank {silent} never answered within {self._grace:g} s of "
-            f"{message['cause']}, so no boundary could be agreed"
-        )
-        if message["kind"] == STOP:
-            logger.error("%s: exiting without a new checkpoint", text)
-            if self._rank == 0:  # The others read this from the store, which ends here.
-                time.sleep(_NAMING_SECONDS)
+        text = f"{message['reason']}, so no boundary could be agreed"
+        if message["kind"] != STOP:
+            logger.warning("%s: no checkpoint this time", text)
+            self._gate.settle(None)
+            return
+        logger.error("%s: exiting without a new checkpoint", text)
+        if self._rank != 0:
             exit_at_once(message["exit_code"])
-        logger.warning("%s: no checkpoint this time", text)
-        self._gate.settle(None)
+        # The others read this from the store, which ends with rank 0.
+        self._given_up = (message["exit_code"], time.monotonic() + NAMING_SECONDS)
+        self._exit_if_alone()
 
     # Leaving: rank 0 serves the store, so the others must not need it any more.
 
@@ -292,24 +274,47 @@ class Watcher:
             self._broadcast({"type": "farewell"})
             self._end_when_alone()
         else:
-            self._mail.send(0, {"type": "left", "rank": self._rank})
+            self._say_farewell()
             self._mail.end()
 
     def _on_farewell(self) -> None:
         self._gate.settle(None)
-        self._mail.send(0, {"type": "left", "rank": self._rank})
+        self._say_farewell()
         self._mail.disconnect()
         if self._is_closing:
             self._mail.end()
 
+    def _say_farewell(self) -> None:
+        if isinstance(self._presence, Presence):
+            self._presence.close()
+        self._mail.send(0, {"type": "left", "rank": self._rank})
+
     def _on_left(self, rank: int) -> None:
+        assert self._coordinator is not None
+        self._note_gone(rank, "its program has ended")
+        called_off = self._coordinator.on_left()
+        if called_off is not None:
+            self._broadcast(called_off)
+
+    def _on_death(self, rank: int) -> None:
+        assert self._coordinator is not None
+        self._note_gone(rank, "its process died")
+        given_up = self._coordinator.on_death(rank)
+        if given_up is not None:
+            self._broadcast(given_up)
+        if given_up is None or given_up["kind"] != STOP:  # Else all exit anyway.
+            self._broadcast({"type": "dead", "rank": rank})
+
+    def _note_gone(self, rank: int, fate: str) -> None:
         self._present.discard(rank)
-        if self._coordinator is not None:
-            called_off = self._coordinator.on_left()
-            if called_off is not None:
-                self._broadcast(called_off)
+        self._on_gone(rank, fate)
+        self._exit_if_alone()
         if self._is_closing:
             self._end_when_alone()
+
+    def _exit_if_alone(self) -> None:
+        if self._given_up is not None and self._present == {0}:
+            exit_at_once(self._given_up[0])
 
     def _on_call_off(self) -> None:
         self._answer_by = None
@@ -339,3 +344,11 @@ class Watcher:
     def _broadcast(self, message: Message) -> None:
         for rank in sorted(self._present):
             self._mail.send(rank, message)
+
+
+def _explain_death(rank: int) -> str:
+    return (
+        f"the process of rank {rank} died. Without it no boundary can be agreed and no "
+        "checkpoint committed. Look at its log; start the job again, it resumes at the "
+        "last checkpoint."
+    )

@@ -127,11 +127,23 @@ def test_a_silent_replica_is_named_when_the_grace_is_over() -> None:
     assert coordinator.on_time(110.0) == {
         "type": "give_up",
         "kind": STOP,
-        "cause": "SIGTERM",
         "exit_code": 143,
-        "silent": [1, 3],
+        "reason": "rank 1, 3 never answered within 10 s of SIGTERM",
     }
     assert coordinator.on_time(200.0) is None
+
+
+def test_a_death_ends_an_open_agreement_at_once() -> None:
+    coordinator = Coordinator(2, grace=10.0)
+    assert coordinator.on_death(1) is None
+    coordinator.on_request(stop(), now=100.0)
+    assert coordinator.on_death(1) == {
+        "type": "give_up",
+        "kind": STOP,
+        "exit_code": 143,
+        "reason": "rank 1 died after SIGTERM",
+    }
+    assert coordinator.deadline is None
 
 
 def test_an_answer_to_a_question_given_up_does_not_count_for_the_next() -> None:

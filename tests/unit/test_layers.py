@@ -23,7 +23,7 @@ ROWS: list[list[str]] = [
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
     ["checkpoint.tensors", "control.agreement", "control.group"],
-    ["control.mail", "control.rendezvous"],
+    ["control.mail", "control.rendezvous", "control.presence", "control.stopping"],
     ["checkpoint.draft", "control.watcher", "joining"],
     # 2
     ["checkpoint.store", "checkpoint.generators"],

@@ -27,9 +27,11 @@ def watched(gate: Gate, *, save_interval: float = math.inf) -> Iterator[Watcher]
         rank=0,
         world_size=1,
         store=None,
+        presence=None,
         grace=60.0,
         save_interval=save_interval,
         describe=lambda: "here",
+        on_gone=lambda rank, fate: None,
     )
     yield watcher
     watcher.close()

@@ -1,0 +1,90 @@
+"""How long a stop may take, and what happens when it takes longer."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from elasticrun.signals import EXIT_CODES, exit_at_once
+
+logger = logging.getLogger(__name__)
+
+_SAME_SIGNAL_SECONDS = 0.2
+NAMING_SECONDS = 2.0  # For an agreement that fails to say first who was silent.
+
+
+class StopClock:
+    """Ends this process when a stop that a signal asked for takes too long.
+
+    Args:
+        grace: Seconds that it may take.
+        describe: Says where the program is, for the message.
+
+    Attributes:
+        deadline: When the process ends without a checkpoint, or None.
+    """
+
+    def __init__(self, grace: float, describe: Callable[[], str]) -> None:
+        self._grace = grace
+        self._describe = describe
+        self._first_signal: tuple[int, float] | None = None
+        self._has_heard = True
+        self.deadline: float | None = None
+
+    def on_signal(self, number: int) -> bool:
+        """Return whether this is the first signal; another one ends the process.
+
+        The same one within a moment counts once: a terminal and a launcher may both
+        send it.
+        """
+        now = time.monotonic()
+        if self._first_signal is not None:
+            first, when = self._first_signal
+            if number != first or now - when > _SAME_SIGNAL_SECONDS:
+                exit_at_once(EXIT_CODES[signal.Signals(number)])
+            return False
+        self._first_signal = (number, now)
+        self._has_heard = False
+        self.deadline = now + self._grace + NAMING_SECONDS
+        logger.info(
+            "%s: stopping at the next boundary (a second one exits at once)",
+            signal.Signals(number).name,
+        )
+        return True
+
+    def note_heard(self) -> None:
+        """Rank 0 has answered; if no boundary comes, that is not why."""
+        self._has_heard = True
+
+    def note_decided(self) -> None:
+        """A stop that a signal asked for is agreed; the boundary is to come soon."""
+        deadline = time.monotonic() + self._grace
+        self.deadline = min(deadline, self.deadline or deadline)
+
+    def on_time(self, now: float) -> None:
+        """End the process if it is time."""
+        if self.deadline is None or now < self.deadline:
+            return
+        number, _ = self._first_signal or (signal.SIGTERM, 0.0)
+        telling = threading.Thread(target=self._tell_where, args=(number,), daemon=True)
+        telling.start()
+        telling.join(NAMING_SECONDS)  # Nobody may read what is written.
+        exit_at_once(EXIT_CODES[signal.Signals(number)])
+
+    def _tell_where(self, number: int) -> None:
+        logger.error(
+            "%s within %g s of %s (the program is %s): exiting without a new "
+            "checkpoint. ELASTICRUN_GRACE sets the seconds. The stacks:",
+            "no boundary came" if self._has_heard else "rank 0 never answered",
+            self._grace,
+            signal.Signals(number).name,
+            self._describe(),
+        )
+        if sys.stderr is not None:
+            sys.stderr.flush()
+            faulthandler.dump_traceback()
