@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from elasticrun.control.group import choose_device, start_process_group
-from elasticrun.control.presence import Presence, Roll
+from elasticrun.control.links import Hub, Links, Spoke
 from elasticrun.control.rendezvous import open_store
 from elasticrun.control.store import JobStore
 from elasticrun.env import Environment
@@ -20,15 +20,14 @@ class Membership:
 
     Attributes:
         store: The job's store, or None for a replica that is alone.
-        presence: Shows rank 0 that this replica lives, or is rank 0's roll of the
-            others; None for a replica that is alone.
+        links: The connections to the other replicas' watchers, or None.
         owns_group: Whether the process group was started here, and ends with the job.
     """
 
     environment: Environment
     device: torch.device
     store: JobStore | None
-    presence: Presence | Roll | None
+    links: Links | None
     owns_group: bool
 
     @property
@@ -69,11 +68,8 @@ def join(environment: Environment, *, backend: str) -> Membership:
         return Membership(environment, device, None, None, owns_group=False)
     owns_group = not dist.is_initialized()
     store = open_store(environment)
-    presence: Presence | Roll
-    if environment.rank == 0:
-        presence = Roll(store)
-    else:
-        presence = Presence(store, environment.rank)
+    links: Links
+    links = Hub(store) if environment.rank == 0 else Spoke(store, environment.rank)
     if owns_group:
         start_process_group(environment, store, device)
-    return Membership(environment, device, store, presence, owns_group)
+    return Membership(environment, device, store, links, owns_group)

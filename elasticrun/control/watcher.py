@@ -12,10 +12,9 @@ from collections.abc import Callable
 
 from elasticrun.control.agreement import CHECKPOINT, STOP, Coordinator, Request
 from elasticrun.control.gate import Decision, Gate
-from elasticrun.control.mail import Mail, Message
-from elasticrun.control.presence import Presence, Roll
+from elasticrun.control.links import Links, Message
+from elasticrun.control.mail import Mail
 from elasticrun.control.stopping import NAMING_SECONDS, StopClock
-from elasticrun.control.store import JobStore
 from elasticrun.signals import EXIT_CODES, SignalPipe, exit_at_once
 
 logger = logging.getLogger(__name__)
@@ -26,13 +25,12 @@ _FAREWELL_SECONDS = 5.0
 class Watcher:
     """Serves one replica's gate; on rank 0 it also coordinates.
 
-    Its thread waits on a pipe that signals, mail and the training thread write to, and
-    never on the store, so that it can keep deadlines.
+    Its thread waits on the connections to other watchers, and on a pipe that signals
+    and the training thread write to; never on the store, so that it keeps deadlines.
 
     Args:
-        store: The job's store, or None when there is one replica.
-        presence: This replica's end of the connection that says that it lives, which on
-            rank 0 is the roll of all others; None when there is one replica.
+        links: The connections to the other replicas' watchers; None when there is one
+            replica.
         grace: Seconds that a stop asked for by a signal may take.
         save_interval: Seconds between the checkpoints that rank 0 asks for; infinite
             for none.
@@ -48,8 +46,7 @@ class Watcher:
         *,
         rank: int,
         world_size: int,
-        store: JobStore | None,
-        presence: Presence | Roll | None,
+        links: Links | None,
         grace: float,
         save_interval: float,
         describe: Callable[[], str],
@@ -60,14 +57,14 @@ class Watcher:
         self._world_size = world_size
         self._grace = grace
         self._save_interval = save_interval
-        self._presence = presence
         self._on_gone = on_gone
         self._clock = StopClock(grace, describe)
         self._pipe = SignalPipe()
-        self._mail = Mail(store, rank, wake=self._pipe.wake)
+        self._mail = Mail(links, rank, wake=self._pipe.wake)
         self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
         self._present = set(range(world_size))
         self._is_closing = False
+        self._has_ended = False
         self._others_left = threading.Event()
         self._answer_by: float | None = None
         self._given_up: tuple[int, float] | None = None
@@ -80,7 +77,6 @@ class Watcher:
         """Take the stop signals and start watching."""
         self._pipe.install()
         self._thread.start()
-        self._mail.start()
 
     def request(self, kind: str, *, cause: str, exit_code: int = 0) -> None:
         """Ask for a checkpoint or a stop; returns at once."""
@@ -97,22 +93,14 @@ class Watcher:
         self._clock.deadline = None
 
     def close(self) -> None:
-        """Stop watching. Rank 0 first lets the others know, since it serves the store.
-
-        Call it before the interpreter ends: a thread that waits in C++ then would abort
-        the process.
-        """
+        """Stop watching; rank 0, which serves the store, first waits for the others."""
         self._mail.put({"type": "close"})
         serves_others = self._rank == 0 and self._world_size > 1
         if serves_others and not self._others_left.wait(_FAREWELL_SECONDS):
             self._mail.put({"type": "alone"})
-        deadline = time.monotonic() + _FAREWELL_SECONDS
         self._thread.join(_FAREWELL_SECONDS)
-        if isinstance(self._presence, Roll):
-            self._presence.close()
-        has_ended = self._mail.join(deadline=deadline) and not self._thread.is_alive()
         self._pipe.uninstall()
-        if has_ended:
+        if not self._thread.is_alive():
             self._pipe.close()
 
     # The watcher thread.
@@ -122,29 +110,26 @@ class Watcher:
             self._watch()
         except BaseException as error:
             self._gate.fail(f"the thread that watches for stops failed: {error!r}")
-            self._mail.end()
             raise
         finally:
-            self._mail.stop_sending()
+            self._mail.disconnect(timeout=_FAREWELL_SECONDS)
 
     def _watch(self) -> None:
-        poll = select.poll()  # `select` takes no descriptor above 1023.
-        poll.register(self._pipe, select.POLLIN)
-        if isinstance(self._presence, Roll):
-            poll.register(self._presence, select.POLLIN)
-        while True:
-            seconds = self._seconds_to_next_deadline()
-            poll.poll(None if seconds is None else math.ceil(seconds * 1000))
+        while not self._has_ended:
+            self._wait()
             for number in self._pipe.read():
                 self._on_signal(number)
             for message in self._mail.received():
-                if message["type"] == "end":
-                    return
                 self._handle(message)
-            if isinstance(self._presence, Roll):
-                for rank in self._presence.read():
-                    self._on_death(rank)
             self._on_time(time.monotonic())
+
+    def _wait(self) -> None:
+        poll = select.poll()  # `select` takes no descriptor above 1023.
+        poll.register(self._pipe, select.POLLIN)
+        if self._mail.links is not None:
+            poll.register(self._mail.links, select.POLLIN)
+        seconds = self._seconds_to_next_deadline()
+        poll.poll(None if seconds is None else math.ceil(seconds * 1000))
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadlines = [self._clock.deadline, self._answer_by]
@@ -197,7 +182,7 @@ class Watcher:
             "left": lambda m: self._on_left(m["rank"]),
             "dead": lambda m: self._gate.fail(_explain_death(m["rank"])),
             "alone": lambda _: self._on_alone(),
-            "lost": lambda m: self._on_lost(m["reason"]),
+            "hung_up": lambda m: self._on_hung_up(m["rank"]),
         }
         handlers[message["type"]](message)
 
@@ -261,7 +246,7 @@ class Watcher:
         logger.error("%s: exiting without a new checkpoint", text)
         if self._rank != 0:
             exit_at_once(message["exit_code"])
-        # The others read this from the store, which ends with rank 0.
+        # The others must have heard before rank 0 is gone.
         self._given_up = (message["exit_code"], time.monotonic() + NAMING_SECONDS)
         self._exit_if_alone()
 
@@ -274,20 +259,13 @@ class Watcher:
             self._broadcast({"type": "farewell"})
             self._end_when_alone()
         else:
-            self._say_farewell()
-            self._mail.end()
+            self._mail.send(0, {"type": "left", "rank": self._rank})
+            self._has_ended = True
 
     def _on_farewell(self) -> None:
         self._gate.settle(None)
-        self._say_farewell()
-        self._mail.disconnect()
-        if self._is_closing:
-            self._mail.end()
-
-    def _say_farewell(self) -> None:
-        if isinstance(self._presence, Presence):
-            self._presence.close()
         self._mail.send(0, {"type": "left", "rank": self._rank})
+        self._mail.disconnect(timeout=_FAREWELL_SECONDS)
 
     def _on_left(self, rank: int) -> None:
         assert self._coordinator is not None
@@ -329,16 +307,17 @@ class Watcher:
         if self._present:
             return
         self._others_left.set()
-        self._mail.end()
+        self._has_ended = True
 
-    def _on_lost(self, reason: str) -> None:
-        self._mail.disconnect()
-        if self._is_closing:
-            self._mail.end()
+    def _on_hung_up(self, rank: int) -> None:
+        if self._rank == 0:
+            if rank in self._present:  # It has not said that it leaves.
+                self._on_death(rank)
             return
+        self._mail.disconnect()
         self._gate.fail(
-            f"rank 0 is gone ({reason}). Without it no boundary can be agreed and no "
-            "checkpoint committed; start the job again, it resumes at the last one."
+            "rank 0 is gone. Without it no boundary can be agreed and no checkpoint "
+            "committed; start the job again, it resumes at the last one."
         )
 
     def _broadcast(self, message: Message) -> None:

@@ -23,7 +23,8 @@ ROWS: list[list[str]] = [
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
     ["checkpoint.tensors", "control.agreement", "control.group"],
-    ["control.mail", "control.rendezvous", "control.presence", "control.stopping"],
+    ["control.links", "control.rendezvous", "control.stopping"],
+    ["control.mail"],
     ["checkpoint.draft", "control.watcher", "joining"],
     # 2
     ["checkpoint.store", "checkpoint.generators"],
