@@ -336,6 +336,7 @@ def test_without_permission_the_job_is_refused(stage: Stage) -> None:
 
     def script() -> int:
         environment = read_environment()
+        "localhost".encode("idna")  # Loads what nobody may not have the right to read.
         if os.geteuid() == 0:  # Who may write everywhere becomes nobody.
             os.setresuid(65534, 65534, 65534)
         with use_job(Job(environment)):
