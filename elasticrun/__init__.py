@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from elasticrun.errors import JobStopped as JobStopped
     from elasticrun.errors import LoopOrderError as LoopOrderError
     from elasticrun.errors import StateNameError as StateNameError
+    from elasticrun.launcher.calling import launch as launch
+    from elasticrun.metrics import Accumulator as Accumulator
     from elasticrun.parallel import AdaptiveDataParallel as AdaptiveDataParallel
     from elasticrun.states import State as State
     from elasticrun.states import Variables as Variables
+    from elasticrun.states import once as once
     from elasticrun.states import register as register
 
 # Handed on at first use (PEP 562), so that importing elasticrun does not import torch.
@@ -67,8 +70,10 @@ _MODULES = {
         "LoopOrderError",
         "StateNameError",
     ),
+    "elasticrun.launcher.calling": ("launch",),
+    "elasticrun.metrics": ("Accumulator",),
     "elasticrun.parallel": ("AdaptiveDataParallel",),
-    "elasticrun.states": ("State", "Variables", "register"),
+    "elasticrun.states": ("State", "Variables", "once", "register"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticrun import current
+from elasticrun.current import running_loader
 from elasticrun.errors import ElasticRunError
-
-if TYPE_CHECKING:
-    from elasticrun.data.loader import AdaptiveDataLoader
 
 # Takes (target, *args, **kwargs), and returns what the method of that target would.
 Method = Callable[..., Any]
@@ -40,12 +37,6 @@ def act_once_per_global_batch(target: Any) -> None:
         _act_once(target, "update", _acting)
     elif isinstance(target, torch.optim.swa_utils.AveragedModel):
         _act_once(target, "update_parameters", _acting)
-
-
-def running_loader() -> AdaptiveDataLoader | None:
-    """Return the loader whose loop is running; makes no job where there is none."""
-    job = current._job
-    return None if job is None else job.loader
 
 
 def is_between_micro_batches() -> bool:

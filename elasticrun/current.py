@@ -138,6 +138,11 @@ def current_dataloader() -> AdaptiveDataLoader | None:
     return current_job().loader
 
 
+def running_loader() -> AdaptiveDataLoader | None:
+    """Return the loader whose loop is running; makes no job where there is none."""
+    return None if _job is None else _job.loader
+
+
 def load_state(state: BaseState) -> bool:
     """Load a registered state again from the newest checkpoint.
 

@@ -17,15 +17,15 @@ from torch.optim import Optimizer
 from elasticrun.accumulation import (
     Method,
     is_between_micro_batches,
-    running_loader,
     step_between_micro_batches,
     wrap_method,
 )
+from elasticrun.current import running_loader
 from elasticrun.partial_gradients import PartialGradients, parameters_of
 
 if TYPE_CHECKING:
     from elasticrun.data.loader import AdaptiveDataLoader
-    from elasticrun.data.plan import MicroBatch, Part
+    from elasticrun.data.plan import Part
 
 _STEP_BEFORE_LOSS = (
     "a loss was computed after an optimizer had stepped the same model in one turn of "
@@ -76,7 +76,7 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
-        part = None if loader is None else _micro_batch_of(loader)[2]
+        part = None if loader is None else loader.running_micro_batch[2]
         if part is self._plain_part and not self._is_active:
             return True
         is_step, weight = True, 1.0
@@ -105,7 +105,7 @@ class GradientHooks:
                 loader = running_loader()
                 if loader is not None and not loader.is_step:
                     result = step_between_micro_batches(optimizer, *args, **kwargs)
-                    micro_batch = _micro_batch_of(loader)
+                    micro_batch = loader.running_micro_batch
                     partial.count(optimizer, is_again=counted_in is micro_batch)
                     counted_in = self._counted_in = micro_batch
                     return result
@@ -203,7 +203,7 @@ class GradientHooks:
 
     def _hide_earlier(self, loader: AdaptiveDataLoader) -> None:
         """Hide what `.grad` held before this micro-batch's first gradient."""
-        micro_batch = _micro_batch_of(loader)
+        micro_batch = loader.running_micro_batch
         if self._counted_in is micro_batch and not self._has_warned:
             self._has_warned = True
             warnings.warn(_STEP_BEFORE_LOSS, stacklevel=2)
@@ -220,7 +220,3 @@ class _Held:
 
     def remove(self) -> None:
         self._node = None
-
-
-def _micro_batch_of(loader: AdaptiveDataLoader) -> MicroBatch:
-    return loader._loop.current

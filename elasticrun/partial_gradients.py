@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from elasticrun.accumulation import running_loader
+from elasticrun.current import running_loader
 from elasticrun.errors import ElasticRunError
 
 
@@ -187,4 +187,4 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 def _running_global_batch() -> object:
     """Return what equals itself in one global batch only, or None outside of loops."""
     loader = running_loader()
-    return None if loader is None else (loader._loop, loader.batch_index)
+    return None if loader is None else (loader.running_loop, loader.batch_index)

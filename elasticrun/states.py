@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from typing import TYPE_CHECKING, Any, BinaryIO
+from weakref import WeakKeyDictionary
 
 from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.state import BaseState
@@ -15,6 +16,7 @@ from elasticrun.checkpoint.tensors import (
     save_values,
 )
 from elasticrun.current import current_job
+from elasticrun.job import Job
 
 
 class _RegisteredWhenMade(ABCMeta):
@@ -122,6 +124,59 @@ class Variables:
     def __repr__(self) -> str:
         values = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
         return f"Variables({values})"
+
+
+def once(key: str) -> bool:
+    """Return True the first time in this epoch, or in the job outside of epochs.
+
+    For effects that a replay must not repeat:
+
+        if once("announce"):
+            send_mail(...)
+
+    That it has been returned is remembered in the next checkpoint: a kill between the
+    effect and that checkpoint repeats the effect. Call `request_checkpoint()` or
+    `save_all_states()` after it to keep that time short.
+
+    Collective: call it on every replica in the same order; all get the same answer, so
+    test the rank inside.
+    Replay: False, if a checkpoint was written since.
+    """
+    job = current_job()
+    if job not in _keys_of:
+        _keys_of[job] = _KeysSeen()
+        job.register(_keys_of[job])
+    return _keys_of[job].add(
+        key, job.progress.finished_epochs if job.is_in_epoch else -1
+    )
+
+
+class _KeysSeen(BaseState):
+    """What `once` was asked: outside of epochs (epoch -1), and in the latest one."""
+
+    def __init__(self) -> None:
+        super().__init__("once")
+        self._keys: dict[int, list[str]] = {}
+
+    def add(self, key: str, epoch: int) -> bool:
+        if epoch not in self._keys:
+            outside = self._keys.get(-1, [])
+            self._keys = (
+                {-1: outside, epoch: []} if epoch >= 0 else {**self._keys, -1: []}
+            )
+        if key in self._keys[epoch]:
+            return False
+        self._keys[epoch].append(key)
+        return True
+
+    def save(self, fileobj: BinaryIO) -> None:
+        save_values({"keys": self._keys}, fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self._keys = dict(load_values(fileobj)["keys"])
+
+
+_keys_of: WeakKeyDictionary[Job, _KeysSeen] = WeakKeyDictionary()
 
 
 class _VariablesState(BaseState):

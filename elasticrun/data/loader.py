@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import DataLoader
 
 from elasticrun.current import current_job
@@ -36,9 +34,8 @@ from elasticrun.data.plan import (
     loop_key,
 )
 from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
-from elasticrun.data.reading import Reader
 from elasticrun.data.seeding import derive_seed
-from elasticrun.data.workers import WorkerInit, start_workers
+from elasticrun.data.workers import BatchReader
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job import Job
 from elasticrun.leaving import is_left_on_purpose
@@ -158,7 +155,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "drop_last", self._shares.drop_last)
         self._loop = _Loop()
-        self._inner: DataLoader[Any] | None = None
+        self._batch_reader = BatchReader(self, each_sample=seed_each == "sample")
 
     # What the loop body may ask.
 
@@ -215,6 +212,16 @@ class AdaptiveDataLoader(DataLoader[Any]):
         return self._loop.part.is_step
 
     @property
+    def running_micro_batch(self) -> MicroBatch:
+        """The current micro-batch: one object, of which no other turn has the same."""
+        return self._loop.current
+
+    @property
+    def running_loop(self) -> object:
+        """What the running loop is told from others by."""
+        return self._loop
+
+    @property
     def where(self) -> str:
         """Where the running loop stands in the program, as "file.py:line"."""
         return self._loop.where
@@ -246,7 +253,8 @@ class AdaptiveDataLoader(DataLoader[Any]):
             plan = self._plan(start)
             if self.progress and job.rank == 0:
                 bar = open_progress_bar(self.name, plan.first_batch, len(self))
-            batches = start_workers(self._reading(plan, start))
+            key = loop_key(self.seed, start.finished_epochs, start.finished_loops)
+            batches = self._batch_reader.start(plan, key)
             job.continue_loop()
             in_flight, trace, progress = plan.in_flight, job.trace, job.progress
             for batch in batches:
@@ -299,50 +307,10 @@ class AdaptiveDataLoader(DataLoader[Any]):
             index=start.index,
             seeding=(
                 Seeding(derive_seed(key, 2), self.seed_each == "sample")
-                if self._is_seeded
+                if self._batch_reader.is_seeded
                 else None
             ),
         )
-
-    @property
-    def _is_seeded(self) -> bool:
-        """Whether reading seeds; without, it draws on the replica's own generators."""
-        return self.num_workers > 0 or self.seed_each == "sample"
-
-    def _reading(self, plan: LoopPlan, start: Position) -> DataLoader[Any]:
-        """Return the plain DataLoader that reads; persistent workers keep theirs."""
-        if self._inner is not None:
-            requests = self._inner.batch_sampler
-            assert isinstance(requests, _Requests)
-            requests.plan = plan
-            return self._inner
-        generator = self.generator
-        if generator is None:  # Keeps torch from drawing on the program's generator.
-            generator = torch.Generator().manual_seed(
-                loop_key(self.seed, start.finished_epochs, start.finished_loops)
-            )
-        with warnings.catch_warnings():
-            # Torch has warned of the same arguments when this loader was made.
-            warnings.simplefilter("ignore", UserWarning)
-            inner: DataLoader[Any] = DataLoader(
-                Reader(self.dataset) if self._is_seeded else self.dataset,
-                batch_sampler=_Requests(plan),
-                num_workers=self.num_workers,
-                collate_fn=self.collate_fn,
-                pin_memory=self.pin_memory,
-                timeout=self.timeout,
-                worker_init_fn=(
-                    WorkerInit(self.worker_init_fn) if self.num_workers else None
-                ),
-                multiprocessing_context=self.multiprocessing_context,
-                generator=generator,
-                prefetch_factor=self.prefetch_factor,
-                persistent_workers=self.persistent_workers,
-                pin_memory_device=self.pin_memory_device,
-            )
-        if self.persistent_workers:
-            self._inner = inner
-        return inner
 
     # Checkpoints of one's own.
 
@@ -386,16 +354,6 @@ class _Loop:
     @property
     def part(self) -> Part:
         return self.current[2]
-
-
-class _Requests:
-    """The batch sampler of the inner DataLoader; persistent workers get a new plan."""
-
-    def __init__(self, plan: LoopPlan) -> None:
-        self.plan = plan
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.plan)
 
 
 class _EveryPosition:

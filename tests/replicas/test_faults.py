@@ -24,7 +24,7 @@ from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.support.data import Numbers
 from tests.support.loops import Loop, held, hold_at, value_after
-from tests.support.stage import DEADLINE, Stage, wait_until
+from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
 SLOW = pytest.mark.slow  # Rank 0 waits at its end for whoever has not left.
 
@@ -101,7 +101,7 @@ def test_a_stop_whose_answer_died_ends_at_once(stage: Stage) -> None:
     loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
     with start_generation(loop, 3, variables=stage.variables()) as generation:
         wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
-        generation.send_signal(1, signal.SIGSTOP)  # So that it never answers.
+        freeze(generation.pid(1))  # So that it never answers.
         generation.send_signal(0)
         wait_until(lambda: "SIGTERM: stopping" in stage.log(0))
         generation.send_signal(1, signal.SIGKILL)

@@ -28,7 +28,7 @@ from elasticrun.testing import Outcome, run_generation, start_generation
 from elasticrun.testing.replicas import Generation
 from tests.support.data import Numbers
 from tests.support.loops import Loop, held, hold_at, value_after
-from tests.support.stage import DEADLINE, Stage, wait_until
+from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def test_a_stopped_replica_is_named(stage: Stage, signalled: int) -> None:
         loop, 3, variables=stage.variables(ELASTICRUN_GRACE=1)
     ) as generation:
         wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
-        generation.send_signal(1, signal.SIGSTOP)
+        freeze(generation.pid(1))
         generation.send_signal(signalled)
         wait_until(lambda: has_ended(generation.pid(0)))
         wait_until(lambda: has_ended(generation.pid(2)))
@@ -362,7 +362,7 @@ def test_a_stopped_rank_0_is_named(stage: Stage) -> None:
         loop, 2, variables=stage.variables(ELASTICRUN_GRACE=1)
     ) as generation:
         wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(2)))
-        generation.send_signal(0, signal.SIGSTOP)
+        freeze(generation.pid(0))
         generation.send_signal(1)
         wait_until(lambda: has_ended(generation.pid(1)))
         generation.send_signal(0, signal.SIGKILL)

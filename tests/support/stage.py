@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
@@ -12,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.testing import read_trace, samples_of_loop
@@ -26,6 +29,12 @@ def wait_until(condition: Callable[[], Any], what: str = "it") -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not happen within {DEADLINE:.0f} s")
         time.sleep(0.005)
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and wait until it has: the signal alone may take a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 class Stage:

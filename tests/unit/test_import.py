@@ -94,6 +94,7 @@ def test_what_is_public_is_listed() -> None:
         "finished_epochs",
         "generation",
         "init",
+        "launch",
         "load_state",
         "local_rank",
         "rank",

@@ -16,13 +16,13 @@ ROOT = Path(elasticrun.__file__).parent
 # the layer that the design names for a row; the rows within one are its inner order.
 ROWS: list[list[str]] = [
     # 0
-    ["errors", "env", "version", "signals", "leaving", "reduction"],
+    ["errors", "env", "version", "signals", "leaving", "reduction", "exact"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     ["checkpoint.files", "data.permutation", "data.reading", "testing.traces"],
     ["checkpoint.manifest", "checkpoint.lock", "data.workers", "trace"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
-    ["checkpoint.tensors", "control.agreement", "control.group"],
+    ["checkpoint.tensors", "control.agreement", "control.group", "control.gathering"],
     ["control.links", "control.rendezvous", "control.stopping"],
     ["control.mail"],
     ["checkpoint.draft", "control.watcher", "joining"],
@@ -37,11 +37,52 @@ ROWS: list[list[str]] = [
     ["job"],
     ["current"],
     # 4
-    ["accumulation", "data.fingerprint"],
+    ["accumulation", "data.fingerprint", "metrics"],
     ["data.loader", "epoch", "states"],
     ["partial_gradients"],
     ["gradient_hooks"],
     ["parallel"],
+    # 6, the linter: reads source, and imports nothing of the rest.
+    ["lint.values", "lint.options", "lint.project", "lint.catalog", "lint.rules.rule"],
+    ["lint.graph", "lint.finding", "lint.quiet", "lint.rules.replay_texts"],
+    ["lint.rules.loop_texts", "lint.rules.value_texts", "lint.rules.other_texts"],
+    ["lint.rules.table", "lint.walk.core", "lint.mending"],
+    ["lint.rules.pages", "lint.walk.expressions"],
+    ["lint.walk.calls"],
+    ["lint.walk.externals"],
+    ["lint.walk.methods"],
+    ["lint.walk.iteration"],
+    ["lint.walk.assignment"],
+    ["lint.walk.statements"],
+    ["lint.walk.walker"],
+    ["lint.zones"],
+    ["lint.program"],
+    ["lint.rules.uses", "lint.rules.replayed", "lint.rules.loops", "lint.explain"],
+    ["lint.rules.volatile", "lint.rules.states", "lint.rules.ranks", "lint.rules.data"],
+    ["lint.engine"],
+    ["lint.sarif", "lint.fixes", "lint.flake8"],
+    ["lint.report"],
+    ["lint.command"],
+    ["lint.__main__"],
+    # 6, the launcher: starts replicas; only what runs in them meets a job.
+    ["launcher.wire", "launcher.environment", "launcher.processes", "launcher.loop"],
+    ["launcher.restarts", "launcher.causes", "launcher.output", "launcher.table"],
+    ["launcher.options", "launcher.sockets", "launcher.functions"],
+    ["launcher.directory", "launcher.hangs", "launcher.imports", "launcher.client"],
+    ["launcher.orders", "launcher.reporter", "launcher.console", "launcher.reading"],
+    ["launcher.replica"],
+    ["launcher.forkserver"],
+    ["launcher.starter"],
+    ["launcher.generation"],
+    ["launcher.watchdog"],
+    ["launcher.supervisor"],
+    ["launcher.status"],
+    ["launcher.server"],
+    ["launcher.running"],
+    ["launcher.commands", "launcher.calling"],
+    # 7
+    ["cli"],
+    ["__main__"],
     # Beside 6: starts replicas, for tests.
     ["testing.replicas"],
     ["testing", "testing.preloaded"],
@@ -49,7 +90,8 @@ ROWS: list[list[str]] = [
 HEIGHT = {module: height for height, row in enumerate(ROWS) for module in row}
 
 # They hand on what they are asked for, or hold nothing.
-EXEMPT = {"", "checkpoint", "control", "data"}
+EXEMPT = {"", "checkpoint", "control", "data", "launcher"}
+EXEMPT |= {"lint", "lint.rules", "lint.walk"}
 
 
 def modules() -> dict[str, Path]:
@@ -111,7 +153,8 @@ def test_one_module_writes_files_and_one_reads_the_environment() -> None:
             if any(text in path.read_text(encoding="utf-8") for text in texts)
         }
 
-    # A testing module gives replicas the variables that a launcher would.
-    assert using("os.environ") - {"testing.replicas"} == {"env"}
+    # Who starts replicas gives them variables; in them, one module reads these.
+    starters = {"testing.replicas", "launcher.environment"}
+    assert using("os.environ") - starters == {"env"}
     assert using("os.fsync(", "os.rename(", "os.replace(") == {"checkpoint.files"}
     assert using("    global ") == {"current", "signals"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import select
 import signal
 import socket
@@ -18,6 +17,7 @@ import pytest
 from elasticrun.control.links import Hub, Message, Spoke
 from elasticrun.control.rendezvous import _serve
 from elasticrun.control.store import Address, JobStore
+from tests.support.stage import freeze
 
 DEADLINE = 30.0
 
@@ -142,7 +142,7 @@ def test_who_is_killed_is_gone(store: JobStore, hub: Hub, tmp_path: Path) -> Non
 def test_who_is_stopped_is_not(store: JobStore, hub: Hub, tmp_path: Path) -> None:
     process = start(store, 3, tmp_path / "ready")
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)
+    freeze(process.pid)
     hub.send(3, {"type": "ask"})
     assert drain(hub) == []
     process.kill()
