@@ -12,14 +12,13 @@ import argparse
 import logging
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables
+from elasticrun import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, Variables
 
 NUM_TRAIN = 1439  # of 1797; divides by no batch size and no number of replicas
 
@@ -86,7 +85,8 @@ def main() -> None:
         Digits(train=True), 64, True, seed_each="sample", num_workers=1, name="train"
     )
     valid = AdaptiveDataLoader(Digits(train=False), 64, name="valid")
-    score = Variables(correct=0, accuracy=0.0, best=0.0)
+    score = Variables(accuracy=0.0, best=0.0)
+    total = Accumulator()
 
     for epoch in elasticrun.remaining_epochs_until(args.epochs):
         model.train()
@@ -99,11 +99,10 @@ def main() -> None:
         for images, labels in valid:
             with torch.no_grad():
                 hits = model(images.to(device)).argmax(1) == labels.to(device)
-            correct = hits[: valid.num_valid].sum()  # without padding: each digit once
-            if elasticrun.world_size() > 1:
-                dist.all_reduce(correct)
-            score.correct += int(correct)  # saved, should the job stop between batches
-        score.accuracy, score.correct = score.correct / valid.num_samples, 0
+            total["correct"] += hits[: valid.num_valid].sum()  # without padding
+        with total.synchronized():  # over all replicas
+            score.accuracy = total["correct"] / valid.num_samples
+            total.clear()
         score.best = max(score.best, score.accuracy)
         scheduler.step()  # after the last loop, where a restart cannot do it twice
         if elasticrun.rank() == 0:

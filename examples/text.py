@@ -14,13 +14,12 @@ import sysconfig
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables
+from elasticrun import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel
 
 CONTEXT = 64  # characters that the net sees
 NUM_CHARACTERS = 128  # ASCII; all others count as the last
@@ -88,7 +87,7 @@ def main() -> None:
         optimizer, max_lr=5e-3, total_steps=args.epochs * len(train)
     )
     model = AdaptiveDataParallel(net, optimizer, scheduler)  # registered: saved, loaded
-    total = Variables(bits=0.0)
+    total = Accumulator()
 
     for epoch in elasticrun.remaining_epochs_until(args.epochs):
         model.train()
@@ -105,11 +104,10 @@ def main() -> None:
         for x, y in valid:
             with torch.no_grad():
                 bits = bits_per_character(model(x.to(device)), y.to(device))
-            bits = bits[: valid.num_valid].sum()  # without padding: each window once
-            if elasticrun.world_size() > 1:
-                dist.all_reduce(bits)
-            total.bits += bits.item()  # saved, should the job stop between two batches
-        mean, total.bits = total.bits / valid.num_samples, 0.0
+            total["bits"] += bits[: valid.num_valid].sum()  # without padding
+        with total.synchronized():  # over all replicas
+            mean = total["bits"] / valid.num_samples
+            total.clear()
         if elasticrun.rank() == 0:
             print(f"epoch {epoch}  held out  {mean:.3f} bits per character", flush=True)
 
