@@ -19,8 +19,13 @@ setup(
     packages=find_packages(include=["elasticrun", "elasticrun.*"]),
     package_data={"elasticrun": ["py.typed"]},
     install_requires=["torch>=2.6,<3", "numpy", "cloudpickle", "psutil"],
+    entry_points={
+        "console_scripts": ["elasticrun = elasticrun.cli:main"],
+        "flake8.extension": ["ER = elasticrun.lint.flake8:Plugin"],
+    },
     extras_require={
         "progress": ["tqdm"],
+        "rich": ["rich>=13"],
         "examples": ["scikit-learn"],
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],

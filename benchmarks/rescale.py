@@ -1,0 +1,220 @@
+"""Measure restarts of the digits example: request or death to first batch; JSON lines.
+
+    python benchmarks/rescale.py [--rounds 10] [--only elasticrun|torchrun|launcher]
+
+"First batch" is the first one that rank 0 of the new generation is given. torchrun
+restarts after a `kill -9` by itself; to rescale, it is stopped and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+from machine import report
+
+DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
+ELASTICRUN = [sys.executable, "-m", "elasticrun"]
+DEADLINE = 120.0
+EPOCHS = 100_000
+
+
+class Job:
+    """The example under a launcher, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables = {
+            **os.environ,
+            "ELASTICRUN_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "ELASTICRUN_TRACE": str(folder / "trace"),
+            "ELASTICRUN_SAVE_INTERVAL": "0.3",
+            "XDG_RUNTIME_DIR": str(folder),
+        }
+
+    def start(self, command: list[str]) -> psutil.Popen:
+        with open(self.folder / "log", "ab") as log:
+            return psutil.Popen(
+                [*command, str(DIGITS), "--epochs", str(EPOCHS)],
+                env=self.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def newest(self) -> int:
+        """The newest generation that has been given a batch, -1 before the first."""
+        names = [path.stem.split("-") for path in (self.folder / "trace").glob("*-0.*")]
+        return max((int(generation) for generation, _ in names), default=-1)
+
+    def begun(self, generation: int) -> bool:
+        path = self.folder / "trace" / f"{generation}-0.jsonl"
+        return path.exists() and path.stat().st_size > 0
+
+    def checkpoint(self) -> str:
+        found = sorted((self.folder / "checkpoints").glob("checkpoint-*/manifest.json"))
+        return str(found[-1]) if found else ""
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait for the next one: the last crash's budget is then full again."""
+        before = self.checkpoint()
+        wait_until(lambda: self.checkpoint() != before)
+
+    def seconds_to_next(self, request: Callable[[], object]) -> tuple[float, bool]:
+        """Return the seconds to the next first batch, and whether no start failed."""
+        generation = self.newest + 1
+        begin = time.perf_counter()
+        request()
+        wait_until(lambda: self.newest >= generation and self.begun(self.newest))
+        return time.perf_counter() - begin, self.newest == generation
+
+    def ask(self, *arguments: str) -> None:
+        subprocess.Popen(
+            [*ELASTICRUN, *arguments], env=self.variables, stdout=subprocess.DEVNULL
+        )
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it did not happen; is the machine very busy?")
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def job_of(command: list[str]) -> Iterator[tuple[Job, psutil.Popen]]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        job = Job(Path(folder))
+        process = job.start(command)
+        try:
+            wait_until(lambda: job.begun(0))
+            yield job, process
+        finally:
+            kill_tree(process)
+
+
+def kill_tree(process: psutil.Popen) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
+
+
+def kill_a_rank(process: psutil.Popen) -> None:
+    """Kill the newest child: a replica, for the forkserver is older."""
+    children = sorted(
+        process.children(), key=lambda each: (each.create_time(), each.pid)
+    )
+    children[-1].send_signal(signal.SIGKILL)
+
+
+def measure_elasticrun(rounds: int) -> None:
+    command = [*ELASTICRUN, "run", "--replicas", "2", "--max-restarts", "1"]
+    with job_of(command) as (job, process):
+        scaled, killed = [], []
+        for number in range(rounds):
+            size = "32"[number % 2]
+            scaled.append(job.seconds_to_next(lambda: job.ask("scale", size)))  # noqa: B023
+            job.wait_for_checkpoint()
+            killed.append(job.seconds_to_next(lambda: kill_a_rank(process)))
+            job.wait_for_checkpoint()
+        tell("scale", "elasticrun", scaled)
+        tell("kill -9", "elasticrun", killed)
+
+
+def measure_torchrun(rounds: int) -> None:
+    def command(size: int) -> list[str]:
+        options = ["--standalone", "--max-restarts=1000", f"--nproc-per-node={size}"]
+        return [sys.executable, "-m", "torch.distributed.run", *options]
+
+    with job_of(command(2)) as (job, process):
+        killed = []
+        for _ in range(rounds):
+            job.wait_for_checkpoint()
+            killed.append(job.seconds_to_next(lambda: kill_a_rank(process)))
+        tell("kill -9", "torchrun", killed)
+    with job_of(command(2)) as (job, process):
+        scaled = []
+        for number in range(rounds):
+            job.wait_for_checkpoint()
+
+            def relaunch() -> None:
+                nonlocal process
+                process.terminate()
+                process.wait()
+                process = job.start(command((3, 2)[number % 2]))  # noqa: B023
+
+            scaled.append(job.seconds_to_next(relaunch))
+        kill_tree(process)
+        tell("scale", "torchrun stopped and started", scaled)
+
+
+def tell(what: str, launcher: str, runs: list[tuple[float, bool]]) -> None:
+    seconds = [run[0] for run in runs]
+    report(
+        "restart_to_first_batch",
+        what=what,
+        launcher=launcher,
+        median_seconds=round(statistics.median(seconds), 3),
+        worst_seconds=round(max(seconds), 3),
+        rounds=len(runs),
+        first_generation_worked=sum(run[1] for run in runs),
+    )
+
+
+def measure_launcher(rounds: int) -> None:
+    """What the launcher itself costs, and how long the command line takes."""
+    with job_of([*ELASTICRUN, "run", "--replicas", "2"]) as (job, process):
+        before, begin = sum(process.cpu_times()[:2]), time.perf_counter()
+        time.sleep(10.0)
+        used = sum(process.cpu_times()[:2]) - before
+        share = used / (time.perf_counter() - begin)
+        script = Path(sys.executable).with_name("elasticrun")
+        report(
+            "launcher",
+            memory_mib=round(process.memory_info().rss / 2**20, 1),
+            cpu_percent_of_a_core=round(100 * share, 2),
+            seconds={
+                name: statistics.median(
+                    seconds_of([str(script), name], job) for _ in range(rounds)
+                )
+                for name in ("--help", "status")
+            },
+        )
+
+
+def seconds_of(command: list[str], job: Job) -> float:
+    begin = time.perf_counter()
+    subprocess.run(command, env=job.variables, capture_output=True, check=True)
+    return round(time.perf_counter() - begin, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", choices=["elasticrun", "torchrun", "launcher"])
+    options = parser.parse_args()
+    for name, measure in (
+        ("launcher", measure_launcher),
+        ("elasticrun", measure_elasticrun),
+        ("torchrun", measure_torchrun),
+    ):
+        if options.only in (None, name):
+            measure(options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The launcher: starts replicas on this machine, and restarts them when asked."""

@@ -1,0 +1,224 @@
+"""`elasticrun.launch`: a job from Python or a notebook, with its own launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.launcher.client import Job, JobError, find_job
+from elasticrun.launcher.functions import keep_function, read_results
+from elasticrun.launcher.replica import PACKAGE_PARENT
+
+_BOOT = """
+import sys
+if sys.path and sys.path[0] == "":
+    del sys.path[0]
+if sys.argv[1] not in sys.path:
+    sys.path.append(sys.argv[1])
+from elasticrun.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+_LAST_LINES = 40
+_FIND_SECONDS = 30.0
+
+
+class LaunchedJob:
+    """A job that `launch` has started, and that goes on by itself.
+
+    Attributes:
+        pid: The launcher's process; `elasticrun status` shows it.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], folder: Path, lifeline: int
+    ) -> None:
+        self._process = process
+        self._folder = folder
+        self._lifeline = lifeline
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._results: list[Any] | None = None
+        self._copiers = [
+            threading.Thread(target=self._copy, args=streams, daemon=True)
+            for streams in (
+                (process.stdout, lambda: sys.stdout),
+                (process.stderr, lambda: sys.stderr),
+            )
+        ]
+        for copier in self._copiers:
+            copier.start()
+        self.pid = process.pid
+
+    def scale(self, replicas: int) -> None:
+        """Go on with so many replicas; returns when they train."""
+        with self._find() as job, _as_own_error():
+            for _ in job.scale(replicas):
+                continue
+
+    def status(self) -> dict[str, Any]:
+        """Return what `elasticrun status --json` prints."""
+        with self._find() as job:
+            return job.status
+
+    def stop(self) -> None:
+        """Save, end the job and wait for its end; `launch` it again to go on."""
+        with self._find() as job, _as_own_error():
+            for _ in job.stop():
+                continue
+        self._process.wait()
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Wait for the job's end; return what the function returned, by rank.
+
+        Raises:
+            ElasticRunError: The job failed or was stopped; the text has its last lines.
+            TimeoutError: It still runs after `timeout` seconds.
+        """
+        if self._results is not None:
+            return self._results
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"the job still runs after {timeout:g} s") from error
+        for copier in self._copiers:
+            copier.join()
+        with contextlib.suppress(OSError):
+            os.close(self._lifeline)
+        try:
+            if code != 0:
+                raise ElasticRunError(_explain(code) + "".join(self._lines))
+            self._results = read_results(self._folder)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self._results
+
+    def interrupt(self) -> None:
+        """Save and end the job, as Ctrl-C does on a terminal."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
+    def _find(self) -> Job:
+        """Return a connection, as soon as the launcher listens."""
+        deadline = time.monotonic() + _FIND_SECONDS
+        while True:
+            try:
+                return find_job(str(self.pid))
+            except JobError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise ElasticRunError(
+                        "the job is not running; result() says how it ended"
+                    ) from error
+            time.sleep(0.01)
+
+    def _copy(self, source: IO[bytes], target: Callable[[], Any]) -> None:
+        """Print what the launcher prints where this process does: in the notebook."""
+        with source:
+            for data in source:
+                line = data.decode("utf-8", "replace")
+                self._lines.append(line)
+                with contextlib.suppress(OSError, ValueError):
+                    target().write(line)
+
+
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    replicas: int | str = "auto",
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    fresh: bool = False,
+    max_restarts: int = 3,
+    grace: float = 60.0,
+    save_interval: float | str | None = None,
+    hang_timeout: float | str = "auto",
+    start: str = "fork",
+    name: str | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    wait: bool = True,
+) -> Any:
+    """Run `function(*args)` on every replica of a job, as `elasticrun run` does.
+
+    The function, its arguments and what it returns travel by cloudpickle, through files
+    that only this user can read. The job ends with this process: it saves first.
+
+    Args:
+        replicas: A number, "auto", or "MIN:MAX".
+        checkpoint_dir: Where it goes on from; None for a temporary one, which serves
+            restarts and is removed at the end.
+        wait: Return the results; else a `LaunchedJob` at once.
+
+    Returns:
+        What the function returned, by rank; or the running job.
+
+    Raises:
+        ElasticRunError: The job failed or was stopped.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="elasticrun-launch-"))
+    keep_function(folder, function, args)
+    reader, writer = os.pipe()
+    options = {
+        "--replicas": replicas,
+        "--checkpoint-dir": checkpoint_dir or folder / "checkpoints",
+        "--max-restarts": max_restarts,
+        "--grace": grace,
+        "--save-interval": save_interval,
+        "--hang-timeout": hang_timeout,
+        "--start": start,
+        "--name": name or getattr(function, "__name__", "function"),
+        "--log-dir": log_dir,
+        "--lifeline": reader,
+    }
+    command = [sys.executable, "-c", _BOOT, PACKAGE_PARENT, "run", "--function"]
+    command += ["--fresh"] if fresh else []
+    for option, value in options.items():
+        command += [] if value is None else [option, os.fspath(_plain(value))]
+    process = subprocess.Popen(
+        [*command, str(folder), *(path or os.getcwd() for path in sys.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[reader],
+        start_new_session=True,
+    )
+    os.close(reader)
+    job = LaunchedJob(process, folder, writer)
+    if not wait:
+        return job
+    try:
+        return job.result()
+    except KeyboardInterrupt:
+        job.interrupt()
+        with contextlib.suppress(ElasticRunError):
+            job.result()
+        raise
+
+
+def _explain(code: int) -> str:
+    if code in (75, 130, 143):
+        return (
+            f"the job was stopped (exit code {code}); with the same checkpoint_dir it "
+            "goes on from there. Its last lines:\n"
+        )
+    return f"the job failed (exit code {code}). Its last lines:\n"
+
+
+def _plain(value: object) -> str | os.PathLike[str]:
+    return value if isinstance(value, os.PathLike) else str(value)
+
+
+@contextlib.contextmanager
+def _as_own_error() -> Any:
+    try:
+        yield
+    except JobError as error:
+        raise ElasticRunError(str(error)) from error

@@ -1,0 +1,134 @@
+"""A running job, from another process of the same user."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from elasticrun.launcher import sockets
+from elasticrun.launcher.wire import Channel, Message, WireError
+
+EXIT_NO_JOB = 3
+EXIT_REFUSED = 4
+
+
+class JobError(Exception):
+    """A job is not there, not the only one, or does not do what was asked."""
+
+    def __init__(self, text: str, *, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class Job:
+    """A connection to a job's launcher.
+
+    Attributes:
+        pid: The launcher's process.
+        status: What it said when it was asked.
+    """
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self._connection = connection
+        self._channel = Channel(connection)
+        self.status: dict[str, Any] = self._ask({"type": "status"})
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def is_called(self, name: str) -> bool:
+        """Return whether it has this name or process number."""
+        return name in (str(self.status["job"]), str(self.pid))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the launcher has hung up, as it does when it ends."""
+        self._channel.drain()
+        return not self._channel.is_open
+
+    def scale(self, size: int) -> Iterator[str]:
+        """Change the number of replicas; yield what happens, until they train."""
+        answer = self._ask({"type": "scale", "replicas": size})
+        yield answer["text"]
+        self._connection.settimeout(None)
+        while not answer.get("is_done"):
+            answer = self._take("the job ended before it was rescaled")
+            yield answer["text"]
+
+    def stop(self) -> Iterator[str]:
+        """Save and end; yield what happens, until the launcher has ended."""
+        yield self._ask({"type": "stop"})["text"]
+        self._connection.settimeout(None)
+        while self._channel.receive_one() is not None:
+            continue
+        yield "ended"
+
+    def _ask(self, request: Message) -> Message:
+        self._channel.send(request)
+        return self._take("the launcher hung up")
+
+    def _take(self, or_else: str) -> Message:
+        try:
+            answer = self._channel.receive_one()
+        except WireError as error:
+            raise JobError(str(error), exit_code=EXIT_REFUSED) from error
+        if answer is None:
+            raise JobError(or_else, exit_code=EXIT_REFUSED)
+        if "error" in answer:
+            raise JobError(str(answer["error"]), exit_code=EXIT_REFUSED)
+        return answer
+
+
+def find_jobs() -> Iterator[Job]:
+    """Yield every running job of this user.
+
+    Raises:
+        JobError: Others could enter where the sockets are.
+    """
+    try:
+        for pid, connection in sockets.connections():
+            try:
+                job = Job(pid, connection)
+            except JobError:  # It ended just now.
+                connection.close()
+                continue
+            yield job
+    except sockets.SocketDirectoryError as error:
+        raise JobError(str(error), exit_code=EXIT_REFUSED) from error
+
+
+def find_job(name: str | None) -> Job:
+    """Return the job of this name or process number, or the only one.
+
+    Raises:
+        JobError: There is none, or more than one.
+    """
+    found = []
+    for job in find_jobs():
+        if name is None or job.is_called(name):
+            found.append(job)
+        else:
+            job.__exit__(None, None, None)
+    if len(found) == 1:
+        return found[0]
+    what = "job" if name is None else f"job {name!r}"
+    for job in found:
+        job.__exit__(None, None, None)
+    if not found:
+        raise JobError(f"no {what} of this user is running", exit_code=EXIT_NO_JOB)
+    listed = ", ".join(f"{job.status['job']} ({job.pid})" for job in found)
+    raise JobError(
+        f"more than one {what} is running: {listed}. Name one by its number.",
+        exit_code=EXIT_NO_JOB,
+    )

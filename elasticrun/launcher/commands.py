@@ -1,0 +1,177 @@
+"""The commands that start a job or talk to one; each returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from elasticrun.launcher import environment
+from elasticrun.launcher.client import JobError, find_job, find_jobs
+from elasticrun.launcher.options import (
+    OptionError,
+    Options,
+    Program,
+    make_program,
+    parse_hang_timeout,
+    parse_replicas,
+    parse_seconds,
+)
+from elasticrun.launcher.table import render
+
+EXIT_USAGE = 2
+EXIT_NO_JOB = 3
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start a job and wait for its end."""
+    from elasticrun.launcher import running
+
+    try:
+        running.check_nodes(arguments.nodes, arguments.rdzv_endpoint)
+        return running.run_job(_options(arguments))
+    except OptionError as error:
+        return _fail(str(error), EXIT_USAGE)
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    program = _program(arguments)
+    variables = environment.variables()
+    name = arguments.name or variables.get("ELASTICRUN_JOB")
+    directory = Path(
+        os.path.abspath(
+            arguments.checkpoint_dir
+            or variables.get("ELASTICRUN_CHECKPOINT_DIR")
+            or f"{program.stem}-checkpoints"
+        )
+    )
+    interval = arguments.save_interval
+    if interval not in (None, "off", "0"):
+        parse_seconds("--save-interval", interval, also=" (or 0, or off)")
+    if arguments.max_restarts < 0:
+        raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
+    return Options(
+        program=program,
+        replicas=parse_replicas(arguments.replicas),
+        name=name or program.label,
+        is_named=name is not None,
+        checkpoint_dir=directory,
+        log_dir=Path(os.path.abspath(arguments.log_dir or directory / "logs")),
+        is_fresh=arguments.fresh,
+        max_restarts=arguments.max_restarts,
+        grace=parse_seconds("--grace", arguments.grace),
+        save_interval=interval,
+        is_exec=arguments.start == "exec",
+        hang_timeout=parse_hang_timeout(arguments.hang_timeout),
+        lifeline=arguments.lifeline,
+    )
+
+
+def _program(arguments: argparse.Namespace) -> Program:
+    if arguments.function:
+        return Program("function", arguments.script, (), tuple(arguments.args))
+    return make_program(arguments.script, arguments.args, is_module=arguments.is_module)
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    """Change the number of replicas, and wait until they train."""
+    try:
+        with find_job(arguments.job) as job:
+            for text in job.scale(arguments.replicas):
+                _say(text)
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+    return 0
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Save and end a job, and wait for its end."""
+    try:
+        with find_job(arguments.job) as job:
+            for text in job.stop():
+                _say(text)
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show one job or all of them."""
+    try:
+        return _show_status(arguments)
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+
+
+def _show_status(arguments: argparse.Namespace) -> int:
+    while True:
+        jobs = _statuses(arguments.job)
+        if arguments.json:
+            for each in jobs:
+                _say(json.dumps(each))
+        else:
+            if arguments.watch and sys.stdout.isatty():
+                sys.stdout.write("\x1b[H\x1b[2J")
+            _say(render(jobs) if jobs else "no job of this user is running")
+        if not jobs and arguments.job is not None:
+            return _fail(f"no job {arguments.job!r} is running", EXIT_NO_JOB)
+        if not arguments.watch or not jobs:
+            return 0
+        time.sleep(1.0)
+
+
+def _statuses(name: str | None) -> list[dict[str, object]]:
+    found = []
+    for job in find_jobs():
+        with job:
+            if name is None or job.is_called(name):
+                found.append(job.status)
+    return found
+
+
+def logs(arguments: argparse.Namespace) -> int:
+    """Show what replicas printed."""
+    from elasticrun.launcher.reading import follow_logs, show_logs
+
+    chosen = {"generation": arguments.generation, "rank": arguments.rank}
+    try:
+        ended = _directory_of_ended(arguments.job)
+        if ended is not None:
+            show_logs(ended, write=_write, **chosen)
+            return 0
+        with find_job(arguments.job) as job:
+            directory = Path(str(job.status["log_dir"]))
+            if not arguments.follow:
+                show_logs(directory, write=_write, **chosen)
+                return 0
+            follow_logs(
+                directory, has_ended=lambda: job.has_ended, write=_write, **chosen
+            )
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+    return 0
+
+
+def _directory_of_ended(name: str | None) -> Path | None:
+    """Return where logs are if a job was named by its checkpoint or log directory."""
+    if name is None or not os.path.isdir(name):
+        return None
+    inner = Path(name) / "logs"
+    return inner if inner.is_dir() else Path(name)
+
+
+def _say(text: str) -> None:
+    _write(text + "\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"elasticrun: {text}\n")
+    return code

@@ -1,0 +1,62 @@
+"""The launcher's one reader and writer of `os.environ`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+# With more than one thread in it, a process must not be forked.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def variables() -> dict[str, str]:
+    """Return a copy of this process's variables."""
+    return dict(os.environ)
+
+
+def replace_variables(new: dict[str, str]) -> None:
+    """Let this process have these variables and no others."""
+    os.environ.clear()
+    os.environ.update(new)
+
+
+def of_forkserver() -> dict[str, str]:
+    """Return the variables under which importing torch starts no thread."""
+    return {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
+
+
+def runtime_directory() -> Path:
+    """Return where this user's control sockets are; it need not exist."""
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    if given and os.path.isdir(given):
+        return Path(given) / "elasticrun"
+    return Path(tempfile.gettempdir()) / f"elasticrun-{os.getuid()}"
+
+
+def num_gpus() -> int:
+    """Return how many GPUs a replica would see, without asking torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        return len([name for name in names if name and name != "-1"])
+    try:
+        return len(
+            [
+                n
+                for n in os.listdir("/dev")
+                if n.removeprefix("nvidia").isdigit() and n.startswith("nvidia")
+            ]
+        )
+    except OSError:
+        return 0
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use, by affinity and by cgroup."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # "max": no limit.
+        return cores

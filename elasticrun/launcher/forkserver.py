@@ -1,0 +1,144 @@
+"""The process that replicas are forked from: it has imported torch, and has one thread.
+
+It forks twice and lets the process between end, so that a replica becomes a child of
+the launcher, which adopts orphans. The launcher can then wait for it, and the replica
+dies with the launcher and not with the forkserver. If the launcher is killed, the
+forkserver kills what is left of the replicas' process groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from elasticrun.launcher import processes, replica
+
+MAX_MESSAGE = 1 << 16
+NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and rank 0's listener.
+
+_TORCH = (
+    "torch.distributed",
+    "torch.utils.data",
+    "elasticrun.data.loader",
+    "elasticrun.epoch",
+    "elasticrun.parallel",
+    "elasticrun.states",
+    "elasticrun.launcher.reporter",
+)
+
+
+def main() -> None:
+    """Serve the launcher at the other end of the socket named on the command line."""
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    order = json.loads(launcher.recv(MAX_MESSAGE))
+    problem = ""
+    if not order["is_bare"]:
+        processes.die_with_parent(os.getppid())  # While an import may hang.
+        problem = _preload(_TORCH, order["imports"])
+        processes.outlive_parent()
+    launcher.send(json.dumps({"type": "ready", "problem": problem}).encode())
+    _serve(launcher, is_bare=order["is_bare"])
+
+
+def _preload(needed: Iterable[str], wanted: Iterable[str]) -> str:
+    """Import modules; return why a fork would not be sound after it, or nothing."""
+    for name in needed:
+        importlib.import_module(name)
+    for name in wanted:
+        # The script will import it again, and say what is wrong.
+        with contextlib.suppress(BaseException):
+            importlib.import_module(name)
+    problem = _find_problem()
+    gc.collect()
+    gc.freeze()  # Or the collector of each replica would copy every page.
+    return problem
+
+
+def _find_problem() -> str:
+    if processes.num_threads() > 1:
+        return f"importing them started {processes.num_threads() - 1} threads"
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        return "importing them used CUDA"
+    return ""
+
+
+def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
+    groups: set[int] = set()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(
+            launcher, MAX_MESSAGE, NUM_DESCRIPTORS + 1
+        )
+        if not data:
+            break
+        order = json.loads(data)
+        if order["type"] == "fork":
+            pid = _fork_twice(launcher, descriptors, is_bare=is_bare)
+            groups.add(pid)
+            answer = {"type": "forked", "number": order["number"], "pid": pid}
+            launcher.send(json.dumps(answer).encode())
+        elif order["type"] == "import":
+            if _preload((), order["names"]):
+                launcher.send(json.dumps({"type": "unsound"}).encode())
+        else:
+            groups = set(order["groups"])
+    for group in groups:
+        processes.kill_group(group)
+
+
+def _fork_twice(
+    launcher: socket.socket, descriptors: list[int], *, is_bare: bool
+) -> int:
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        _become_replica(launcher, reader, writer, descriptors, is_bare=is_bare)
+    for descriptor in (writer, *descriptors):
+        os.close(descriptor)
+    pid = int(os.read(reader, 32))
+    os.close(reader)
+    os.waitpid(between, 0)
+    return pid
+
+
+def _become_replica(
+    launcher: socket.socket,
+    reader: int,
+    writer: int,
+    descriptors: list[int],
+    *,
+    is_bare: bool,
+) -> None:
+    """Fork once more, and never return to the forkserver's loop."""
+    try:
+        pid = os.fork()
+        if pid:
+            os.write(writer, str(pid).encode())
+            os._exit(0)
+        os.setsid()
+        launcher.close()
+        os.close(reader)
+        os.close(writer)
+        control = _take_descriptors(descriptors)
+        if is_bare:
+            replica.execute(control, descriptors[NUM_DESCRIPTORS:])
+        else:
+            replica.main(control, descriptors[NUM_DESCRIPTORS:])
+    finally:
+        os._exit(1)
+
+
+def _take_descriptors(descriptors: list[int]) -> int:
+    control, *outputs = descriptors[:NUM_DESCRIPTORS]
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((null, *outputs)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return control

@@ -1,0 +1,160 @@
+"""What a job is started with, checked once, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrun.launcher import environment
+
+AUTO = "auto"
+_MOST_CORES = 8  # More replicas than that on one CPU mostly wait for each other.
+
+
+class OptionError(ValueError):
+    """An option that cannot be: what it is, why not, what to give instead."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many replicas a job has at its start, and within which bounds it may go."""
+
+    initial: int
+    least: int
+    most: int
+
+    def check(self, number: int) -> None:
+        """Refuse a number out of bounds.
+
+        Raises:
+            OptionError: It is one.
+        """
+        if not self.least <= number <= self.most:
+            raise OptionError(
+                f"{number} replicas is outside of {self.least} to {self.most}, which "
+                "--replicas MIN:MAX allows this job."
+            )
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each replica runs.
+
+    Attributes:
+        kind: "script", "module", or "function" (in a file, for `elasticrun.launch`).
+        target: The script's path, the module's name, or the function's folder.
+        path: What stands first in `sys.path`.
+    """
+
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+    path: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """What to call it: the script's file name, or the module."""
+        return self.target if self.kind == "module" else os.path.basename(self.target)
+
+    @property
+    def stem(self) -> str:
+        """The label without `.py`, to name directories."""
+        return self.label.removesuffix(".py")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that `elasticrun run` was told.
+
+    Attributes:
+        name: What `status`, `scale` and `stop` call the job.
+        is_named: Whether the user gave the name, so that checkpoints get it too.
+        hang_timeout: Seconds without a boundary; "auto"; None for never.
+        lifeline: A descriptor; when its other end is closed, the job is to stop.
+    """
+
+    program: Program
+    replicas: Replicas
+    name: str
+    is_named: bool
+    checkpoint_dir: Path
+    log_dir: Path
+    is_fresh: bool = False
+    max_restarts: int = 3
+    grace: float = 60.0
+    save_interval: str | None = None
+    is_exec: bool = False
+    hang_timeout: float | str | None = AUTO
+    lifeline: int | None = None
+
+
+def parse_replicas(text: str) -> Replicas:
+    """Return what N, auto or MIN:MAX means on this machine.
+
+    Raises:
+        OptionError: `text` is none of them.
+    """
+    suggested = suggested_replicas()
+    if text == AUTO:
+        return Replicas(suggested, 1, 1 << 16)
+    match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not match or not 1 <= least <= most:
+        raise OptionError(
+            f"--replicas {text}: give a number from 1 up, auto, or MIN:MAX with "
+            "1 <= MIN <= MAX."
+        )
+    if match[2] is None:
+        return Replicas(least, 1, 1 << 16)
+    return Replicas(min(max(suggested, least), most), least, most)
+
+
+def suggested_replicas() -> int:
+    """Return one replica a GPU, else one a core, up to as many as share a CPU well."""
+    return environment.num_gpus() or min(environment.num_cores(), _MOST_CORES)
+
+
+def parse_hang_timeout(text: str) -> float | str | None:
+    """Return seconds, "auto", or None for "off".
+
+    Raises:
+        OptionError: `text` is none of them.
+    """
+    if text == AUTO:
+        return AUTO
+    if text == "off":
+        return None
+    return parse_seconds("--hang-timeout", text, also=" (or auto, or off)")
+
+
+def parse_seconds(name: str, text: str, *, also: str = "") -> float:
+    """Return a number of seconds above 0.
+
+    Raises:
+        OptionError: `text` is no such number.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise OptionError(f"{name} {text}: give seconds above 0{also}.")
+    return seconds
+
+
+def make_program(target: str, arguments: list[str], *, is_module: bool) -> Program:
+    """Return the program of a command line.
+
+    Raises:
+        OptionError: There is no such script.
+    """
+    if is_module:
+        return Program("module", target, tuple(arguments), (os.getcwd(),))
+    if not os.path.isfile(target):
+        raise OptionError(
+            f"{target}: there is no such script. To run a module, put -m before it."
+        )
+    folder = os.path.dirname(os.path.realpath(target))
+    return Program("script", target, tuple(arguments), (folder,))

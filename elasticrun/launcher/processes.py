@@ -1,0 +1,128 @@
+"""Processes of Linux: who dies with whom, who is left, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends; at once if it has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Take `die_with_parent` back."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """Return the children of this process, ended ones that nobody waited for too."""
+    own = os.getpid()
+    return [pid for pid in _all_processes() if _parent_of(pid) == own]
+
+
+def kill_group(leader: int) -> None:
+    """Kill a replica's process group: itself and what it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def kill_children(*, but: set[int]) -> None:
+    """Kill and wait for all children, and for those that become ours by that.
+
+    Only for a process that adopts orphans: nothing that it has started then is left.
+    """
+    while victims := [pid for pid in children() if pid not in but]:
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in victims:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def num_threads() -> int:
+    """Return how many threads this process has, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def group_usage(leader: int) -> tuple[float, int]:
+    """Return CPU seconds and bytes of memory of a process group.
+
+    What processes share, as forks do, counts for each with its part.
+    """
+    seconds, memory = 0.0, 0
+    tick = os.sysconf("SC_CLK_TCK")
+    for pid in _all_processes():
+        fields = _stat(pid)
+        if len(fields) > 21 and int(fields[2]) == leader:
+            seconds += (int(fields[11]) + int(fields[12])) / tick
+            memory += _own_memory(pid)
+    return seconds, memory
+
+
+def _own_memory(pid: int) -> int:
+    path = f"/proc/{pid}/smaps_rollup"
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def num_out_of_memory_kills() -> int | None:
+    """Return how many processes the kernel has killed for memory, if it says so."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
+def free_memory() -> float:
+    """Return the share of this machine's memory that is available."""
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError),
+        open("/proc/meminfo") as file,
+    ):
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in file}
+        return sizes["MemAvailable"] / sizes["MemTotal"]
+    return 1.0
+
+
+def _all_processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _parent_of(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what follows the name in /proc/PID/stat: state, parent, group, ..."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

@@ -1,0 +1,205 @@
+"""One replica, from the moment it is forked: it waits, runs the script, and ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from elasticrun.launcher import environment, processes
+from elasticrun.launcher.functions import call_function
+from elasticrun.launcher.reporter import Reporter
+from elasticrun.launcher.wire import Channel, Message
+
+BOOT = """
+import sys
+if sys.path and sys.path[0] == "":
+    del sys.path[0]
+if sys.argv[2] not in sys.path:
+    sys.path.append(sys.argv[2])
+from elasticrun.launcher import {module}
+{module}.{function}()
+"""
+_OWN_FOLDER = os.path.dirname(__file__)
+PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+
+
+def command(module: str, function: str, *arguments: object) -> list[str]:
+    """Return the command that calls a function of the launcher in a new interpreter."""
+    first, *rest = map(str, arguments)
+    code = BOOT.format(module=module, function=function)
+    return [sys.executable, "-c", code, first, PACKAGE_PARENT, *rest]
+
+
+def execute(control: int, listeners: list[int]) -> None:
+    """Begin anew as a fresh interpreter, for programs that cannot be forked."""
+    for descriptor in (control, *listeners):
+        os.set_inheritable(descriptor, True)
+    os.execv(sys.executable, command("replica", "begin", control, *listeners))
+
+
+def begin() -> None:
+    """Take up the descriptors that `execute` has handed on."""
+    main(int(sys.argv[1]), [int(number) for number in sys.argv[3:]])
+
+
+def main(control: int, listeners: list[int]) -> None:
+    """Wait for the order to start, run the program, and end the process."""
+    for descriptor in (control, *listeners):
+        os.set_inheritable(descriptor, False)
+    connection = socket.socket(fileno=control)
+    channel = Channel(connection)
+    order = channel.receive_one()
+    if order is None:
+        os._exit(0)
+    processes.die_with_parent(order["launcher"])
+    _prepare_process(order)
+    store = _serve_store(order, listeners)
+    reporter = Reporter(channel, connection)
+    reporter.start()
+    code = _run(lambda: _program(order), channel, reporter)
+    code = _end_interpreter(code)
+    del store
+    channel.send({"type": "end", "code": code})
+    os._exit(code)
+
+
+def _prepare_process(order: Message) -> None:
+    environment.replace_variables(order["environment"])
+    sys.path[:0] = order["path"]
+    sys.argv = list(order["argv"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # Else all would draw what the forkserver would.
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(order["num_threads"])
+
+
+def _serve_store(order: Message, listeners: list[int]) -> Any:
+    """On rank 0, serve the store at which the replicas of this generation meet.
+
+    The launcher has bound the port, so that nobody can take it, and others who come
+    earlier wait in its queue.
+    """
+    if not listeners:
+        return None
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        "127.0.0.1",
+        order["port"],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listeners[0],
+    )
+
+
+def _program(order: Message) -> None:
+    if order["kind"] == "module":
+        runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
+    elif order["kind"] == "function":
+        folder = Path(order["target"])
+        call_function(folder, generation=order["generation"], rank=order["rank"])
+    else:
+        _run_script(order["target"])
+
+
+def _run_script(path: str) -> None:
+    """Run a file as Python itself would: as the module `__main__`."""
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__loader__ = SourceFileLoader("__main__", path)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+
+
+def _run(program: Callable[[], None], channel: Channel, reporter: Reporter) -> int:
+    """Run the program; print and report what it raises; return the exit code."""
+    try:
+        program()
+        reporter.look()
+    except SystemExit as error:
+        reporter.look()
+        return _exit_code(error)
+    except BaseException as error:
+        reporter.look()
+        when = time.monotonic()
+        trace = _without_launcher(error.__traceback__)
+        error.__traceback__ = trace
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        channel.send(
+            {
+                "type": "failure",
+                "summary": _summary(error),
+                "trace": text[-20000:],
+                "time": when,
+            }
+        )
+        sys.excepthook(type(error), error, trace)
+        _flush()
+        channel.send({"type": "failed"})
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _summary(error: BaseException) -> str:
+    lines = traceback.format_exception_only(type(error), error)
+    return "".join(lines).strip()[:2000]
+
+
+def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames between the interpreter's start and the script."""
+    start = trace
+    while start is not None:
+        name = start.tb_frame.f_code.co_filename
+        if os.path.dirname(name) != _OWN_FOLDER and "runpy" not in name:
+            return start
+        start = start.tb_next
+    return trace
+
+
+def _end_interpreter(code: int) -> int:
+    """Do what the interpreter does at its end, but for taking everything apart."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException:
+        traceback.print_exc()
+    _flush()
+    return code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue

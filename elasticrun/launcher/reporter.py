@@ -1,0 +1,120 @@
+"""A replica's thread that tells the launcher where it is, and hears when to stop."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticrun.launcher.imports import installed_modules
+from elasticrun.launcher.wire import Channel, Message
+
+if TYPE_CHECKING:
+    from elasticrun.job import Job
+
+logger = logging.getLogger(__name__)
+
+DUMP_SIGNAL = 50  # A real-time signal, which programs do not use by chance.
+_UNTIL_JOB = 0.05
+_UNTIL_FIRST_BATCH = 0.02
+_IN_TRAINING = 0.5
+
+_Place = tuple[int, int, int]
+
+
+class Reporter:
+    """Looks at the job now and then, so that training itself pays nothing for it."""
+
+    def __init__(self, channel: Channel, connection: socket.socket) -> None:
+        self._channel = channel
+        self._connection = connection
+        self._stop_cause: str | None = None
+        self._first: _Place | None = None
+        self._has_trained = False
+        self._last: Message = {}
+        self._inherited: set[str] | None = set(sys.modules)
+
+    def start(self) -> None:
+        """Start the thread, and let the dump signal print all stacks."""
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        # A DataLoader worker that outlives its replica must not hold the channel.
+        os.register_at_fork(after_in_child=self._connection.close)
+        threading.Thread(
+            target=self._run, name="elasticrun-reporter", daemon=True
+        ).start()
+
+    def _run(self) -> None:
+        interval = _UNTIL_JOB
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while self._channel.is_open:
+            if poll.poll(interval * 1000):
+                for message in self._channel.receive():
+                    self._handle(message)
+            interval = self.look()
+
+    def look(self) -> float:
+        """Report where the job is now; return when to look again."""
+        job = running_job()
+        if job is None:
+            return _UNTIL_JOB
+        self._ask_to_stop(job)
+        self._report(job)
+        return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
+
+    def _handle(self, message: Message) -> None:
+        if message["type"] == "stop":
+            self._stop_cause = message["cause"]
+        elif message["type"] == "look":
+            self._last = {}
+
+    def _ask_to_stop(self, job: Job) -> None:
+        """Pass the launcher's wish on, once there is a job that can be asked."""
+        if self._stop_cause is not None:
+            job.request_stop(cause=self._stop_cause)
+            self._stop_cause = None
+
+    def _report(self, job: Job) -> None:
+        position = job.progress.position
+        place = (position.finished_epochs, position.finished_loops, position.index)
+        if self._first is None:
+            self._first = place if job.has_resumed else (0, 0, 0)
+        self._has_trained = self._has_trained or place > self._first
+        loader, newest = job.loader, job.newest_checkpoint
+        report = {
+            "type": "report",
+            "generation": job.generation,
+            "place": place,
+            "has_trained": self._has_trained,
+            "position": str(position),
+            "was_resumed": job.has_resumed,
+            "epoch": position.finished_epochs,
+            "index": position.index,
+            "is_in_loop": loader is not None,
+            "loader": position.loader,
+            "num_samples": None if loader is None else loader.num_samples,
+            "directory": None if newest is None else str(newest.path.parent),
+            "checkpoint": None if newest is None else newest.number,
+            "saved_at": None if newest is None else newest.manifest.time,
+        }
+        if report != self._last:
+            self._last = report
+            self._channel.send({**report, "time": time.monotonic()})
+        if self._has_trained and self._inherited is not None:
+            names = installed_modules(but=self._inherited)
+            self._inherited = None
+            if names and job.rank == 0:
+                self._channel.send({"type": "modules", "names": names})
+
+
+def running_job() -> Job | None:
+    """Return the job of this process if its program has made one."""
+    current: Any = sys.modules.get("elasticrun.current")
+    job: Job | None = getattr(current, "_job", None)
+    return None if job is None or job.is_closed else job

@@ -1,0 +1,143 @@
+"""`elasticrun run`: one job from its start to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+
+from elasticrun.launcher import directory, processes, sockets
+from elasticrun.launcher.console import Console, open_console
+from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.options import OptionError, Options
+from elasticrun.launcher.server import Server
+from elasticrun.launcher.status import StatusBook
+from elasticrun.launcher.supervisor import Supervisor
+
+_STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+_LIVE_SECONDS = 0.5
+
+
+def run_job(options: Options) -> int:
+    """Run the job, and return the launcher's exit code.
+
+    Raises:
+        OptionError: The job cannot be started like this.
+    """
+    console = open_console()
+    with contextlib.closing(console):
+        if _is_finished(options, console):
+            return 0
+        processes.adopt_orphans()
+        with ExitStack() as stack:
+            loop = Loop()
+            wakeups = stack.enter_context(_signals_as_bytes())
+            listener = stack.enter_context(sockets.listening())
+            supervisor = Supervisor(options, console, loop)
+            stack.callback(supervisor.close)
+            book = StatusBook(supervisor)
+            Server(listener, supervisor, book)
+            loop.watch(wakeups, lambda: _on_signals(wakeups, supervisor))
+            if options.lifeline is not None:
+                loop.watch(options.lifeline, _on_lifeline(supervisor, options.lifeline))
+            _keep_live(loop, console, book)
+            supervisor.start()
+            while supervisor.exit_code is None:
+                loop.turn()
+            return supervisor.exit_code
+
+
+def _is_finished(options: Options, console: Console) -> bool:
+    """Say where everything is; return whether there is nothing left to do."""
+    where = options.checkpoint_dir
+    if options.is_fresh:
+        moved = directory.move_aside(where)
+        if moved is not None:
+            console.event(f"starting anew; what was in {where} is now in {moved}")
+    when = directory.finished_at(where, options.program)
+    if when is not None:
+        date = time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+        console.event(
+            f"{options.name} is finished: this program came to its end on {date}, with "
+            f"checkpoint {directory.newest_checkpoint(where)} in {where}. To train "
+            "longer, raise its number of epochs; to start anew, add --fresh."
+        )
+        return True
+    newest = directory.newest_checkpoint(where)
+    console.event(
+        f"job {options.name}, checkpoints in {where}"
+        + (f", going on from checkpoint {newest}" if newest else "")
+        + f", logs in {options.log_dir}"
+    )
+    return False
+
+
+@contextmanager
+def _signals_as_bytes() -> Iterator[int]:
+    """Have signals write their number into a pipe, whose reading end this yields."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    handlers = {
+        number: signal.signal(number, _ignore)
+        for number in _STOPS
+        # A job that was started with `nohup` goes on when its terminal is closed.
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(previous)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Let the byte in the pipe say it."""
+
+
+def _on_signals(reader: int, supervisor: Supervisor) -> None:
+    for number in os.read(reader, 4096):
+        if number in _STOPS:
+            supervisor.stop(signal.Signals(number).name, _STOPS[signal.Signals(number)])
+
+
+def _on_lifeline(supervisor: Supervisor, lifeline: int) -> Callable[[], None]:
+    def on_end() -> None:
+        supervisor.loop.forget(lifeline)
+        supervisor.stop("the end of the process that started it", 143)
+
+    return on_end
+
+
+def _keep_live(loop: Loop, console: Console, book: StatusBook) -> None:
+    if type(console) is Console:
+        return
+
+    def show() -> None:
+        console.live(book.live())
+        loop.call_later(_LIVE_SECONDS, show)
+
+    show()
+
+
+def check_nodes(nodes: str | None, endpoint: str | None) -> None:
+    """Refuse what this launcher does not do.
+
+    Raises:
+        OptionError: Several nodes are asked for.
+    """
+    if nodes not in (None, "1", "1:1") or endpoint is not None:
+        raise OptionError(
+            "--nodes and --rdzv-endpoint: elasticrun run starts replicas on one "
+            "machine. For several, start `torchrun --nnodes MIN:MAX --rdzv-backend "
+            "c10d --rdzv-endpoint HOST:PORT --nproc-per-node N script.py` on each; "
+            "scripts run unchanged under it (docs/usage.md)."
+        )

@@ -1,0 +1,96 @@
+"""The launcher's answers to `elasticrun status`, `scale` and `stop`."""
+
+from __future__ import annotations
+
+import socket
+
+from elasticrun.launcher import sockets
+from elasticrun.launcher.options import OptionError
+from elasticrun.launcher.status import StatusBook
+from elasticrun.launcher.supervisor import Supervisor
+from elasticrun.launcher.wire import Channel, Message, WireError
+
+_MAX_REQUEST = 1 << 14
+_MAX_CALLERS = 32
+EXIT_CODE_STOPPED = 75
+
+
+class Server:
+    """Serves the control socket in the launcher's loop.
+
+    A caller that asked for a change stays connected until it is done, or the job ends.
+    """
+
+    def __init__(
+        self, listener: socket.socket, supervisor: Supervisor, book: StatusBook
+    ) -> None:
+        self._listener = listener
+        self._supervisor = supervisor
+        self._book = book
+        self._callers: list[Channel] = []
+        self._waiting: list[tuple[Channel, int]] = []
+        supervisor.loop.watch(listener, self._on_caller)
+        supervisor.on_ready.append(self._on_ready)
+
+    def _on_caller(self) -> None:
+        connection = sockets.accept(self._listener)
+        if connection is None:
+            return
+        if len(self._callers) >= _MAX_CALLERS:
+            connection.close()
+            return
+        channel = Channel(connection, limit=_MAX_REQUEST)
+        self._callers.append(channel)
+        self._supervisor.loop.watch(channel, lambda: self._on_request(channel))
+
+    def _on_request(self, channel: Channel) -> None:
+        try:
+            for request in channel.receive():
+                channel.send(self._answer(request, channel))
+        except WireError as error:
+            channel.send({"error": f"refused: {error}"})
+            channel.is_open = False
+        if not channel.is_open:
+            self._supervisor.loop.forget(channel)
+            self._callers.remove(channel)
+            self._waiting = [w for w in self._waiting if w[0] is not channel]
+            channel.close()
+
+    def _answer(self, request: Message, channel: Channel) -> Message:
+        kind = request.get("type")
+        if kind == "status":
+            return self._book.status()
+        if kind == "stop":
+            self._supervisor.stop("elasticrun stop", EXIT_CODE_STOPPED)
+            return {"text": "saving and ending"}
+        if kind == "scale":
+            return self._scale(request.get("replicas"), channel)
+        return {"error": f"{kind!r} is no request: status, scale or stop is"}
+
+    def _scale(self, size: object, channel: Channel) -> Message:
+        if not isinstance(size, int) or isinstance(size, bool):
+            return {"error": f"{size!r} is no number of replicas"}
+        try:
+            text = self._supervisor.scale(size)
+        except OptionError as error:
+            return {"error": str(error)}
+        generation = self._supervisor.generation
+        is_done = generation is not None and generation.size == size
+        if not is_done:
+            self._waiting.append((channel, size))
+        return {"text": text, "is_done": is_done}
+
+    def _on_ready(self) -> None:
+        generation = self._supervisor.generation
+        assert generation is not None
+        for channel, size in self._waiting:
+            is_asked = generation.size == size
+            text = f"generation {generation.number} trains with {generation.size}"
+            channel.send(
+                {
+                    "text": f"{text} replica{'s' * (generation.size > 1)}",
+                    "is_done": True,
+                    **({} if is_asked else {"error": f"{text} replicas, not {size}"}),
+                }
+            )
+        self._waiting.clear()

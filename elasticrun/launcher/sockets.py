@@ -1,0 +1,117 @@
+"""Where launchers listen: sockets in a directory that only their user can enter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elasticrun.launcher import environment
+
+_NAME = re.compile(r"([0-9]+)\.sock")
+
+
+class SocketDirectoryError(Exception):
+    """The directory for sockets cannot be trusted."""
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    """Listen for requests to this process, as long as the context lasts."""
+    path = environment.runtime_directory()
+    path.mkdir(mode=0o700, exist_ok=True)
+    name = f"{os.getpid()}.sock"
+    with _opened(path) as folder, socket.socket(socket.AF_UNIX) as server:
+        mask = os.umask(0o177)
+        try:
+            # Through the descriptor: the path may be too long for a socket, and cannot
+            # be exchanged between check and use.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            server.bind(f"/proc/self/fd/{folder}/{name}")
+        finally:
+            os.umask(mask)
+        server.listen(16)
+        server.setblocking(False)
+        try:
+            yield server
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+
+
+def accept(server: socket.socket) -> socket.socket | None:
+    """Take a connection of the same user; hang up on anybody else."""
+    try:
+        connection, _ = server.accept()
+    except OSError:
+        return None
+    if _user_of(connection) != os.getuid():
+        connection.close()
+        return None
+    connection.settimeout(2.0)
+    return connection
+
+
+def connections() -> Iterator[tuple[int, socket.socket]]:
+    """Yield the process number of each launcher of this user, and a connection to it.
+
+    A socket that nobody listens at was left by one that was killed, and is removed.
+    """
+    path = environment.runtime_directory()
+    if not path.is_dir():
+        return
+    with _opened(path) as folder:
+        for name in sorted(os.listdir(folder)):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(5.0)
+            try:
+                connection.connect(f"/proc/self/fd/{folder}/{name}")
+            except ConnectionRefusedError:
+                connection.close()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+            except OSError:
+                connection.close()
+            else:
+                yield int(match[1]), connection
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open the directory, and refuse one that somebody else could enter or own."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise SocketDirectoryError(
+            f"{path} cannot hold the sockets of elasticrun: {error}. Remove it, or set "
+            "XDG_RUNTIME_DIR to a directory of your own."
+        ) from error
+    try:
+        status = os.fstat(folder)
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise SocketDirectoryError(
+                f"{path} belongs to user {status.st_uid} with mode "
+                f"{stat.S_IMODE(status.st_mode):o}, so others could give orders to "
+                "your jobs. It must be yours with mode 700: remove it, or set "
+                "XDG_RUNTIME_DIR to a directory of your own."
+            )
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _user_of(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    return int(struct.unpack("3i", credentials)[1])

@@ -1,0 +1,266 @@
+"""The launcher's side of the forkserver: it asks for replicas, which then wait."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from elasticrun.launcher import environment, replica
+from elasticrun.launcher.forkserver import MAX_MESSAGE
+from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.wire import Channel, Message
+
+_MAX_ATTEMPTS = 3
+_MODULES_AT_ONCE = 200
+
+
+@dataclass
+class Parked:
+    """A replica that was forked and waits for its order to start.
+
+    Attributes:
+        channel: For orders and reports.
+        outputs: The reading ends of its stdout and stderr.
+        port: Where rank 0 is to serve the store; 0 on the others.
+    """
+
+    rank: int
+    pid: int
+    channel: Channel
+    outputs: tuple[int, int]
+    port: int
+
+    def discard(self) -> None:
+        """Let it end, since it is not needed."""
+        self.channel.close()
+        for descriptor in self.outputs:
+            os.close(descriptor)
+
+
+class StartError(Exception):
+    """No replica can be started."""
+
+
+@dataclass
+class _Batch:
+    """Replicas that were asked for together."""
+
+    size: int
+    on_ready: Callable[[list[Parked]], None]
+    parked: list[Parked] = field(default_factory=list)
+
+
+class Starter:
+    """Keeps a forkserver, and a new one when it ends.
+
+    Args:
+        imports: Modules that the script imports, for the forkserver to have.
+        is_exec: Start a new interpreter for each replica instead of a fork.
+        say: Called with what the user should know.
+        on_failure: Called when no replica can be started.
+
+    Attributes:
+        pid: Of the forkserver; 0 when there is none.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        imports: Sequence[str],
+        is_exec: bool,
+        say: Callable[[str], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._imports = list(imports)
+        self.is_exec = is_exec
+        self._say = say
+        self._on_failure = on_failure
+        self._batches: deque[_Batch] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._is_ready = False
+        self._num_attempts = 0
+        self._groups: list[int] = []
+        self._learned: list[str] = []
+        self._may_learn = True
+        self._asked: tuple[Channel, tuple[int, int], int] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The forkserver's process number, 0 without one."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Start the forkserver, which takes the time that importing torch takes."""
+        self._num_attempts += 1
+        if self._num_attempts > _MAX_ATTEMPTS:
+            self._on_failure(
+                f"the forkserver ended {_MAX_ATTEMPTS} times before it was ready; "
+                "its messages are above. Try --start exec."
+            )
+            return
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            replica.command("forkserver", "main", other.fileno()),
+            env=None if self.is_exec else environment.of_forkserver(),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[other.fileno()],
+            start_new_session=True,
+        )
+        other.close()
+        self._connection = own
+        self._is_ready = False
+        order = {"is_bare": self.is_exec, "imports": self._imports}
+        with contextlib.suppress(OSError):
+            own.send(json.dumps(order).encode())
+        self._loop.watch(own, self._on_readable)
+
+    def park(self, size: int, on_ready: Callable[[list[Parked]], None]) -> None:
+        """Ask for waiting replicas; call back when all are there."""
+        self._batches.append(_Batch(size, on_ready))
+        self._ask()
+
+    def note_running(self, groups: Sequence[int]) -> None:
+        """Tell the forkserver whom to kill when it is left alone."""
+        self._groups = list(groups)
+        self._tell_groups()
+
+    def learn(self, modules: Sequence[str]) -> None:
+        """Have the forkserver import more, so that the next replicas need not."""
+        if self._may_learn and not self.is_exec:
+            self._learned += modules
+            self._teach(modules)
+
+    def close(self) -> None:
+        """End the forkserver."""
+        self._abandon()
+        self._batches.clear()
+
+    def _on_readable(self) -> None:
+        assert self._connection is not None
+        try:
+            data = self._connection.recv(MAX_MESSAGE)
+        except OSError:
+            data = b""
+        if not data:
+            self._on_end()
+            return
+        answer = json.loads(data)
+        if answer["type"] == "ready":
+            self._on_server_ready(answer["problem"])
+        elif answer["type"] == "unsound":
+            self._may_learn, self._learned = False, []
+            self._abandon()
+            self.start()
+        else:
+            self._on_forked(answer["pid"])
+
+    def _on_server_ready(self, problem: str) -> None:
+        self._num_attempts = 0
+        if problem:
+            self._replace_unsound(problem)
+            return
+        self._is_ready = True
+        self._tell_groups()
+        self._ask()
+        self._teach(self._learned)
+
+    def _replace_unsound(self, problem: str) -> None:
+        """Import less, or fork no more."""
+        self._abandon()
+        if self._imports:
+            self._imports = []
+        else:
+            self._say(
+                f"torch was imported for forking, but {problem}; each replica starts "
+                "an interpreter of its own instead (--start exec)"
+            )
+            self.is_exec = True
+        self.start()
+
+    def _on_end(self) -> None:
+        was_ready = self._is_ready
+        self._abandon()
+        if was_ready:
+            self._say("the forkserver has ended; starting another one")
+        self.start()
+
+    def _abandon(self) -> None:
+        """Forget this forkserver, and the replica that it was asked for."""
+        if self._connection is not None:
+            self._loop.forget(self._connection)
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            # Its own session: it has nothing else but replicas, which have theirs.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        self._is_ready = False
+        if self._asked is not None:
+            channel, outputs, _ = self._asked
+            channel.close()
+            for descriptor in outputs:
+                os.close(descriptor)
+            self._asked = None
+
+    def _ask(self) -> None:
+        """Ask for the next replica, unless one is on its way."""
+        if not self._is_ready or self._asked is not None or not self._batches:
+            return
+        assert self._connection is not None
+        batch = self._batches[0]
+        own, other = socket.socketpair()
+        own.settimeout(10.0)  # For sending to a replica that does not read.
+        out, err = os.pipe(), os.pipe()
+        passed = [other.fileno(), out[1], err[1]]
+        with contextlib.ExitStack() as stack:
+            stack.callback(other.close)
+            stack.callback(os.close, out[1])
+            stack.callback(os.close, err[1])
+            port = 0
+            if not batch.parked:
+                listener = stack.enter_context(
+                    socket.create_server(("127.0.0.1", 0), backlog=1024)
+                )
+                port = listener.getsockname()[1]
+                passed.append(listener.fileno())
+            order = json.dumps({"type": "fork", "number": len(batch.parked)}).encode()
+            self._asked = Channel(own), (out[0], err[0]), port
+            with contextlib.suppress(OSError):  # It has ended: `_on_end` comes.
+                socket.send_fds(self._connection, [order], passed)
+
+    def _on_forked(self, pid: int) -> None:
+        assert self._asked is not None
+        channel, outputs, port = self._asked
+        self._asked = None
+        batch = self._batches[0]
+        rank = len(batch.parked)
+        batch.parked.append(Parked(rank, pid, channel, outputs, port))
+        if len(batch.parked) == batch.size:
+            self._batches.popleft()
+            batch.on_ready(batch.parked)
+        self._ask()
+
+    def _tell_groups(self) -> None:
+        self._tell({"type": "groups", "groups": self._groups})
+
+    def _teach(self, modules: Sequence[str]) -> None:
+        for start in range(0, len(modules), _MODULES_AT_ONCE):
+            names = list(modules[start : start + _MODULES_AT_ONCE])
+            self._tell({"type": "import", "names": names})
+
+    def _tell(self, order: Message) -> None:
+        if self._connection is not None and self._is_ready:
+            with contextlib.suppress(OSError):
+                self._connection.send(json.dumps(order).encode())

@@ -1,0 +1,114 @@
+"""What `elasticrun status` shows of a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from elasticrun.launcher import processes
+from elasticrun.launcher.generation import Member
+from elasticrun.launcher.supervisor import Supervisor
+from elasticrun.launcher.wire import Message
+
+_SHORTEST_SPAN = 2.0
+_SHORTEST_LOOK = 0.4
+
+
+@dataclass
+class _Speed:
+    """How fast samples pass in the running loop.
+
+    Attributes:
+        rate: Samples a second, over the last seconds; None before two looks at one
+            loop.
+    """
+
+    loop: object = None
+    index: int = 0
+    since: float = 0.0
+    rate: float | None = None
+
+    def note(self, report: Message) -> None:
+        """Take a look at rank 0's report."""
+        loop = (report["generation"], *report["place"][:2])
+        index, when = report["index"], report["time"]
+        if loop != self.loop or index < self.index:
+            self.loop, self.index, self.since = loop, index, when
+        elif when - self.since >= _SHORTEST_LOOK:
+            rate = (index - self.index) / (when - self.since)
+            self.rate = rate if self.rate is None else (2 * self.rate + rate) / 3
+            self.index, self.since = index, when
+
+
+class StatusBook:
+    """Keeps what a status needs from before: speeds, and processor time used."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._speed = _Speed()
+        self._usage: dict[int, tuple[float, float]] = {}
+        supervisor.on_reported.append(self._note)
+
+    def _note(self, member: Member) -> None:
+        if member.rank == 0:
+            self._speed.note(member.report)
+
+    def status(self) -> Message:
+        """Return everything, as plain values."""
+        supervisor = self._supervisor
+        options, generation = supervisor.options, supervisor.generation
+        members = generation.running if generation is not None else []
+        report = members[0].report if members and members[0].rank == 0 else {}
+        saved_at = report.get("saved_at")
+        return {
+            "job": options.name,
+            "pid": os.getpid(),
+            "state": supervisor.state,
+            "replicas": len(members),
+            "target": supervisor.size,
+            "generation": generation.number if generation is not None else None,
+            "position": report.get("position"),
+            "epoch": report.get("epoch"),
+            "index": report.get("index"),
+            "num_samples": report.get("num_samples"),
+            "samples_per_second": self._speed.rate if report else None,
+            "checkpoint": report.get("checkpoint"),
+            "seconds_since_checkpoint": (
+                None if saved_at is None else max(0.0, time.time() - saved_at)
+            ),
+            "restarts": supervisor.num_restarts,
+            "causes": supervisor.causes,
+            "checkpoint_dir": str(options.checkpoint_dir),
+            "log_dir": str(options.log_dir),
+            "seconds": time.time() - supervisor.started_at,
+            "members": [self._describe(member) for member in members],
+        }
+
+    def live(self) -> str:
+        """Return the line that a terminal shows all the time."""
+        status = self.status()
+        parts = [f"{status['job']}: {status['state']}"]
+        if status["generation"] is not None:
+            parts.append(
+                f"generation {status['generation']}, {status['replicas']} replicas"
+            )
+        if status["position"]:
+            parts.append(status["position"])
+        if status["samples_per_second"]:
+            parts.append(f"{status['samples_per_second']:.0f} samples/s")
+        return " | ".join(parts)
+
+    def _describe(self, member: Member) -> Message:
+        seconds, memory = processes.group_usage(member.pid)
+        now = time.monotonic()
+        before, since = self._usage.get(member.pid, (0.0, member.started_at))
+        if now - since >= _SHORTEST_SPAN or member.pid not in self._usage:
+            self._usage[member.pid] = seconds, now
+        return {
+            "rank": member.rank,
+            "pid": member.pid,
+            "memory": memory,
+            "cpu": (seconds - before) / max(now - since, 0.001),
+            "position": member.report.get("position"),
+        }

@@ -1,0 +1,109 @@
+"""Ends a generation that has failed, that hangs, or that does not stop in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from elasticrun.launcher.generation import Generation
+from elasticrun.launcher.hangs import HangClock
+from elasticrun.launcher.loop import Loop, Timer
+
+_BETTER_CAUSE_SECONDS = 1.0
+_MOST_STACKS_SECONDS = 3.0
+_STACKS_END_SECONDS = 0.3
+_LOOK_SECONDS = 0.05
+_TICK = 0.5
+
+
+class Watchdog:
+    """Watches one generation after another.
+
+    Attributes:
+        reason: Why it let the running generation print its stacks and killed it; empty
+            if it did not.
+    """
+
+    def __init__(self, loop: Loop, say: Callable[[str], None], hang: HangClock) -> None:
+        self.reason = ""
+        self._loop = loop
+        self._say = say
+        self._hang = hang
+        self._generation: Generation | None = None
+        self._timer: Timer | None = None
+
+    def begin(self, generation: Generation) -> None:
+        """Watch a generation that starts."""
+        self.reason = ""
+        self._generation = generation
+        self._loop.call_later(_TICK, lambda: self._tick(generation))
+
+    def end(self) -> None:
+        """Watch it no more: it has ended."""
+        self._generation = None
+        self._set_timer(None)
+
+    def on_trouble(self) -> None:
+        """End the generation, once it is clear what the trouble began with."""
+        generation = self._generation
+        if generation is None or generation.is_killed:
+            return
+        if any(ending.is_own_fault for ending in generation.failures):
+            generation.kill()
+        else:
+            self._set_timer(_BETTER_CAUSE_SECONDS, generation.kill)
+
+    def expect_end(self, *, grace: float, leeway: float, cause: str) -> None:
+        """End the generation if it has not ended by itself in time."""
+        self._set_timer(
+            grace + leeway,
+            lambda: self._dump_and_kill(
+                f"no boundary came within {grace:g} s of {cause}"
+            ),
+        )
+
+    def _dump_and_kill(self, why: str) -> None:
+        """Let every replica print its stacks before it is killed."""
+        generation = self._generation
+        if generation is None or generation.is_killed:
+            return
+        self.reason = why
+        self._say(f"{why}: printing the stacks, then ending the replicas")
+        generation.dump_stacks()
+        deadline = time.monotonic() + _MOST_STACKS_SECONDS
+
+        def look() -> None:
+            if generation.has_dumped or time.monotonic() > deadline:
+                # What follows the first line comes with it, or in a moment.
+                self._set_timer(_STACKS_END_SECONDS, generation.kill)
+            else:
+                self._set_timer(_LOOK_SECONDS, look)
+
+        look()
+
+    def _tick(self, generation: Generation) -> None:
+        if generation is not self._generation or generation.is_killed or self.reason:
+            return
+        self._loop.call_later(_TICK, lambda: self._tick(generation))
+        now = time.monotonic()
+        for member in generation.running:
+            silence = now - member.moved_at
+            is_in_loop = bool(member.report.get("is_in_loop"))
+            if self._hang.is_hung(silence, is_in_loop=is_in_loop):
+                self._hang.note_hang()
+                self._dump_and_kill(
+                    f"rank {member.rank} passed no boundary for {silence:.0f} s"
+                )
+                return
+            if member.report.get("has_trained") and is_in_loop:
+                self._hang.note_gap(silence)
+
+    def _set_timer(
+        self, seconds: float | None, callback: Callable[[], None] | None = None
+    ) -> None:
+        """Have one thing happen later; what was to happen before that does not."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None and callback is not None:
+            self._timer = self._loop.call_later(seconds, callback)

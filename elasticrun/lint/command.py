@@ -1,0 +1,124 @@
+"""The command line of the linter: `elasticrun lint` and `elasticrun rule`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from elasticrun.lint.options import (
+    ConfigurationError,
+    Options,
+    find_pyproject,
+    read_options,
+)
+from elasticrun.lint.rules.table import RULES
+
+CLEAN, FOUND, COULD_NOT = 0, 1, 2
+FORMATS = ("text", "concise", "json", "github", "sarif")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `elasticrun lint`."""
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="files or folders")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument(
+        "--select", type=_codes, default=(), metavar="CODES",
+        help="report only these codes (or their beginnings), separated by commas",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ignore", type=_codes, default=(), metavar="CODES", help="do not report these"
+    )
+    parser.add_argument("--pedantic", action="store_true", help="report hints as well")
+    parser.add_argument(
+        "--explain-zones", action="store_true", help="print the zone of each line"
+    )
+    parser.add_argument("--fix", action="store_true", help="make the safe fixes")
+    parser.add_argument(
+        "--unsafe-fixes", action="store_true",
+        help="with --fix: also those that may change what the program does",
+    )  # fmt: skip
+    parser.add_argument(
+        "--isolated", action="store_true", help="do not read pyproject.toml"
+    )
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    codes = tuple(each.strip().upper() for each in text.split(",") if each.strip())
+    for code in codes:
+        if not any(known.startswith(code) for known in RULES):
+            raise argparse.ArgumentTypeError(f"{code} begins no rule; see `elasticrun rule`")
+    return codes
+
+
+def main(options: argparse.Namespace) -> int:
+    """Lint; return 0 if clean, 1 with findings, 2 if something could not be linted."""
+    from elasticrun.lint.engine import lint_paths
+    from elasticrun.lint.report import problem_line, report
+
+    paths = [Path(each) for each in options.paths]
+    try:
+        chosen = _chosen(options, paths)
+    except ConfigurationError as error:
+        print(f"elasticrun lint: {error}", file=sys.stderr)
+        return COULD_NOT
+    result = lint_paths(paths, chosen)
+    if options.fix and not options.explain_zones:
+        from elasticrun.lint.fixes import fix_files
+
+        count = fix_files(result, unsafe=options.unsafe_fixes)
+        if count:
+            print(f"{count} fixed", file=sys.stderr)
+            result = lint_paths(paths, chosen)
+    if options.explain_zones:
+        from elasticrun.lint.explain import explain
+
+        output = "\n".join(explain(program) for program in result.programs)
+    else:
+        output = report(result, options.format)
+    if output:
+        print(output)
+    for problem in result.problems:
+        print(problem_line(problem), file=sys.stderr)
+    if result.problems:
+        return COULD_NOT
+    return FOUND if result.findings and not options.explain_zones else CLEAN
+
+
+def _chosen(options: argparse.Namespace, paths: list[Path]) -> Options:
+    """Return the settings of pyproject.toml with those of the command line over them."""
+    base = Options()
+    if not options.isolated and paths:
+        first = paths[0] if paths[0].is_dir() else paths[0].parent
+        base = read_options(find_pyproject(first))
+    return base._replace(
+        select=options.select or base.select,
+        ignore=(*base.ignore, *options.ignore),
+        pedantic=options.pedantic or base.pedantic,
+    )
+
+
+def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `elasticrun rule`."""
+    parser.add_argument(
+        "codes", nargs="*", metavar="CODE", help="such as ER101; none for a list of all"
+    )
+
+
+def rule_main(options: argparse.Namespace) -> int:
+    """Print what is known about rules: why, a wrong script and a right one."""
+    from elasticrun.lint.rules.pages import listing, terminal_page
+
+    if not options.codes:
+        print(listing())
+        return CLEAN
+    status = CLEAN
+    for code in options.codes:
+        rule = RULES.get(code.upper())
+        if rule is None:
+            text = f"elasticrun rule: there is no rule {code}. `elasticrun rule` lists all."
+            print(text, file=sys.stderr)
+            status = COULD_NOT
+        else:
+            print(terminal_page(rule))
+    return status

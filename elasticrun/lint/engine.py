@@ -1,0 +1,220 @@
+"""From paths to findings: which programs there are, and what is found in them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from elasticrun.lint.finding import Finding, Fix
+from elasticrun.lint.options import Options
+from elasticrun.lint.program import Program
+from elasticrun.lint.project import Module, Project, python_files
+from elasticrun.lint.rules import data, loops, ranks, replayed, states, volatile
+from elasticrun.lint.rules.table import RULES
+from elasticrun.lint.walk.walker import Walker
+
+Check = Callable[[Program], Iterator[Finding]]
+CHECKS: tuple[Check, ...] = (
+    replayed.check,
+    loops.check,
+    volatile.check,
+    states.check,
+    ranks.check,
+    data.check,
+)
+
+
+class Problem(NamedTuple):
+    """A file that could not be linted, and why."""
+
+    path: str
+    line: int
+    message: str
+
+
+class Result(NamedTuple):
+    """What came out of linting some paths."""
+
+    findings: list[Finding]
+    problems: list[Problem]
+    programs: list[Program]
+    modules: list[Module]
+
+
+def lint_paths(paths: Iterable[Path], options: Options | None = None) -> Result:
+    """Lint files, and all Python files below folders."""
+    project = Project()
+    result = Result([], [], [], [])
+    for path in paths:
+        if not path.exists():
+            text = "does not exist. Check the path, relative to the current folder."
+            result.problems.append(Problem(str(path), 1, text))
+            continue
+        for file in python_files(path):
+            module = project.load(file, str(file))
+            if module is None:
+                text = "cannot be read as Python source in the encoding it declares."
+                result.problems.append(Problem(str(file), 1, text))
+            else:
+                result.modules.append(module)
+    return _lint(project, options or Options(), result)
+
+
+def lint_text(text: str, name: str = "script.py", options: Options | None = None) -> Result:
+    """Lint one program that stands in no file."""
+    module = Module(Path(name).absolute(), name, text)
+    project = Project()
+    project.modules[module.path] = module
+    return _lint(project, options or Options(), Result([], [], [], [module]))
+
+
+def _lint(project: Project, options: Options, result: Result) -> Result:
+    found: list[Finding] = []
+    roots = _roots(project, result)
+    walked: set[str] = set()
+    for module in roots:
+        if module.imported_by & walked:
+            continue  # walked through already, from the script that imports it
+        try:
+            program = _walk(project, options, module)
+            for check in CHECKS:
+                found += check(program)
+        except Exception as error:
+            text = (
+                f"internal error: {type(error).__name__}: {error}. Nothing is said "
+                "about this file; please report it with the file."
+            )
+            result.problems.append(Problem(module.name, 1, text))
+            continue
+        walked.add(module.name)
+        result.programs.append(program)
+    result.findings.extend(_reported(found, project, options, result.modules))
+    return result
+
+
+def _walk(project: Project, options: Options, module: Module) -> Program:
+    walker = Walker(project, options, module)
+    walker.walk()
+    return Program(walker)
+
+
+def _roots(project: Project, result: Result) -> list[Module]:
+    """Return the modules to begin with: scripts first, what they import last."""
+    roots = []
+    for module in result.modules:
+        if not module.is_elastic and not _imports_elastic(project, module):
+            continue
+        if module.parse() is None:
+            error = module.error
+            line = (error.lineno if error is not None else None) or 1
+            text = f"cannot be parsed: {error.msg if error is not None else 'no source'}."
+            result.problems.append(Problem(module.name, line, text))
+            continue
+        roots.append(module)
+    imported = {each for module in roots for each in _imports(project, module)}
+    return sorted(roots, key=lambda module: module in imported)
+
+
+def _imports(project: Project, module: Module) -> list[Module]:
+    found = []
+    for node in ast.walk(module.tree) if module.tree is not None else ():
+        names: list[tuple[str, int]] = []
+        if isinstance(node, ast.Import):
+            names = [(alias.name, 0) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [(node.module or "", node.level)]
+            names += [
+                (f"{node.module or ''}.{alias.name}", node.level) for alias in node.names
+            ]
+        for name, level in names:
+            if name.split(".", 1)[0] in ("elasticrun", "adaptdl", "torch"):
+                continue
+            other = project.find(name, module, level)
+            if other is not None and other is not module:
+                found.append(other)
+    return found
+
+
+def _imports_elastic(project: Project, module: Module, depth: int = 3) -> bool:
+    """Return whether a module imports one of the project that is elastic."""
+    if "import" not in module.text or module.parse() is None or depth == 0:
+        return False
+    return any(
+        other.is_elastic or _imports_elastic(project, other, depth - 1)
+        for other in _imports(project, module)
+    )
+
+
+# What is left of the findings.
+
+
+def _reported(
+    found: list[Finding], project: Project, options: Options, modules: list[Module]
+) -> list[Finding]:
+    by_name = {each.name: each for each in project.modules.values() if each is not None}
+    used: set[tuple[str, int, str]] = set()
+    kept: dict[tuple[str, int, int, str], Finding] = {}
+    for finding in found:
+        if _is_suppressed(finding, by_name.get(finding.path), used):
+            continue
+        if not options.wants(finding.code):
+            continue
+        if finding.severity == "H" and not options.pedantic:
+            continue
+        best = kept.get(finding.order)
+        if best is None or "EWH".index(finding.severity) < "EWH".index(best.severity):
+            kept[finding.order] = finding
+    if options.wants("ER001"):
+        for module in modules:
+            for finding in _unused(module, used):
+                kept[finding.order] = finding
+    return [kept[key] for key in sorted(kept)]
+
+
+def _is_suppressed(
+    finding: Finding, module: Module | None, used: set[tuple[str, int, str]]
+) -> bool:
+    if module is None:
+        return False
+    for line in dict.fromkeys((finding.line, finding.end_line, finding.line - 1)):
+        entry = module.suppressions.get(line)
+        if entry is None:
+            continue
+        codes, column = entry
+        if line == finding.line - 1 and module.line(line)[:column].strip():
+            continue  # a comment behind code speaks for that line only
+        if codes is None or finding.code in codes:
+            used.add((finding.path, line, finding.code))
+            return True
+    return False
+
+
+def _unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]:
+    rule = RULES["ER001"]
+    for line, (codes, column) in module.suppressions.items():
+        here = {code for path, at, code in used if path == module.name and at == line}
+        unused = sorted(codes - here) if codes is not None else []
+        if not unused and (codes or here):
+            continue
+        text = module.line(line)
+        what = ", ".join(unused) or "anything"
+        message = f"nothing is found here for the suppression of {what}"
+        fix = _without_comment(text, line, column, is_whole=not here)
+        yield Finding(
+            "ER001", rule.severity, module.name, line, column + 1, line,
+            len(text) + 1, message, "", text, "", rule.help, fix,
+        )  # fmt: skip
+
+
+def _without_comment(text: str, line: int, column: int, *, is_whole: bool) -> Fix | None:
+    from elasticrun.lint.finding import Edit
+
+    if not is_whole:
+        return None
+    if not text[:column].strip():
+        edit = Edit((line, 0), (line + 1, 0), "")
+    else:
+        edit = Edit((line, len(text[:column].rstrip())), (line, len(text)), "")
+    return Fix((edit,), True, "Remove the unused suppression")

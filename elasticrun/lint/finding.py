@@ -1,0 +1,80 @@
+"""What the linter reports."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+from elasticrun.lint.project import Module
+
+_LOWER = {"E": "W", "W": "H", "H": "H"}
+
+
+class Edit(NamedTuple):
+    """A replacement of whole lines or of a span within one line.
+
+    Attributes:
+        start, end: (line from 1, column from 0); the end is exclusive.
+    """
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+class Fix(NamedTuple):
+    """Edits that mend a finding; unsafe ones may change what the program does."""
+
+    edits: tuple[Edit, ...]
+    is_safe: bool
+    title: str
+
+
+class Finding(NamedTuple):
+    """One finding at one place."""
+
+    code: str
+    severity: str
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    message: str
+    zone: str
+    source: str
+    chain: str
+    help: str
+    fix: Fix | None = None
+
+    @property
+    def order(self) -> tuple[str, int, int, str]:
+        return (self.path, self.line, self.column, self.code)
+
+
+def lowered(severity: str, steps: int) -> str:
+    """Return a severity said less loudly, once for each doubt."""
+    for _ in range(steps):
+        severity = _LOWER[severity]
+    return severity
+
+
+def place_of(node: ast.AST, module: Module) -> tuple[int, int, int, int]:
+    """Return line, column, end line and end column of a node, columns from 1."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        column = node.col_offset + 1
+        return node.lineno, column, node.lineno, column + len(node.name)
+    line = getattr(node, "lineno", 1)
+    start = _characters(module.line(line), getattr(node, "col_offset", 0))
+    end_line = getattr(node, "end_lineno", None) or line
+    end = _characters(
+        module.line(end_line), getattr(node, "end_col_offset", None) or start
+    )
+    return line, start + 1, end_line, end + 1
+
+
+def _characters(text: str, offset: int) -> int:
+    """Return a column in characters for one in UTF-8 bytes."""
+    if text.isascii():
+        return offset
+    return len(text.encode()[:offset].decode(errors="ignore"))

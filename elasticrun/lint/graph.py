@@ -1,0 +1,243 @@
+"""The flow graph of a program: its steps in every order in which they may run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticrun.lint.values import Value
+
+if TYPE_CHECKING:
+    from elasticrun.lint.project import Module
+
+Place = tuple[int, object]  # a frame or object by its number, and a name in it
+
+
+class Call(NamedTuple):
+    """A link of a chain of calls: who is called, where, and from what call."""
+
+    name: str
+    line: int
+    module: Module
+    outer: Call | None
+
+    def links(self) -> list[Call]:
+        """Return the calls from the outermost to this one."""
+        return [*(self.outer.links() if self.outer else []), self]
+
+
+class Guard(NamedTuple):
+    """A condition under which a step runs.
+
+    Attributes:
+        number: The same for both branches of one `if`.
+        holds: Whether the test is true here.
+        function: The function whose text holds the `if`.
+    """
+
+    number: int
+    test: ast.AST
+    holds: bool
+    taints: frozenset[str]
+    function: ast.AST
+    module: Module
+
+
+class Sink(NamedTuple):
+    """Where a value that is read goes: a test, a log, a file, or other places."""
+
+    kind: str
+    places: tuple[Place, ...] = ()
+
+
+OWN = Sink("own")  # read only to be changed
+NONE = Sink("none")  # read by nothing: the result of a call is dropped
+
+
+class Read(NamedTuple):
+    """One reading of a place."""
+
+    place: Place
+    at: ast.AST
+    sink: Sink
+    step: Step
+
+
+class Write(NamedTuple):
+    """One writing of a place.
+
+    Attributes:
+        how: `set`, `update` from its own value, `grow` a container, `weak`, `target`
+            of a loop, `bind` of a parameter.
+        value: What is written, as far as known.
+    """
+
+    place: Place
+    at: ast.AST
+    how: str
+    value: Value | None
+    step: Step
+    name: str
+
+
+class EpochLoop:
+    """A loop over `remaining_epochs_until`."""
+
+    __slots__ = (
+        "bound",
+        "bound_value",
+        "call",
+        "guards",
+        "head",
+        "module",
+        "node",
+        "number",
+        "outer",
+        "turns",
+    )
+
+    def __init__(self, number: int, node: ast.AST, module: Module) -> None:
+        self.number = number
+        self.node = node
+        self.module = module
+        self.call: Call | None = None
+        self.outer: EpochLoop | None = None
+        self.head = -1
+        self.bound: ast.expr | None = None
+        self.bound_value: Value | None = None
+        self.guards: tuple[Guard, ...] = ()
+        self.turns: tuple[ast.AST, ...] = ()
+
+    @property
+    def line(self) -> int:
+        return getattr(self.node, "lineno", 1)
+
+
+class DataLoop:
+    """A loop over a loader: while it runs, the job may save or stop.
+
+    Attributes:
+        text: The loader as the program calls it.
+        sure: False if only a name says that it is a loop over an elastic loader.
+        is_elastic: False for a loop over a plain DataLoader.
+    """
+
+    __slots__ = (
+        "call",
+        "epoch",
+        "head",
+        "is_elastic",
+        "loader",
+        "module",
+        "node",
+        "outer",
+        "sure",
+        "text",
+        "turns",
+    )
+
+    def __init__(self, node: ast.AST, module: Module, text: str, loader: Value) -> None:
+        self.node = node
+        self.module = module
+        self.text = text
+        self.loader = loader
+        self.call: Call | None = None
+        self.epoch: EpochLoop | None = None
+        self.outer: DataLoop | None = None
+        self.head = -1
+        self.sure = True
+        self.is_elastic = True
+        self.turns: tuple[ast.AST, ...] = ()
+
+    @property
+    def line(self) -> int:
+        return getattr(self.node, "lineno", 1)
+
+
+class Step:
+    """A statement or head of a loop, in one chain of calls."""
+
+    __slots__ = (
+        "call",
+        "epoch",
+        "following",
+        "frame",
+        "guards",
+        "head_of",
+        "loop",
+        "module",
+        "node",
+        "number",
+        "reads",
+        "writes",
+    )
+
+    def __init__(self, number: int, node: ast.AST, module: Module) -> None:
+        self.number = number
+        self.node = node
+        self.module = module
+        self.following: list[int] = []
+        self.call: Call | None = None
+        self.epoch: EpochLoop | None = None
+        self.loop: DataLoop | None = None
+        self.frame = 0
+        self.guards: tuple[Guard, ...] = ()
+        self.head_of: DataLoop | EpochLoop | None = None
+        self.reads: list[Read] = []
+        self.writes: list[Write] = []
+
+    @property
+    def line(self) -> int:
+        return getattr(self.node, "lineno", 1)
+
+
+class Graph:
+    """All steps, by number."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._preceding: list[list[int]] | None = None
+
+    def preceding(self) -> list[list[int]]:
+        """Return for each step those that it may follow."""
+        if self._preceding is None or len(self._preceding) != len(self.steps):
+            self._preceding = [[] for _ in self.steps]
+            for step in self.steps:
+                for number in step.following:
+                    self._preceding[number].append(step.number)
+        return self._preceding
+
+    def forward(
+        self, starts: Iterable[int], passes: Callable[[Step], bool]
+    ) -> set[int]:
+        """Return what may run after the starts; only steps that pass are gone through.
+
+        A step that does not pass is reached, but nothing is reached through it.
+        """
+        reached: set[int] = set()
+        todo = [n for start in starts for n in self.steps[start].following]
+        while todo:
+            number = todo.pop()
+            if number in reached:
+                continue
+            reached.add(number)
+            step = self.steps[number]
+            if passes(step):
+                todo += step.following
+        return reached
+
+    def backward(
+        self, starts: Iterable[int], passes: Callable[[Step], bool]
+    ) -> set[int]:
+        """Return what may run before the starts, going only through steps that pass."""
+        preceding = self.preceding()
+        reached: set[int] = set()
+        todo = [n for start in starts for n in preceding[start]]
+        while todo:
+            number = todo.pop()
+            if number in reached or not passes(self.steps[number]):
+                continue
+            reached.add(number)
+            todo += preceding[number]
+        return reached

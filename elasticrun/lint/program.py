@@ -1,0 +1,104 @@
+"""One walked program, as the rules see it."""
+
+from __future__ import annotations
+
+import ast
+
+from elasticrun.lint.finding import Finding, Fix, lowered, place_of
+from elasticrun.lint.graph import DataLoop, Step
+from elasticrun.lint.project import Module
+from elasticrun.lint.rules.table import RULES
+from elasticrun.lint.walk.core import Event
+from elasticrun.lint.walk.walker import Walker
+from elasticrun.lint.zones import Zones
+
+
+class Program:
+    """A walk, its zones, and how to report what is found in it."""
+
+    def __init__(self, walker: Walker) -> None:
+        self.walker = walker
+        self.zones = Zones(walker)
+        self.graph = walker.graph
+
+    def events(self, *kinds: str) -> list[Event]:
+        """Return what happened, of some kinds, in the order of the walk."""
+        return [event for event in self.walker.events if event.kind in kinds]
+
+    def zone(self, step: Step) -> str:
+        return self.zones.zone(step)
+
+    def finding(
+        self,
+        code: str,
+        at: ast.AST,
+        step: Step,
+        message: str,
+        *,
+        loop: DataLoop | None = None,
+        doubts: int = 0,
+        severity: str | None = None,
+        help_text: str | None = None,
+        fix: Fix | None = None,
+    ) -> Finding:
+        """Return a finding at a node, with the chain that leads to a loop."""
+        rule = RULES[code]
+        module: Module = step.module
+        line, column, end_line, end_column = place_of(at, module)
+        zone = self.zone(step)
+        chain = self.zones.chain(loop) if loop is not None else ""
+        own = _links(step)
+        if own and loop is not None:
+            chain += f"; here by {own}"
+        elif own:
+            chain = own
+        return Finding(
+            code=code,
+            severity=lowered(severity or rule.severity, doubts),
+            path=module.name,
+            line=line,
+            column=column,
+            end_line=end_line,
+            end_column=end_column,
+            message=message,
+            zone=zone,
+            source=module.line(line),
+            chain=chain,
+            help=help_text or rule.help,
+            fix=fix,
+        )
+
+    def replayed(self, event: Event) -> DataLoop | None:
+        """Return the loop that makes an event of an epoch happen again, or None."""
+        if not self.zones.is_replayed(event.step) or is_once(event.step):
+            return None
+        return self.zones.next_loop(event.step)
+
+    def is_before_epochs(self, event: Event) -> bool:
+        """Return whether an event happens again after every restart, before epochs."""
+        return self.zone(event.step) == "P" and not is_once(event.step)
+
+
+def is_once(step: Step) -> bool:
+    """Return whether a condition keeps a step from happening again."""
+    return any({"once", "generation"} & guard.taints for guard in step.guards)
+
+
+def is_checked(step: Step) -> bool:
+    """Return whether a step runs only where it asked whether something exists."""
+    return any("exists" in guard.taints for guard in step.guards)
+
+
+def doubts(*things: object) -> int:
+    """Return 1 if one of some values or loops is known only by its name."""
+    return int(any(not getattr(each, "sure", True) for each in things if each))
+
+
+def _links(step: Step) -> str:
+    if step.call is None:
+        return ""
+    links = step.call.links()
+    if len(links) < 2 and step.epoch is not None and step.epoch.call is not None:
+        return ""
+    known = step.epoch.call.links() if step.epoch and step.epoch.call else []
+    return " -> ".join(f"{link.name} {link.line}" for link in links[len(known) :])

@@ -1,0 +1,178 @@
+"""Source files as modules: reading, parsing, and finding what an import names."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import warnings
+from pathlib import Path
+
+ELASTIC = re.compile(
+    r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
+)
+_IGNORE = re.compile(r"#\s*elasticrun:\s*ignore(?:\[(?P<codes>[\w\s,]*)\])?")
+# Never the project's own, whatever lies beside the file.
+_FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "elasticrun", "adaptdl"}
+_SKIPPED = {".git", ".venv", "venv", "__pycache__", "node_modules", "site-packages"}
+
+
+class Module:
+    """One source file.
+
+    Attributes:
+        name: What the file is called in messages.
+        tree: The syntax tree, or None if the file does not parse.
+        error: Why it does not parse.
+    """
+
+    def __init__(self, path: Path, name: str, text: str) -> None:
+        self.path = path
+        self.name = name
+        self.text = text
+        self.error: SyntaxError | None = None
+        self.tree: ast.Module | None = None
+        self.is_elastic = bool(ELASTIC.search(text))
+        self.frame: object = None
+        self.imported_by: set[str] = set()
+        self._lines: list[str] | None = None
+        self._suppressions: dict[int, tuple[set[str] | None, int]] | None = None
+
+    def parse(self) -> ast.Module | None:
+        """Parse once; keep the error of a file that cannot be parsed."""
+        if self.tree is None and self.error is None:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    self.tree = ast.parse(self.text, filename=self.name)
+            except SyntaxError as error:
+                self.error = error
+            except (ValueError, RecursionError, MemoryError) as error:
+                self.error = SyntaxError(str(error))
+        return self.tree
+
+    @property
+    def lines(self) -> list[str]:
+        if self._lines is None:
+            self._lines = re.split(r"\r\n|\r|\n", self.text)
+        return self._lines
+
+    def line(self, number: int) -> str:
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+    @property
+    def suppressions(self) -> dict[int, tuple[set[str] | None, int]]:
+        """Codes ignored on each line (None for all), and the comment's column."""
+        if self._suppressions is None:
+            self._suppressions = {}
+            if "elasticrun:" in self.text:
+                self._suppressions = read_suppressions(self.text)
+        return self._suppressions
+
+
+def read_suppressions(text: str) -> dict[int, tuple[set[str] | None, int]]:
+    """Return what `# elasticrun: ignore[CODES] reason` says, by line.
+
+    A comment on a line of its own speaks for the next line of code.
+    """
+    found: dict[int, tuple[set[str] | None, int]] = {}
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type != tokenize.COMMENT:
+                continue
+            match = _IGNORE.match(token.string)
+            if match:
+                codes = match["codes"]
+                listed = None if codes is None else set(re.findall(r"\w+", codes))
+                found[token.start[0]] = (listed, token.start[1])
+    except (tokenize.TokenError, SyntaxError):
+        pass
+    return found
+
+
+def read_source(path: Path) -> str:
+    """Return a file's text in the encoding that it declares.
+
+    Raises:
+        OSError: It cannot be read.
+        SyntaxError, UnicodeDecodeError: It is not text in that encoding.
+    """
+    data = path.read_bytes()
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return data.decode(encoding)
+
+
+class Project:
+    """The modules that belong together, found by path when something imports them."""
+
+    def __init__(self) -> None:
+        self.modules: dict[Path, Module | None] = {}
+
+    def load(self, path: Path, name: str | None = None) -> Module | None:
+        """Return the module of a file, or None if the file cannot be read."""
+        key = path.absolute()
+        if key not in self.modules:
+            try:
+                text = read_source(path)
+            except (OSError, SyntaxError, ValueError, LookupError):
+                self.modules[key] = None
+            else:
+                self.modules[key] = Module(key, name or str(path), text)
+        return self.modules[key]
+
+    def find(self, dotted: str, importer: Module, level: int = 0) -> Module | None:
+        """Return the project's module of that name as `importer` would import it."""
+        parts = [part for part in dotted.split(".") if part]
+        if not level and (not parts or parts[0] in _FOREIGN):
+            return None
+        for root in self._roots(importer, level):
+            if not parts:
+                found = self._in(root, "__init__", importer)
+            else:
+                found = self._in(root.joinpath(*parts[:-1]), parts[-1], importer)
+            if found is not None:
+                return found
+        return None
+
+    def _roots(self, importer: Module, level: int) -> list[Path]:
+        folder = importer.path.parent
+        if level:
+            above = [folder, *folder.parents]
+            return above[level - 1 : level]
+        roots = [folder]
+        while (folder / "__init__.py").exists() and folder != folder.parent:
+            folder = folder.parent
+            roots.append(folder)
+        if folder.name in ("scripts", "bin", "tools", "examples"):
+            roots += [folder.parent, folder.parent / "src"]
+        return roots
+
+    def _in(self, folder: Path, name: str, importer: Module) -> Module | None:
+        for path in (folder / f"{name}.py", folder / name / "__init__.py"):
+            key = path.absolute()
+            if key in self.modules or path.is_file():
+                return self.load(path, display_name(path, importer))
+        return None
+
+
+def display_name(path: Path, importer: Module) -> str:
+    """Return what to call an imported file: the way its importer was named."""
+    try:
+        base = Path(importer.name).parent
+        relative = path.absolute().relative_to(importer.path.parent)
+    except ValueError:
+        return str(path)
+    return str(base / relative)
+
+
+def python_files(path: Path) -> list[Path]:
+    """Return the Python files of a path: itself, or all below it."""
+    if path.is_file():
+        return [path]
+    return sorted(
+        each
+        for each in path.rglob("*.py")
+        if not _SKIPPED & set(each.relative_to(path).parts[:-1]) and each.is_file()
+    )

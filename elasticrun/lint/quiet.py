@@ -1,0 +1,73 @@
+"""Which branches only log, and which tests only ask whether something is made yet."""
+
+from __future__ import annotations
+
+import ast
+
+from elasticrun.lint import catalog
+
+_ALSO_QUIET = frozenset(
+    ("request_checkpoint", "flush", "format", "item", "update", "refresh", "empty_cache",
+     "synchronize", "collect", "write", "time")
+)  # fmt: skip
+
+
+_SHOWING = frozenset(
+    "display show print report summary summarize progress log echo say status".split()
+)
+
+
+def is_quiet(body: list[ast.stmt]) -> bool:
+    """Return whether statements only log, or set what later log lines need."""
+    return all(_is_quiet_statement(each) for each in body)
+
+
+def _is_quiet_statement(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Call) or _is_quiet_call(node.value)
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return all(isinstance(each, ast.Name | ast.Tuple) for each in targets)
+    if isinstance(node, ast.If):
+        return is_quiet(node.body) and is_quiet(node.orelse)
+    if isinstance(node, ast.For | ast.With):
+        return is_quiet(node.body)
+    return isinstance(node, ast.Pass)
+
+
+def _is_quiet_call(node: ast.Call) -> bool:
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else ""
+    if isinstance(function, ast.Name):
+        name = function.id
+    tracks = name in catalog.TRACKER_METHODS - {"log"} and bool(name)
+    is_logging = name in catalog.LOG_METHODS or name in ("print", "echo", "pprint")
+    words = name.lower().strip("_").split("_")
+    is_named_so = bool(_SHOWING & set(words))
+    return (is_logging and not tracks) or is_named_so or name in _ALSO_QUIET
+
+
+def is_lazy(node: ast.If) -> bool:
+    """Return whether a branch makes what its test finds missing, and nothing else."""
+    wanted = _missing(node.test)
+    if wanted is None or node.orelse:
+        return False
+    stored = [
+        ast.unparse(target)
+        for each in node.body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+    ]
+    return any(each == wanted or each.startswith(f"{wanted}[") for each in stored)
+
+
+def _missing(test: ast.expr) -> str | None:
+    """Return what a test like `x is None`, `not x` or `k not in x` finds missing."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return ast.unparse(test.operand)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    right = test.comparators[0]
+    if isinstance(test.ops[0], ast.Is) and isinstance(right, ast.Constant):
+        return ast.unparse(test.left) if right.value is None else None
+    return ast.unparse(right) if isinstance(test.ops[0], ast.NotIn) else None

@@ -1,0 +1,104 @@
+"""Findings as text, as one line each, as JSON, and as GitHub annotations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from elasticrun.lint.engine import Problem, Result
+from elasticrun.lint.finding import Finding
+
+FORMATS = ("text", "concise", "json", "github", "sarif")
+LEVELS = {"E": "error", "W": "warning", "H": "note"}
+_GITHUB = {"E": "error", "W": "warning", "H": "notice"}
+
+
+def report(result: Result, form: str) -> str:
+    """Return all findings in one of `FORMATS`."""
+    if form == "json":
+        return json.dumps(as_json(result), indent=2)
+    if form == "sarif":
+        from elasticrun.lint.sarif import as_sarif
+
+        return json.dumps(as_sarif(result), indent=2)
+    as_lines = {"text": _text, "concise": concise, "github": _github}[form]
+    lines = [as_lines(each) for each in result.findings]
+    if form == "github":
+        lines += [_github_problem(each) for each in result.problems]
+    return "\n".join(lines)
+
+
+def concise(finding: Finding) -> str:
+    """Return a finding on one line."""
+    place = f"{finding.path}:{finding.line}:{finding.column}"
+    return f"{place}: {finding.code} {finding.message}"
+
+
+def problem_line(problem: Problem) -> str:
+    return f"{problem.path}:{problem.line}: {problem.message}"
+
+
+def _text(finding: Finding) -> str:
+    lines = [concise(finding)]
+    if finding.source.strip():
+        lines.append(f"   {finding.line} | {finding.source.rstrip()}")
+    if finding.chain:
+        lines.append(f"   chain: {finding.chain}")
+    pointer = f"elasticrun rule {finding.code}"
+    lines.append(f"   help: {finding.help:<60} {pointer}")
+    return "\n".join(lines)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Return the findings and problems as plain values."""
+    return {
+        "version": 1,
+        "findings": [_finding_as_json(each) for each in result.findings],
+        "problems": [each._asdict() for each in result.problems],
+    }
+
+
+def _finding_as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "path": finding.path,
+        "line": finding.line,
+        "column": finding.column,
+        "end_line": finding.end_line,
+        "end_column": finding.end_column,
+        "message": finding.message,
+        "zone": finding.zone,
+        "chain": finding.chain,
+        "help": finding.help,
+        "fix": None
+        if finding.fix is None
+        else {
+            "title": finding.fix.title,
+            "safe": finding.fix.is_safe,
+            "edits": [
+                {"start": list(edit.start), "end": list(edit.end), "text": edit.text}
+                for edit in finding.fix.edits
+            ],
+        },
+    }
+
+
+def _github(finding: Finding) -> str:
+    position = f"file={_property(finding.path)},line={finding.line},col={finding.column}"
+    text = _data(f"{finding.message}. Help: {finding.help}")
+    level = _GITHUB[finding.severity]
+    return f"::{level} {position},title=elasticrun {finding.code}::{text}"
+
+
+def _github_problem(problem: Problem) -> str:
+    position = f"file={_property(problem.path)},line={problem.line}"
+    return f"::error {position},title=elasticrun::{_data(problem.message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,1 @@
+"""The rules, and what is said about each of them."""

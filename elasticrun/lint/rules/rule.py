@@ -1,0 +1,42 @@
+"""What is said about a rule: on the terminal, in its page, and in SARIF."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """One rule.
+
+    Attributes:
+        severity: `E`, `W`, or `H` for a hint, which only `--pedantic` shows. A finding
+            about something known only by its name is one level lower.
+        help: What to do, in one line.
+        wrong, right: Scripts behind `PRELUDE`; only the first one has a finding.
+    """
+
+    code: str
+    severity: str
+    title: str
+    help: str
+    why: str
+    wrong: str
+    right: str
+
+
+# What the examples of the rules take for granted.
+PRELUDE = """\
+import torch
+import torch.distributed as dist
+
+import elasticrun
+from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, State, Variables
+from elasticrun import once, register, remaining_epochs_until
+
+net = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+model = AdaptiveDataParallel(net, optimizer, scheduler)
+train = AdaptiveDataLoader(train_set, batch_size=64, shuffle=True)
+valid = AdaptiveDataLoader(valid_set, batch_size=64)
+"""

@@ -1,0 +1,234 @@
+"""ER303, ER305, ER306: states that are not whole, and what is trained outside them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from elasticrun.lint.finding import Finding
+from elasticrun.lint.program import Program
+from elasticrun.lint.values import Class, Value
+from elasticrun.lint.walk.core import Event
+
+
+def check(program: Program) -> Iterator[Finding]:
+    """Yield the findings of ER303, ER305 and ER306."""
+    for cls in program.walker.classes:
+        if cls.role == "state":
+            yield from _fields(program, cls)
+    yield from _accumulation(program)
+    yield from _unregistered(program)
+
+
+# ER303.
+
+
+def _fields(program: Program, cls: Class) -> Iterator[Finding]:
+    save, load = cls.methods.get("save"), cls.methods.get("load")
+    if save is None or load is None:
+        return
+    saved, loaded = _touched(save), _touched(load)
+    if saved is None or loaded is None:
+        return
+    step = next(
+        (each for each in program.graph.steps if each.module is cls.module), None
+    )
+    if step is None:
+        return
+    own = _own_fields(cls)
+    changed = _changed_fields(program, cls)
+    name = cls.node.name
+    for field in sorted(own):
+        if field in saved and field not in loaded:
+            text = f"{name}.{field} is saved, but load does not set it"
+            yield program.finding("ER303", load, step, text)
+        elif field in loaded and field not in saved:
+            text = f"{name}.{field} is set by load, but save does not write it"
+            yield program.finding("ER303", save, step, text)
+        elif field in changed and field not in saved:
+            text = f"{name}.{field} changes, but save does not write it"
+            yield program.finding("ER303", save, step, text)
+
+
+def _touched(function: ast.AST) -> set[str] | None:
+    """Return the fields that a method reads or sets; None if it takes all of them."""
+    found: set[str] = set()
+    methods: set[ast.AST] = {
+        each.func for each in ast.walk(function) if isinstance(each, ast.Call)
+    }
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id in ("vars", "setattr", "getattr"):
+            return None
+        if isinstance(node, ast.Name) and node.id == "super":
+            return None
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            continue
+        if node.value.id != "self":
+            continue
+        if node.attr == "__dict__" or node in methods:
+            return None
+        found.add(node.attr)
+    return found
+
+
+def _own_fields(cls: Class) -> set[str]:
+    """Return the fields that begin as plain values or are given objects."""
+    constructor = cls.methods.get("__init__")
+    found = set()
+    for node in ast.walk(constructor) if constructor is not None else ():
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            for each in ast.walk(target):
+                if _is_field(each):
+                    found.add(each.attr)  # type: ignore[attr-defined]
+    return found
+
+
+def _is_field(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
+
+
+def _changed_fields(program: Program, cls: Class) -> set[str]:
+    """Return the fields that the program changes after the constructor."""
+    found: set[str] = set()
+    for name, function in cls.methods.items():
+        if name in ("__init__", "load", "save", "sync"):
+            continue
+        for node in ast.walk(function):
+            if _is_field(node) and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
+                found.add(node.attr)  # type: ignore[attr-defined]
+    for event in program.events("durable_update"):
+        if event.value is not None and event.value.cls is cls:
+            found.add(event.data[1])
+    return found
+
+
+# ER305.
+
+
+def _accumulation(program: Program) -> Iterator[Finding]:
+    seen: set[ast.AST] = set()
+    for event in program.events("optimizer_step"):
+        loop = event.step.loop
+        if loop is None or event.at in seen:
+            continue
+        head = program.graph.steps[loop.head]
+        for guard in event.step.guards[len(head.guards) :]:
+            if any(isinstance(each, ast.Mod) for each in ast.walk(guard.test)):
+                seen.add(event.at)
+                message = (
+                    "optimizer stepped once in several batches: gradients of those "
+                    "before a restart are lost"
+                )
+                yield program.finding("ER305", event.at, event.step, message)
+                break
+
+
+# ER306.
+
+
+def _unregistered(program: Program) -> Iterator[Finding]:
+    if not program.walker.epochs:
+        return
+    kinds = {
+        "optimizer_step": "optimizer",
+        "scheduler_step": "LR scheduler",
+        "scaler_update": "gradient scaler",
+        "ema_update": "averaged model",
+    }
+    seen: set[int] = set()
+    covered = _covered(program)
+    has_unseen = any(
+        event.data == "register" and _is_opaque(event)
+        for event in program.events("state_made")
+    )
+    for event in program.events(*kinds):
+        value = event.value
+        if value is None or event.step.epoch is None or has_unseen:
+            continue
+        if value.uid in seen or not value.sure or value.kind == "unknown":
+            continue
+        seen.add(value.uid)
+        if value.uid in covered or value.node is None or value.frame is None:
+            continue
+        message = (
+            f"this {kinds[event.kind]} is trained (line "
+            f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins with a "
+            "new one"
+        )
+        yield program.finding("ER306", value.node, value.frame, message)
+    yield from _unregistered_models(program, seen)
+
+
+def _is_opaque(event: Event) -> bool:
+    node = event.at
+    return isinstance(node, ast.Call) and any(each.arg is None for each in node.keywords)
+
+
+def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Finding]:
+    """Yield models whose parameters a stepped optimizer has, and that no state has."""
+    every = [each for each in program.walker.objects if is_model_like(each)]
+    covered = _covered(program)
+    for event in program.events("optimizer_made"):
+        optimizer = event.value
+        if optimizer is None or optimizer.uid not in stepped:
+            continue
+        for part in optimizer.parts:
+            model = _model_of(part)
+            if model is None or is_saved(model) or model.node is None:
+                continue
+            if model.uid in covered:
+                continue
+            wrappers = [each for each in every if model in each.parts]
+            if any(is_saved(each) for each in wrappers) or not model.sure:
+                continue
+            if model.frame is None or not hasattr(model.frame, "number"):
+                continue
+            message = "this model is trained and in no state: a restart begins with a new one"
+            model.registered = True
+            yield program.finding("ER306", model.node, model.frame, message)
+
+
+def _covered(program: Program) -> set[int]:
+    """Return the parts, of any depth, of what is saved."""
+    covered: set[int] = set()
+    todo = [each for each in program.walker.objects if is_saved(each)]
+    while todo:
+        value = todo.pop()
+        if value.uid not in covered:
+            covered.add(value.uid)
+            if value.kind not in ("optimizer", "scheduler", "loader", "ema"):
+                todo += [*value.attrs.values(), *value.parts, *value.also]
+    return covered
+
+
+def _model_of(value: Value) -> Value | None:
+    if value.kind == "param" and value.owner is not None:
+        return value.owner
+    for part in value.parts:
+        found = _model_of(part)
+        if found is not None:
+            return found
+    return None
+
+
+def is_model_like(value: Value) -> bool:
+    return value.kind == "model" or (
+        value.cls is not None and value.cls.role == "model"
+    )
+
+
+def is_saved(value: Value, depth: int = 4) -> bool:
+    """Return whether a value, or what it wraps or may be, is saved in some way."""
+    if value.registered or value.loaded_by_hand:
+        return True
+    if depth == 0:
+        return False
+    inner = [*value.also, *(value.parts if value.kind == "model" else [])]
+    return any(is_saved(each, depth - 1) for each in inner if each.is_object)

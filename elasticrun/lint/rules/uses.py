@@ -1,0 +1,107 @@
+"""What becomes of a volatile value: does it decide, is it saved, or only printed?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
+from elasticrun.lint.program import Program
+from elasticrun.lint.values import Value
+
+_DECIDING = frozenset(("test", "save", "optimizer"))
+_UNUSED = frozenset(("own", "none"))
+# What lives in these is theirs to keep; attributes set on them are no plain values.
+_KEPT = frozenset(
+    "model param optimizer param_groups group ext module class loader plain_loader "
+    "tracker file super opaque scheduler ema scaler".split()
+)
+
+
+class Uses:
+    """Every place of a program with its reads and writes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.reads: dict[Place, list[Read]] = defaultdict(list)
+        self.writes: dict[Place, list[Write]] = defaultdict(list)
+        for step in program.graph.steps:
+            for read in step.reads:
+                self.reads[read.place].append(read)
+            for write in step.writes:
+                self.writes[write.place].append(write)
+
+    def is_volatile(self, place: Place) -> bool:
+        """Return whether a place is plain Python memory."""
+        base: Value | None = self.program.walker.bases.get(place[0])
+        if base is None:
+            return True
+        return not base.is_durable and base.kind not in _KEPT
+
+    def killers(self, place: Place) -> set[int]:
+        """Return the steps that give a place a value that owes nothing to its old one."""
+        return {
+            write.step.number
+            for write in self.writes[place]
+            if write.how in ("set", "target", "bind")
+        }
+
+    def killers_of_epochs(self, place: Place) -> set[int]:
+        """Return the killers, and the loops whose every batch has one of them.
+
+        A loop without a batch would leave the old value, but that is nobody's case.
+        """
+        killers = self.killers(place)
+        graph = self.program.graph
+        for loop in self.program.walker.loops:
+            if not any(graph.steps[each].loop is loop for each in killers):
+                continue
+
+            def passes(step: Step, loop: DataLoop = loop) -> bool:
+                return step.loop is loop and step.number not in killers
+
+            body = [
+                each
+                for each in graph.steps[loop.head].following
+                if graph.steps[each].loop is loop
+            ]
+            if any(each in killers for each in body) or loop.head not in graph.forward(
+                body, passes
+            ):
+                killers.add(loop.head)
+        return killers
+
+    def loudness(self, reads: list[Read]) -> str:
+        """Return `decides`, `shown` or an empty text for what reads lead to."""
+        return self._loudness(reads, set())
+
+    def _loudness(self, reads: list[Read], seen: set[Place]) -> str:
+        best = ""
+        for read in reads:
+            kind = read.sink.kind
+            if kind in _DECIDING:
+                return "decides"
+            if kind == "flow":
+                for place in read.sink.places:
+                    if place in seen:
+                        continue
+                    seen.add(place)
+                    found = self._of_place(place, seen)
+                    if found == "decides":
+                        return found
+                    best = best or found
+            elif kind not in _UNUSED:
+                best = "shown"
+        return best
+
+    def _of_place(self, place: Place, seen: set[Place]) -> str:
+        base = self.program.walker.bases.get(place[0])
+        if base is not None and base.is_durable:
+            return "decides"
+        return self._loudness(self.reads.get(place, []), seen)
+
+    def reached(self, step: Step, place: Place) -> set[int]:
+        """Return the steps at which a value written in a step may still be read."""
+        killers = self.killers(place)
+        return self.program.graph.forward(
+            [step.number], lambda each: each.number not in killers
+        )

@@ -1,0 +1,133 @@
+"""The walk from a module's top, and from functions that nothing in it calls."""
+
+from __future__ import annotations
+
+import ast
+
+from elasticrun.lint.options import Options
+from elasticrun.lint.project import Module, Project
+from elasticrun.lint.values import Class, Value, register_reachable, unknown
+from elasticrun.lint.walk.calls import is_generator
+from elasticrun.lint.walk.core import Frame
+from elasticrun.lint.walk.statements import Statements
+
+
+class Walker(Statements):
+    """Walks through one program, beginning with its main module."""
+
+    def __init__(self, project: Project, options: Options, root: Module) -> None:
+        super().__init__(project, options)
+        self.root_module = root
+        self.frames: dict[str, Frame | None] = {}
+
+    def walk(self) -> None:
+        """Walk through the module, then through what it defines and does not call."""
+        frame = self.load_module(self.root_module)
+        if frame is None:
+            return
+        for value in list(frame.env.values()):
+            if value.kind == "func" and value.node not in self.visited:
+                if value.frame is frame and self._is_worth_it(value.node):
+                    self._enter_alone(value, frame)
+        for cls in list(self.classes):
+            if cls.module is self.root_module:
+                self._try_class(cls, frame)
+
+    def load_module(self, module: Module) -> Frame | None:
+        """Walk through a module's top level once; return its names."""
+        key = str(module.path)
+        if key in self.frames:
+            return self.frames[key]
+        tree = module.parse()
+        if tree is None:
+            self.frames[key] = None
+            return None
+        frame = Frame(module, tree)
+        self.frames[key] = frame
+        outer = self.epoch, self.loop, self.guards
+        self.epoch, self.loop, self.guards = None, None, ()
+        self.step(tree, frame)
+        self.run(tree.body, frame)
+        self.epoch, self.loop, self.guards = outer
+        if not self.here:
+            self.here = [len(self.graph.steps) - 1]
+        return frame
+
+    def _is_worth_it(self, function: ast.AST | None) -> bool:
+        """Return whether a function that nobody calls holds something elastic."""
+        if function is None:
+            return False
+        names = {
+            each.attr if isinstance(each, ast.Attribute) else each.id
+            for each in ast.walk(function)
+            if isinstance(each, ast.Attribute | ast.Name)
+        }
+        return bool(names & _WORTH) or any(
+            isinstance(each, ast.For) and _mentions_loader(each.iter)
+            for each in ast.walk(function)
+        )
+
+    def _enter_alone(self, value: Value, frame: Frame) -> None:
+        """Walk through a function as a program of its own, its arguments unknown."""
+        function = value.node
+        assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        self.visited.add(function)
+        if is_generator(function):
+            return
+        self.here = []
+        self.has_seeded = set(self.has_seeded)
+        self.step(function, frame)
+        inner = Frame(frame.module, function, outer=value.frame)
+        inner.instance, inner.cls = value.owner, value.cls
+        self.bind(value, inner, [], {})
+        self._unfix(inner)
+        self.run_function(function, inner, frame, function)
+
+    def _unfix(self, frame: Frame) -> None:
+        """Forget defaults: nobody knows what the function will be called with."""
+        frame.fixed.clear()
+        for name, value in frame.env.items():
+            if value.kind == "const":
+                frame.env[name] = unknown(name)
+
+    def _try_class(self, cls: Class, frame: Frame) -> None:
+        methods = [
+            each
+            for each in cls.methods.values()
+            if each not in self.visited and self._is_worth_it(each)
+        ]
+        methods = [each for each in methods if each.name != "__init__"]
+        if not methods or cls.role in ("model", "dataset", "state"):
+            return
+        made = self.made(Value("instance", cls.node.name, node=cls.node))
+        made.cls = cls
+        constructor = cls.find("__init__")
+        if constructor is not None:
+            method = self.attribute(made, "__init__", cls.node, frame)
+            if method.kind == "func":
+                self._enter_alone(method, frame)
+        # Those with an epoch loop first: they call the others.
+        for each in sorted(methods, key=lambda m: not _has_epochs(m)):
+            if each not in self.visited:
+                method = self.attribute(made, each.name, cls.node, frame)
+                if method.kind == "func":
+                    self._enter_alone(method, frame)
+        if made.is_durable:
+            register_reachable(made)
+
+
+_WORTH = frozenset(
+    ["remaining_epochs_until", "AdaptiveDataLoader", "AdaptiveDataParallel", "Variables"]
+)
+
+
+def _mentions_loader(node: ast.expr) -> bool:
+    return "loader" in ast.unparse(node).lower()
+
+
+def _has_epochs(function: ast.AST) -> bool:
+    return any(
+        (isinstance(each, ast.Attribute) and each.attr == "remaining_epochs_until")
+        or (isinstance(each, ast.Name) and each.id == "remaining_epochs_until")
+        for each in ast.walk(function)
+    )

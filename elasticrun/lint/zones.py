@@ -1,0 +1,126 @@
+"""Zones: where each step stands to the loops, and which loop makes it replayed."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from elasticrun.lint.graph import Call, DataLoop, EpochLoop, Graph, Step
+from elasticrun.lint.walk.walker import Walker
+
+DESCRIPTIONS = {
+    "P": "before the epochs, replayed after every restart",
+    "A": "before the first dataset loop of the epoch, replayed",
+    "B": "between dataset loops of the epoch, replayed",
+    "L": "in a dataset loop, once for each batch",
+    "C": "after the last dataset loop of the epoch, once",
+    "D": "after an epoch loop",
+}
+
+
+class Zones:
+    """The zones of one walk.
+
+    A step of an epoch is replayed exactly when some loop over an elastic loader may
+    still run after it in the same epoch: if the job stops in that loop, the step runs
+    again on the way to it.
+    """
+
+    def __init__(self, walker: Walker) -> None:
+        self.walker = walker
+        self.graph: Graph = walker.graph
+        self.names: dict[int, str] = {}
+        self._heads: dict[int, DataLoop] = {
+            loop.head: loop for loop in walker.loops if loop.is_elastic
+        }
+        for epoch in walker.epochs:
+            self._mark_epoch(epoch)
+        self._mark_outside()
+
+    def loops_of(self, epoch: EpochLoop | None) -> list[DataLoop]:
+        """Return the elastic loops that stand in one epoch loop."""
+        return [loop for loop in self._heads.values() if loop.epoch is epoch]
+
+    def zone(self, step: Step) -> str:
+        return self.names.get(step.number, "")
+
+    def is_replayed(self, step: Step) -> bool:
+        """Return whether a step of an epoch runs again when a later loop was left."""
+        return self.zone(step) in ("A", "B")
+
+    def next_loop(self, step: Step) -> DataLoop | None:
+        """Return the nearest loop that may still run after a step in its epoch."""
+        seen: set[int] = set()
+        todo = deque(step.following)
+        while todo:
+            number = todo.popleft()
+            if number in seen:
+                continue
+            seen.add(number)
+            if number in self._heads and self._heads[number].epoch is step.epoch:
+                return self._heads[number]
+            following = self.graph.steps[number]
+            if following.epoch is step.epoch:
+                todo += following.following
+        return None
+
+    def _mark_epoch(self, epoch: EpochLoop) -> None:
+        heads = [loop.head for loop in self.loops_of(epoch)]
+
+        def inside(step: Step) -> bool:
+            return step.epoch is epoch
+
+        before = self.graph.backward(heads, inside) | set(heads)
+        after = self.graph.forward(heads, inside)
+        for step in self.graph.steps:
+            if step.epoch is not epoch:
+                continue
+            if step.loop is not None and step.loop.epoch is epoch:
+                self.names[step.number] = "L"
+            elif step.number in before:
+                self.names[step.number] = "B" if step.number in after else "A"
+            else:
+                self.names[step.number] = "C"
+
+    def _mark_outside(self) -> None:
+        epoch_heads = [epoch.head for epoch in self.walker.epochs]
+        goals = epoch_heads + [
+            loop.head for loop in self._heads.values() if loop.epoch is None
+        ]
+        leads = self.graph.backward(goals, lambda _: True)
+        comes = self.graph.forward(epoch_heads, lambda _: True)
+        for step in self.graph.steps:
+            if step.epoch is not None or step.number in self.names:
+                continue
+            if step.loop is not None:
+                self.names[step.number] = "L"
+            elif step.number in comes:
+                self.names[step.number] = "D"
+            elif step.number in leads:
+                self.names[step.number] = "P"
+
+    # Words for messages.
+
+    def chain(self, loop: DataLoop) -> str:
+        """Return the calls that lead from the epoch loop to a loop."""
+        parts = []
+        if loop.epoch is not None:
+            parts.append(f"epoch loop {self._at(loop.epoch, loop)}")
+        parts += [f"{link.name} {link.line}" for link in self._links(loop)]
+        parts.append(f"loop over {loop.text} {self._at(loop, loop.epoch or loop)}")
+        return " -> ".join(parts)
+
+    def _links(self, loop: DataLoop) -> list[Call]:
+        links = loop.call.links() if loop.call else []
+        known = loop.epoch.call.links() if loop.epoch and loop.epoch.call else []
+        return links[len(known) :]
+
+    def _at(self, loop: DataLoop | EpochLoop, other: DataLoop | EpochLoop) -> str:
+        if loop.module is other.module:
+            return str(loop.line)
+        return f"{loop.module.name}:{loop.line}"
+
+    def where(self, loop: DataLoop, step: Step) -> str:
+        """Return where a loop stands, as seen from a step."""
+        if loop.module is step.module:
+            return f"line {loop.line}"
+        return f"{loop.module.name}:{loop.line}"

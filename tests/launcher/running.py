@@ -1,0 +1,167 @@
+"""Starting `elasticrun` as a shell would, and seeing what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.stage import DEADLINE, Stage, wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = REPOSITORY / "tests" / "launcher" / "program.py"
+ELASTICRUN = [sys.executable, "-m", "elasticrun"]
+
+
+class Running:
+    """A launcher that runs, and what is known of its job."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stage: Stage) -> None:
+        self.process = process
+        self.stage = stage
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def events(self) -> str:
+        """What it has said on stderr."""
+        return (self.stage.root / "stderr").read_text()
+
+    @property
+    def output(self) -> str:
+        return (self.stage.root / "stdout").read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE)
+
+    def wait_until_said(self, text: str) -> None:
+        wait_until(lambda: text in self.events or self._has_ended(text), repr(text))
+
+    def _has_ended(self, text: str) -> bool:
+        if self.process.poll() is not None and text not in self.events:
+            raise AssertionError(f"it ended and did not say {text!r}:\n{self.events}")
+        return False
+
+    def wait_until_held(self, generation: int, size: int) -> None:
+        marks = [f"held-{generation}-{rank}" for rank in range(size)]
+        wait_until(
+            lambda: self.stage.has(*marks) or self._is_over(), f"{marks}\n{self.events}"
+        )
+
+    def _is_over(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"it ended too early:\n{self.events}")
+        return False
+
+    def pid_of(self, generation: int, rank: int) -> int:
+        path = self.stage.root / f"pid-{generation}-{rank}"
+        wait_until(lambda: path.exists() and path.read_text(), str(path))
+        return int(path.read_text())
+
+    def ask(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run another command of this user, and wait for its end."""
+        return elasticrun(self.stage, *arguments)
+
+    def status(self) -> dict[str, Any]:
+        answer = self.ask("status", "--json")
+        assert answer.returncode == 0, answer.stderr
+        status: dict[str, Any] = json.loads(answer.stdout)
+        return status
+
+
+def variables(stage: Stage, **more: object) -> dict[str, str]:
+    """Return the environment of every process of a test, by which it is known."""
+    runtime = stage.root / "runtime"
+    runtime.mkdir(exist_ok=True)
+    own = {
+        "PYTHONPATH": REPOSITORY,
+        "XDG_RUNTIME_DIR": runtime,
+        "LAUNCHER_TEST": stage.root,
+    }
+    return {**os.environ, **stage.variables(**{**own, **more})}
+
+
+def elasticrun(stage: Stage, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*ELASTICRUN, *map(str, arguments)],
+        env=variables(stage),
+        cwd=stage.root,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
+@contextmanager
+def running(
+    stage: Stage, *options: object, script: object = None, **more: object
+) -> Iterator[Running]:
+    """Run the program, or a script with what follows `script`, under the launcher.
+
+    Options of the launcher come before those of the program, which `"--"` begins.
+    """
+    own, program = split(options)
+    target = [PROGRAM, stage.root] if script is None else [script]
+    command = [*ELASTICRUN, "run", *own, *target, *program]
+    with (
+        open(stage.root / "stdout", "ab") as out,
+        open(stage.root / "stderr", "ab") as err,
+    ):
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env=variables(stage, **more),
+            cwd=stage.root,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    try:
+        yield Running(process, stage)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in processes_of(stage):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def split(options: tuple[object, ...]) -> tuple[list[object], list[object]]:
+    if "--" not in options:
+        return list(options), []
+    place = options.index("--")
+    return list(options[:place]), list(options[place + 1 :])
+
+
+def run(stage: Stage, *options: object, **more: object) -> Running:
+    """Run the job to its end, which is to leave nothing behind."""
+    with running(stage, *options, **more) as job:
+        job.wait()
+        assert processes_of(stage) == []
+    return job
+
+
+def processes_of(stage: Stage) -> list[int]:
+    """Return every process that was started by a test and is not yet gone."""
+    marker = f"LAUNCHER_TEST={stage.root}\0".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError):
+                if marker in Path(f"/proc/{name}/environ").read_bytes():
+                    found.append(int(name))
+    return found
+
+
+def wait_until_nothing_is_left(stage: Stage) -> None:
+    wait_until(lambda: not processes_of(stage), "the end of every process")

@@ -1,0 +1,123 @@
+"""`elasticrun.launch`: jobs from Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import elasticrun
+from elasticrun import ElasticRunError
+from tests.launcher.program import NUM_SAMPLES
+from tests.launcher.running import (
+    processes_of,
+    variables,
+    wait_until_nothing_is_left,
+)
+from tests.support.stage import Stage, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables(stage).items():
+        if os.environ.get(name) != value and name != "PYTHONPATH":
+            monkeypatch.setenv(name, value)
+    monkeypatch.delenv("ELASTICRUN_CHECKPOINT_DIR")
+
+
+def train(root: Path, pace: float) -> tuple[int, int, int]:
+    import time
+
+    import torch
+    from torch.utils.data import TensorDataset
+
+    loader = elasticrun.AdaptiveDataLoader(
+        TensorDataset(torch.arange(NUM_SAMPLES)), 6, shuffle=True
+    )
+    seen = elasticrun.Variables(number=0)
+    for _ in loader:
+        seen.number += loader.global_batch_size
+        time.sleep(pace)
+        (root / f"seen-{elasticrun.generation()}").touch()
+    return elasticrun.rank(), elasticrun.world_size(), seen.number
+
+
+def test_a_function_runs_on_every_replica(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(Path("/tmp").glob("elasticrun-launch-*"))
+    factor = 7
+
+    def closure(number: int) -> dict[str, Any]:
+        print("hello from", elasticrun.rank())
+        return {"value": number * factor + elasticrun.rank(), "pid": os.getpid()}
+
+    results = elasticrun.launch(closure, 6, replicas=2)
+    assert [result["value"] for result in results] == [42, 43]
+    assert len({os.getpid(), *(result["pid"] for result in results)}) == 3
+    printed = capsys.readouterr()
+    assert "[1] hello from 1\n" in printed.out
+    assert "elasticrun: generation 0: 2 replicas started" in printed.err
+    assert processes_of(stage) == []
+    assert set(Path("/tmp").glob("elasticrun-launch-*")) == before
+
+
+def test_a_launched_job_can_be_scaled_and_asked(stage: Stage) -> None:
+    job = elasticrun.launch(train, stage.root, 0.02, replicas=1, wait=False)
+    wait_until((stage.root / "seen-0").exists)
+    job.scale(2)
+    status = job.status()
+    assert (status["job"], status["replicas"]) == ("train", 2)
+    assert job.result() == [(0, 2, NUM_SAMPLES), (1, 2, NUM_SAMPLES)]
+    assert job.result() == job.result()
+    with pytest.raises(ElasticRunError, match="the job is not running"):
+        job.status()
+
+
+def test_a_stopped_job_goes_on_with_the_same_directory(stage: Stage) -> None:
+    kept: dict[str, Any] = {"checkpoint_dir": stage.root / "kept", "replicas": 1}
+    job = elasticrun.launch(train, stage.root, 0.02, wait=False, **kept)
+    wait_until((stage.root / "seen-0").exists)
+    with pytest.raises(TimeoutError):
+        job.result(timeout=0.01)
+    job.stop()
+    with pytest.raises(ElasticRunError, match="was stopped"):
+        job.result()
+    results = elasticrun.launch(train, stage.root, 0.0, **kept)
+    assert results == [(0, 1, NUM_SAMPLES)]
+
+
+def test_an_exception_comes_back_with_its_traceback(stage: Stage) -> None:
+    def broken() -> None:
+        raise KeyError("no such layer")
+
+    with pytest.raises(ElasticRunError, match="KeyError: 'no such layer'") as caught:
+        elasticrun.launch(broken, replicas=1)
+    assert "the job failed (exit code 1)" in str(caught.value)
+    assert "in broken" in str(caught.value)
+
+
+def test_a_job_ends_with_the_process_that_launched_it(stage: Stage) -> None:
+    code = (
+        "import sys, pathlib, elasticrun;"
+        "from tests.launcher.test_calling import train;"
+        "root = pathlib.Path(sys.argv[1]);"
+        "elasticrun.launch(train, root, 0.02, checkpoint_dir=root / 'kept')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(stage.root)],
+        env=variables(stage),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as caller:
+        wait_until((stage.root / "seen-0").exists)
+        caller.send_signal(signal.SIGKILL)
+    wait_until_nothing_is_left(stage)
+    assert list((stage.root / "kept").glob("checkpoint-*/manifest.json"))

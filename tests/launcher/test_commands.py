@@ -1,0 +1,53 @@
+"""The command line itself: quick to start, and the same as the module."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from elasticrun.version import version
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from elasticrun.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'rich', 'psutil', 'asyncio', 'elasticrun.lint'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.endswith("[]\n")
+    for command in ("run", "scale", "status", "stop", "logs", "lint", "rule"):
+        assert f"\n    {command} " in finished.stdout
+
+
+def test_the_launcher_does_not_import_torch() -> None:
+    code = (
+        "import sys, elasticrun.launcher.running, elasticrun.launcher.commands\n"
+        "print(sorted({'torch', 'numpy', 'psutil', 'asyncio'} & set(sys.modules)))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout == "[]\n"
+
+
+def test_the_version_is_the_packages() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "elasticrun", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert finished.stdout == f"elasticrun {version()}\n"
+
+
+def test_no_command_is_a_usage_error() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "elasticrun"], capture_output=True, check=False
+    )
+    assert finished.returncode == 2

@@ -1,0 +1,146 @@
+"""What a crash costs, how often it may happen, and what is said to be its cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from elasticrun.testing import read_trace
+from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
+from tests.launcher.running import run, running, wait_until_nothing_is_left
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+
+def begins(stage: Stage) -> dict[int, tuple[int, int]]:
+    """Return the first (epoch, batch) of each generation."""
+    found: dict[int, tuple[int, int]] = {}
+    for line in read_trace(stage.trace):
+        place = line["epoch"], line["batch"]
+        found[line["generation"]] = min(place, found.get(line["generation"], place))
+    return found
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_a_killed_rank_costs_what_came_after_the_last_checkpoint(
+    stage: Stage, start: str
+) -> None:
+    job = run(
+        stage,
+        *("--replicas", 2, "--save-interval", 0, "--start", start),
+        *("--", "--at", "0:1:30:kill", "--workers", 1),
+    )
+    assert job.wait() == 0, job.events
+    assert begins(stage) == {0: (0, 0), 1: (0, 30)}
+    assert "rank 1 was killed by signal 9 (SIGKILL)" in job.events
+    assert "restart 1 of 3 from checkpoint 30" in job.events
+    for epoch in range(NUM_EPOCHS):
+        assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
+    logs = stage.checkpoints / "logs"
+    assert sorted(path.name for path in logs.iterdir()) == [
+        "generation-0000",
+        "generation-0001",
+    ]
+
+
+def test_the_first_cause_is_the_exception_not_the_lost_connection(
+    stage: Stage,
+) -> None:
+    job = run(
+        stage,
+        *("--replicas", 3, "--save-interval", 0, "--max-restarts", 0),
+        *("--", "--at", "0:2:9:raise"),
+    )
+    assert job.wait() == 1
+    [cause] = [line for line in job.events.splitlines() if " crashed at " in line]
+    assert cause.endswith("rank 2 raised ValueError: the loss is not a number")
+    trace = job.events.partition(cause)[2]
+    assert 'raise ValueError("the loss is not a number")' in trace
+    assert "launcher/replica.py" not in trace
+    assert "0 restarts without a newer checkpoint are used up" in job.events
+
+
+def test_the_budget_is_refilled_by_a_newer_checkpoint_only(stage: Stage) -> None:
+    # Each of the first three crashes has a newer checkpoint than the one before.
+    crashes = [f"{generation}:0:{10 * generation + 5}:kill" for generation in range(3)]
+    options = [option for crash in crashes for option in ("--at", crash)]
+    job = run(
+        stage,
+        *("--replicas", 1, "--save-interval", 0, "--max-restarts", 1),
+        *("--", *options),
+    )
+    assert job.wait() == 0, job.events
+    assert job.events.count("restart 1 of 1") == 3
+    assert list(begins(stage)) == [0, 1, 2, 3]
+
+
+def test_a_budget_without_checkpoints_is_spent(stage: Stage) -> None:
+    crashes = [f"{generation}:0:7:exit" for generation in range(3)]
+    options = [option for crash in crashes for option in ("--at", crash)]
+    job = run(stage, "--replicas", 1, "--max-restarts", 2, "--", *options)
+    assert job.wait() == 1
+    assert "rank 0 exited with code 3" in job.events
+    assert "restart 1 of 2 from the beginning" in job.events
+    assert "restart 2 of 2 in 1 s from the beginning" in job.events
+    assert "2 restarts without a newer checkpoint are used up" in job.events
+    assert set(begins(stage).values()) == {(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("raise KeyError('no such layer')", "rank 0 raised KeyError: 'no such layer'"),
+        ("def broken(:", "SyntaxError: invalid syntax"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
+    ],
+)
+def test_a_crash_before_the_first_batch_fails_at_once(
+    stage: Stage, line: str, text: str
+) -> None:
+    script = stage.root / "script.py"
+    script.write_text(f"import elasticrun\nelasticrun.init()\n{line}\n")
+    with running(stage, "--replicas", 1, script=script) as job:
+        assert job.wait() == 1
+        wait_until_nothing_is_left(stage)
+    assert text in job.events
+    assert "before the first batch, so it is not tried again" in job.events
+    assert "restart" not in job.events
+
+
+def test_a_killed_forkserver_is_replaced_and_nobody_notices(stage: Stage) -> None:
+    options = ["--replicas", 2, "--", "--hold", "0:9"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 2)
+        os.kill(forkserver_of(job.pid), signal.SIGKILL)
+        job.wait_until_said("the forkserver has ended; starting another one")
+        answer = job.ask("status", "--json")
+        assert '"state": "training"' in answer.stdout
+        stage.mark("go-0")
+        assert job.wait() == 0
+        wait_until_nothing_is_left(stage)
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def forkserver_of(launcher: int) -> int:
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                command = Path(f"/proc/{name}/cmdline").read_bytes()
+                status = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2]
+                leads = os.getsid(int(name)) == int(name)
+            except OSError:
+                continue
+            is_child = int(status.split()[1]) == launcher
+            has_launchers_pipes = is_child and leads and not is_replica(int(name))
+            if has_launchers_pipes and b"forkserver" in command:
+                return int(name)
+    raise AssertionError("there is no forkserver")
+
+
+def is_replica(pid: int) -> bool:
+    """A replica prints into a pipe of its own; the forkserver does not."""
+    return os.readlink(f"/proc/{pid}/fd/2").startswith("pipe:")

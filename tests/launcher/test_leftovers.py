@@ -1,0 +1,136 @@
+"""Signals, deaths and hangs: what is saved, what is said, and that nothing survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
+from tests.launcher.running import (
+    Running,
+    processes_of,
+    run,
+    running,
+    wait_until_nothing_is_left,
+)
+from tests.launcher.test_crashes import forkserver_of
+from tests.support.stage import Stage, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_saves_at_a_boundary_and_ends_everything(
+    stage: Stage, number: signal.Signals, code: int
+) -> None:
+    options = ["--replicas", 2, "--", "--pace", 0.01, "--workers", 1]
+    with running(stage, *options) as job:
+        wait_until(lambda: stage.num_delivered(0) > 3)
+        job.process.send_signal(number)
+        assert job.wait() == code
+        assert f"{number.name}: saving at the next boundary" in job.events
+        assert processes_of(stage) == []
+    assert len(stage.committed()) == 1
+    assert run(stage, "--replicas", 1).wait() == 0
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_second_signal_ends_everything_at_once(stage: Stage) -> None:
+    with running(stage, "--replicas", 2, "--", "--hold", "0:9", "--workers", 1) as job:
+        job.wait_until_held(0, 2)
+        job.process.terminate()
+        job.wait_until_said("saving at the next boundary")
+        job.process.terminate()
+        assert job.wait() == 143
+        assert processes_of(stage) == []
+    assert stage.committed() == []
+
+
+def test_who_does_not_come_to_a_boundary_in_time_is_ended(stage: Stage) -> None:
+    with running(stage, "--replicas", 2, "--grace", 0.5, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 2)
+        job.process.terminate()
+        assert job.wait() == 143
+        assert processes_of(stage) == []
+    assert "without a new checkpoint" in job.events
+    assert "tests/launcher/program.py" in job.events  # The stacks.
+
+
+@pytest.mark.parametrize("after", ["logs in", "started"])
+def test_a_signal_while_it_starts_leaves_nothing(stage: Stage, after: str) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time, torch; time.sleep(1000)")
+    with running(stage, "--replicas", 2, script=script) as job:
+        job.wait_until_said(after)
+        job.process.terminate()
+        assert job.wait() == 143
+        assert processes_of(stage) == []
+
+
+def kill_launcher(job: Running) -> None:
+    os.kill(job.pid, signal.SIGKILL)
+
+
+def kill_launcher_and_forkserver(job: Running) -> None:
+    forkserver = forkserver_of(job.pid)
+    os.kill(job.pid, signal.SIGSTOP)  # So that it does not start another one.
+    os.kill(forkserver, signal.SIGKILL)
+    os.kill(job.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.parametrize("kill", [kill_launcher, kill_launcher_and_forkserver])
+def test_nothing_survives_a_killed_launcher(
+    stage: Stage, start: str, kill: Callable[[Running], None]
+) -> None:
+    options = ["--replicas", 2, "--start", start, "--"]
+    with running(stage, *options, "--hold", "0:9", "--workers", 1) as job:
+        job.wait_until_held(0, 2)
+        kill(job)
+        wait_until_nothing_is_left(stage)
+        job.process.wait()
+    assert run(stage, "--replicas", 1).wait() == 0
+
+
+def test_a_launcher_killed_while_it_starts_leaves_nothing(stage: Stage) -> None:
+    with running(stage, "--replicas", 2) as job:
+        job.wait_until_said("logs in")
+        wait_until(lambda: len(processes_of(stage)) > 1)
+        os.kill(job.pid, signal.SIGKILL)
+        job.process.wait()
+        wait_until_nothing_is_left(stage)
+
+
+def test_what_a_killed_rank_had_started_does_not_survive_it(stage: Stage) -> None:
+    """Workers, and a process that has left the rank's process group and session."""
+    options = ["--replicas", 2, "--save-interval", 0, "--", "--workers", 1]
+    options += ["--at", "0:1:5:spawn", "--hold", "0:9", "--hold", "1:20"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 2)
+        before = set(processes_of(stage))
+        victim = job.pid_of(0, 1)
+        kept = {job.pid, forkserver_of(job.pid)}
+        os.kill(victim, signal.SIGKILL)
+        job.wait_until_held(1, 2)
+        assert before & set(processes_of(stage)) == kept
+        stage.mark("go-1")
+        assert job.wait() == 0
+        assert processes_of(stage) == []
+
+
+def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
+    options = ["--replicas", 2, "--save-interval", 0, "--hang-timeout", 1.5, "--"]
+    job = run(stage, *options, "--at", "0:1:5:hang")
+    assert job.wait() == 0, job.events
+    assert "passed no boundary for" in job.events
+    assert "restart 1 of 3 from checkpoint 5" in job.events
+    logs = stage.checkpoints / "logs" / "generation-0000"
+    assert "in act" in (logs / "rank-1.log").read_text()
+    assert "in main" in (logs / "rank-0.log").read_text()
+    for epoch in range(NUM_EPOCHS):
+        assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))

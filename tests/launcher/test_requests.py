@@ -1,0 +1,208 @@
+"""`scale`, `status`, `stop` and `logs`, while the job runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticrun.testing import read_trace
+from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
+from tests.launcher.running import (
+    elasticrun,
+    run,
+    running,
+    wait_until_nothing_is_left,
+)
+from tests.support.stage import Stage, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def sizes(stage: Stage) -> dict[int, int]:
+    return {line["generation"]: line["world_size"] for line in read_trace(stage.trace)}
+
+
+def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:
+    options = ["--replicas", 2, "--max-restarts", 0, "--"]
+    options += ["--pace", 0.01, "--hold", "2:39", "--workers", 1]
+    with running(stage, *options) as job:
+        job.pid_of(0, 1)
+        wait_until(lambda: stage.num_delivered(0) > 3)
+        more = job.ask("scale", 3)
+        assert more.stdout == (
+            "rescaling from 2 to 3 replicas\ngeneration 1 trains with 3 replicas\n"
+        )
+        wait_until(lambda: stage.num_delivered(0, generation=1) > 3)
+        fewer = job.ask("scale", 1, "test")
+        assert fewer.returncode == 0, fewer.stderr
+        job.wait_until_held(2, 1)
+        same = job.ask("scale", 1, job.pid)
+        assert same.stdout == "the job has 1 replicas already\n"
+        status = job.status()
+        stage.mark("go-2")
+        assert job.wait() == 0, job.events
+        wait_until_nothing_is_left(stage)
+    assert sizes(stage) == {0: 2, 1: 3, 2: 1}
+    assert (status["replicas"], status["restarts"]) == (1, 0)
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_scaling_that_comes_before_training_is_not_lost(stage: Stage) -> None:
+    with running(stage, "--replicas", 1) as job:
+        job.wait_until_said("logs in")
+        wait_until(lambda: job.ask("status").stdout.startswith("test"))
+        answer = job.ask("scale", 2)
+        assert answer.returncode == 0, answer.stderr
+        assert job.wait() == 0
+    assert list(sizes(stage).values())[-1] == 2
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_bounds_are_kept(stage: Stage) -> None:
+    with running(stage, "--replicas", "1:2", "--", "--hold", "0:3") as job:
+        wait_until(lambda: stage.has("held-0-0"))
+        refused = job.ask("scale", 3)
+        assert refused.returncode == 4
+        assert "3 replicas is outside of 1 to 2" in refused.stderr
+        nonsense = job.ask("scale", 0)
+        assert nonsense.returncode == 4
+
+
+def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
+    options = ["--replicas", 2, "--", "--pace", 0.01]
+    with running(stage, *options) as job:
+        wait_until(lambda: stage.num_delivered(0) > 3)
+        answer = job.ask("stop")
+        assert answer.stdout == "saving and ending\nended\n"
+        assert job.wait() == 75
+        assert "stopped; checkpoint 1 is saved" in job.events
+        wait_until_nothing_is_left(stage)
+    assert run(stage, "--replicas", 1).wait() == 0
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_status_says_where_the_job_is(stage: Stage) -> None:
+    assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
+    assert elasticrun(stage, "status", "other").returncode == 3
+    options = ["--replicas", 2, "--save-interval", 0]
+    with running(stage, *options, "--", "--hold", "0:10") as job:
+        job.wait_until_held(0, 2)
+        wait_until(lambda: job.status()["index"] == 60)
+        status = job.status()
+        text = job.ask("status", "test").stdout
+        stage.mark("go-0")
+        assert job.wait() == 0
+    assert status["job"] == "test"
+    assert status["pid"] == job.pid
+    assert status["state"] == "training"
+    assert (status["epoch"], status["num_samples"]) == (0, NUM_SAMPLES)
+    assert (status["generation"], status["checkpoint"]) == (0, 10)
+    assert 0 <= status["seconds_since_checkpoint"] < 600
+    assert status["checkpoint_dir"] == str(stage.checkpoints)
+    assert [each["pid"] for each in status["members"]] == [
+        job.pid_of(0, 0),
+        job.pid_of(0, 1),
+    ]
+    assert all(each["memory"] > 1e6 for each in status["members"])
+    assert text.startswith(f"test ({job.pid}): training, 2 replicas, generation 0\n")
+    assert "epoch 0, loop 0, sample 60" in text
+
+
+def test_logs_are_kept_by_generation_and_rank(stage: Stage) -> None:
+    options = ["--replicas", 2, "--save-interval", 0, "--"]
+    run(stage, *options, "--at", "0:1:5:raise")
+    kept = stage.checkpoints
+    newest = elasticrun(stage, "logs", kept)
+    assert newest.stdout.endswith("[0] finished with 2\n[1] finished with 2\n")
+    assert elasticrun(stage, "logs", kept, "--rank", 1).stdout.count("finished") == 1
+    before = elasticrun(stage, "logs", kept, "--generation", 0, "--rank", 1)
+    assert "ValueError: the loss is not a number\n" in before.stdout
+    missing = elasticrun(stage, "logs", kept, "--generation", 7)
+    assert missing.returncode == 3
+    assert "generations: 0 (ranks 0, 1), 1 (ranks 0, 1)" in missing.stderr
+
+
+def test_logs_can_be_followed_to_the_end(stage: Stage) -> None:
+    with running(stage, "--replicas", 1, "--", "--hold", "0:3") as job:
+        job.wait_until_held(0, 1)
+        stage.mark("go-0")
+        followed = job.ask("logs", "-f")
+    assert followed.returncode in (0, 3)  # 3: it had ended before it was asked.
+    assert followed.returncode == 3 or followed.stdout == "[0] finished with 1\n"
+
+
+def test_two_jobs_of_one_name_are_told_apart(stage: Stage) -> None:
+    options = ["--replicas", 1, "--checkpoint-dir"]
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with (
+        running(stage, *options, stage.root / "a", script=script) as first,
+        running(stage, *options, stage.root / "b", script=script) as second,
+    ):
+        wait_until(lambda: first.ask("status").stdout.count("test (") == 2)
+        unclear = first.ask("stop")
+        assert unclear.returncode == 3
+        assert f"test ({first.pid})" in unclear.stderr
+        assert f"test ({second.pid})" in unclear.stderr
+        assert first.ask("stop", second.pid).returncode == 0
+        assert second.wait() == 75
+        assert first.process.poll() is None
+
+
+def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, script=script) as job:
+        folder = stage.root / "runtime" / "elasticrun"
+        path = folder / f"{job.pid}.sock"
+        wait_until(path.exists)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for nonsense in (b"x" * 20_000 + b"\n", b"[1]\n", b"{\n", b"[" * 5000 + b"\n"):
+            with socket.socket(socket.AF_UNIX) as caller:
+                connect(caller, path)
+                caller.sendall(nonsense)
+                assert "refused" in json.loads(caller.makefile().readline())["error"]
+        for request, text in (
+            ({"type": "exec"}, "no request"),
+            ({"type": "scale", "replicas": "2"}, "no number"),
+        ):
+            with socket.socket(socket.AF_UNIX) as caller:
+                connect(caller, path)
+                caller.sendall(json.dumps(request).encode() + b"\n")
+                assert text in json.loads(caller.makefile().readline())["error"]
+        assert job.ask("status").returncode == 0
+        folder.chmod(0o755)
+        refused = job.ask("status")
+        assert refused.returncode == 4
+        assert "must be yours with mode 700" in refused.stderr
+    folder.chmod(0o700)
+    path.touch()  # What a killed launcher leaves, or worse.
+    assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
+
+
+def connect(caller: socket.socket, path: Path) -> None:
+    """Connect by a short path: a socket takes no long one."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    caller.connect(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
+
+
+def test_asking_is_quick_and_the_launcher_is_small(stage: Stage) -> None:
+    """Goals with a wide margin here; benchmarks/rescale.py measures them."""
+    with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 2)
+        begin = time.monotonic()
+        assert job.ask("status").returncode == 0
+        assert time.monotonic() - begin < 5
+        with open(f"/proc/{job.pid}/status") as file:
+            [resident] = [line for line in file if line.startswith("VmRSS:")]
+        assert int(resident.split()[1]) < 60 * 1024
+        with open(f"/proc/{job.pid}/maps") as file:
+            assert "libtorch" not in file.read()

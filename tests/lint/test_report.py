@@ -1,0 +1,278 @@
+"""The formats, the exit status, suppressions, settings and fixes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrun.lint import flake8
+from elasticrun.lint.__main__ import run
+from elasticrun.lint.command import rule_main
+from elasticrun.lint.engine import lint_paths, lint_text
+from elasticrun.lint.fixes import apply
+from elasticrun.lint.rules.rule import PRELUDE
+from elasticrun.lint.rules.table import RULES
+
+WRONG = PRELUDE + RULES["ER101"].wrong
+RIGHT = PRELUDE + RULES["ER101"].right
+LINE = WRONG.splitlines().index("    scheduler.step()") + 1
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(WRONG, encoding="utf-8")
+    return path
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run([*arguments]) == 1
+    return capsys.readouterr().out
+
+
+def test_text_says_where_why_and_what_to_do(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = output(capsys, "train.py").splitlines()
+    loop = LINE + 1
+    assert lines[0] == (
+        f"train.py:{LINE}:5: ER101 LR scheduler stepped in zone B; a restart during the "
+        f"loop at line {loop} steps it again"
+    )
+    assert lines[1] == f"   {LINE} |     scheduler.step()"
+    assert lines[2] == f"   chain: epoch loop {LINE - 3} -> loop over valid {loop}"
+    assert lines[3].startswith("   help: move it after the last dataset loop")
+    assert lines[3].endswith("elasticrun rule ER101")
+
+
+def test_the_chain_goes_through_calls(tmp_path: Path) -> None:
+    text = PRELUDE + (
+        "class Trainer:\n"
+        "    def evaluate(self):\n        for x in valid:\n            net(x)\n"
+        "    def run_epoch(self):\n        for x in train:\n            net(x)\n"
+        "        scheduler.step()\n        self.evaluate()\n"
+        "trainer = Trainer()\n"
+        "for epoch in remaining_epochs_until(3):\n    trainer.run_epoch()\n"
+    )
+    (finding,) = lint_text(text).findings
+    start = PRELUDE.count("\n")
+    assert finding.chain.startswith(
+        f"epoch loop {start + 11} -> run_epoch {start + 12} -> evaluate {start + 9} -> "
+        f"loop over valid {start + 3}"
+    )
+
+
+def test_concise_is_one_line(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(output(capsys, "train.py", "--format", "concise").splitlines()) == 1
+
+
+def test_json_has_everything(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = json.loads(output(capsys, "train.py", "--format", "json"))
+    (finding,) = log["findings"]
+    assert log["problems"] == []
+    assert (finding["code"], finding["severity"], finding["zone"]) == ("ER101", "E", "B")
+    assert (finding["line"], finding["column"]) == (LINE, 5)
+    assert finding["fix"]["safe"] is False
+
+
+def test_github_is_escaped(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = output(capsys, "train.py", "--format", "github").splitlines()
+    assert line.startswith(
+        f"::error file=train.py,line={LINE},col=5,title=elasticrun ER101::"
+    )
+
+
+def test_sarif_has_what_readers_need(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log: dict[str, Any] = json.loads(output(capsys, "train.py", "--format", "sarif"))
+    assert log["version"] == "2.1.0"
+    (part,) = log["runs"]
+    rules = part["tool"]["driver"]["rules"]
+    (found,) = part["results"]
+    assert rules[found["ruleIndex"]]["id"] == found["ruleId"] == "ER101"
+    assert found["level"] == "error"
+    place = found["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "train.py"
+    region = place["region"]
+    assert region["startLine"] == LINE
+    assert region["endColumn"] > region["startColumn"] >= 1
+    assert part["invocations"][0]["executionSuccessful"] is True
+
+
+@pytest.mark.parametrize("form", ["text", "concise", "json", "github", "sarif"])
+def test_a_clean_script_exits_with_0(script: Path, form: str) -> None:
+    script.write_text(RIGHT, encoding="utf-8")
+    assert run(["train.py", "--format", form]) == 0
+
+
+def test_what_cannot_be_linted_exits_with_2(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["nowhere.py"]) == 2
+    assert "nowhere.py:1: does not exist" in capsys.readouterr().err
+    script.write_text(WRONG + "def broken(:\n", encoding="utf-8")
+    assert run(["train.py"]) == 2
+    assert "cannot be parsed" in capsys.readouterr().err
+    script.write_bytes(b"# coding: nonsense\nimport elasticrun\n")
+    assert run(["train.py"]) == 2
+
+
+def test_scripts_that_are_not_elastic_are_left_alone(script: Path) -> None:
+    plain = WRONG.replace("elasticrun", "other").replace("Adaptive", "Plain")
+    script.write_text(plain.replace("remaining_epochs_until", "range"), encoding="utf-8")
+    assert run(["train.py"]) == 0
+
+
+def test_codes_are_selected_and_ignored(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train.py", "--select", "ER2"]) == 0
+    assert run(["train.py", "--select", "ER1,ER2"]) == 1
+    assert run(["train.py", "--ignore", "ER101"]) == 0
+    with pytest.raises(SystemExit) as raised:
+        run(["train.py", "--select", "XX"])
+    assert raised.value.code == 2
+    assert "XX begins no rule" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "  # elasticrun: ignore[ER101] twice is meant",
+        "  # elasticrun: ignore[ER102, ER101]",
+        "  # elasticrun: ignore",
+    ],
+)
+def test_a_comment_keeps_a_line_from_being_reported(comment: str) -> None:
+    text = WRONG.replace("    scheduler.step()", f"    scheduler.step(){comment}")
+    codes = {finding.code for finding in lint_text(text).findings}
+    assert codes <= {"ER001"}
+    assert ("ER001" in codes) == ("ER102" in comment)
+
+
+def test_a_comment_on_its_own_line_speaks_for_the_next() -> None:
+    text = WRONG.replace(
+        "    scheduler.step()",
+        "    # elasticrun: ignore[ER101] twice is meant\n    scheduler.step()",
+    )
+    assert lint_text(text).findings == []
+
+
+def test_unused_comments_are_reported_and_removed(script: Path) -> None:
+    text = RIGHT.replace(
+        "    scheduler.step()", "    scheduler.step()  # elasticrun: ignore[ER101] old"
+    )
+    script.write_text(text, encoding="utf-8")
+    assert [each.code for each in lint_paths([script]).findings] == ["ER001"]
+    assert run(["train.py", "--fix"]) == 0
+    assert script.read_text(encoding="utf-8") == RIGHT
+
+
+def test_settings_come_from_pyproject(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pyproject = script.with_name("pyproject.toml")
+    pyproject.write_text('[tool.elasticrun.lint]\nignore = ["ER101"]\n')
+    assert run(["train.py"]) == 0
+    assert run(["train.py", "--isolated"]) == 1
+    pyproject.write_text('[tool.elasticrun.lint]\nignroe = ["ER101"]\n')
+    assert run(["train.py"]) == 2
+    assert "ignroe = ['ER101'] is not a setting" in capsys.readouterr().err
+    pyproject.write_text("[tool.elasticrun.lint\n")
+    assert run(["train.py"]) == 2
+    assert "is not valid TOML" in capsys.readouterr().err
+
+
+def test_the_users_own_functions_and_loaders(script: Path) -> None:
+    script.write_text(
+        PRELUDE + "from mine import Buckets, publish\n"
+        "def bump():\n    scheduler.step()\n"
+        "buckets = Buckets(train_set)\n"
+        "for epoch in remaining_epochs_until(3):\n"
+        "    bump()\n    publish(epoch)\n"
+        "    for x in buckets:\n        net(x)\n",
+        encoding="utf-8",
+    )
+    pyproject = script.with_name("pyproject.toml")
+    assert lint_paths([script]).findings == []
+    text = '[tool.elasticrun.lint]\nloaders = ["Buckets"]\n'
+    pyproject.write_text(text)
+    assert run(["train.py", "--select", "ER101"]) == 1
+    pyproject.write_text(text + 'idempotent = ["bump"]\n')
+    assert run(["train.py"]) == 0
+    pyproject.write_text(
+        text + 'idempotent = ["bump"]\nnon-idempotent = ["publish"]\n'
+    )
+    assert run(["train.py", "--select", "ER110"]) == 1
+
+
+def test_zones_are_explained(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train.py", "--explain-zones"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"   B {LINE:4} |     scheduler.step()" in lines
+    assert f"   L {LINE + 2:4} |         evaluate(x, y)" in lines
+
+
+# Fixes.
+
+
+FIXED_BY_MOVING = ["ER101", "ER102", "ER103", "ER107"]
+
+
+@pytest.mark.parametrize("code", [*FIXED_BY_MOVING, "ER105", "ER210", "ER304"])
+def test_a_fix_leaves_nothing_to_find_and_the_rest_alone(
+    script: Path, code: str
+) -> None:
+    text = PRELUDE + RULES[code].wrong + "# the last line, without an end"
+    text = text.replace("\n", "\r\n")
+    script.write_bytes(text.encode())
+    run(["train.py", "--fix", "--unsafe-fixes", "--select", code])
+    fixed = script.read_bytes().decode()
+    assert lint_paths([script]).findings == []
+    assert "\n" not in fixed.replace("\r\n", "")
+    before, after = text.split("\r\n"), fixed.split("\r\n")
+    assert len(before) == len(after)
+    if code in FIXED_BY_MOVING:
+        assert sorted(before) == sorted(after)
+    else:
+        assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_unsafe_fixes_are_made_only_when_asked(script: Path) -> None:
+    assert run(["train.py", "--fix"]) == 1
+    assert script.read_text(encoding="utf-8") == WRONG
+
+
+def test_overlapping_fixes_are_made_one_at_a_time() -> None:
+    findings = [each for each in lint_text(WRONG).findings if each.fix is not None]
+    text, made = apply(WRONG, [*findings, *findings])
+    assert made == 1
+    assert lint_text(text).findings == []
+
+
+# The commands around.
+
+
+def test_rules_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    from argparse import Namespace
+
+    assert rule_main(Namespace(codes=["er101"])) == 0
+    page = capsys.readouterr().out
+    assert "Wrong:" in page
+    assert "Right:" in page
+    assert rule_main(Namespace(codes=[])) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(RULES)
+    assert rule_main(Namespace(codes=["ER999"])) == 2
+    assert "there is no rule ER999" in capsys.readouterr().err
+
+
+def test_flake8_gets_the_same_findings(script: Path) -> None:
+    found = list(flake8.Plugin(None, filename=str(script)).run())  # type: ignore[arg-type]
+    assert [(line, column, text[:5]) for line, column, text, _ in found] == [
+        (LINE, 4, "ER101")
+    ]

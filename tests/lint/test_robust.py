@@ -1,0 +1,118 @@
+"""Nothing that Python parses makes the linter fail, and it is fast."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticrun.lint.engine import lint_paths, lint_text
+from elasticrun.lint.rules.rule import PRELUDE
+from elasticrun.lint.rules.table import RULES
+
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
+ROOT = Path(__file__).resolve().parents[2]
+FAST = ["json", "email", "concurrent", "logging", "wsgiref"]
+
+
+def problems_of(path: Path) -> list[str]:
+    """Lint a file as if it were elastic; return what went wrong inside."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return []
+    result = lint_text(text + "\n# elasticrun\n", name=str(path))
+    return [each.message for each in result.problems if "internal" in each.message]
+
+
+@pytest.mark.parametrize("package", FAST)
+def test_the_standard_library_is_no_trouble(package: str) -> None:
+    for path in sorted((STDLIB / package).glob("*.py")):
+        assert problems_of(path) == [], path
+
+
+@pytest.mark.slow
+def test_the_whole_standard_library_is_no_trouble() -> None:
+    for path in sorted(STDLIB.rglob("*.py")):
+        if not {"site-packages", "test", "tests", "idlelib"} & set(path.parts):
+            assert problems_of(path) == [], path
+
+
+LINES = [line for rule in RULES.values() for line in rule.wrong.splitlines()]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(LINES)), max_size=12))
+def test_any_order_of_lines_is_no_trouble(lines: list[tuple[int, str]]) -> None:
+    body = "".join(f"{'    ' * depth}{line.strip()}\n" for depth, line in lines)
+    result = lint_text(PRELUDE + body)
+    assert not [each for each in result.problems if "internal" in each.message]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import elasticrun\n" + "x = " + "(" * 80 + "1" + ")" * 80,
+        "import elasticrun\n" + "x = 1" + " + 1" * 3000,
+        "import elasticrun\ndef f():\n    f()\nf()\n",
+        "import elasticrun\nfrom script import x\n",
+        "import elasticrun\nfrom . import y\nfrom .. import z\nfrom .... import w\n",
+        "import elasticrun\nclass A(A): pass\nA()\n",
+        "import elasticrun\n\0",
+        "import elasticrun\nyield 1\nreturn 2\nbreak\n",
+    ],
+)
+def test_odd_sources_are_no_trouble(text: str) -> None:
+    for problem in lint_text(text).problems:
+        assert "internal" not in problem.message
+
+
+def test_a_broken_rule_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(program: object) -> None:
+        raise ZeroDivisionError("of a rule")
+
+    monkeypatch.setattr("elasticrun.lint.engine.CHECKS", (broken,))
+    (problem,) = lint_text(PRELUDE).problems
+    assert "internal error: ZeroDivisionError: of a rule" in problem.message
+
+
+def test_the_examples_of_the_repository_are_clean() -> None:
+    result = lint_paths([ROOT / "examples"])
+    assert result.findings == []
+    assert result.problems == []
+
+
+def test_the_linter_imports_neither_torch_nor_the_rest() -> None:
+    code = (
+        "import sys\nfrom elasticrun.lint.__main__ import run\n"
+        "run(['examples'])\n"
+        "ours = {m for m in sys.modules if m.startswith('elasticrun.')}\n"
+        "assert all(m.startswith('elasticrun.lint') for m in ours), ours\n"
+        "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_thousand_lines_take_little_time() -> None:
+    parts = [PRELUDE, RULES["ER101"].right.replace("range", "range")]
+    while sum(part.count("\n") for part in parts) < 1000:
+        number = len(parts)
+        parts.append(
+            f"def helper_{number}(values, factor=2):\n"
+            "    total = 0\n    for value in values:\n"
+            "        if value > factor:\n            total += value * factor\n"
+            "    return {'total': total, 'mean': total / len(values)}\n\n"
+            f"helper_{number}([1, 2, 3])\n"
+        )
+    text = "".join(parts)
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        lint_text(text)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.5  # a bound for busy machines; measured: about a fifth of it

@@ -1,0 +1,47 @@
+"""Each rule finds its wrong script, is silent on its right one, and has its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticrun.lint.engine import lint_text
+from elasticrun.lint.options import Options
+from elasticrun.lint.rules.pages import pages
+from elasticrun.lint.rules.rule import PRELUDE, Rule
+from elasticrun.lint.rules.table import RULES
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+EVERY = [pytest.param(rule, id=code) for code, rule in sorted(RULES.items())]
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_the_wrong_script_is_found(rule: Rule) -> None:
+    result = lint_text(PRELUDE + rule.wrong, options=Options(pedantic=True))
+    assert not result.problems
+    assert rule.code in {finding.code for finding in result.findings}
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_the_right_script_is_clean(rule: Rule) -> None:
+    result = lint_text(PRELUDE + rule.right)
+    assert not result.problems
+    assert [finding.message for finding in result.findings] == []
+    pedantic = lint_text(PRELUDE + rule.right, options=Options(pedantic=True))
+    assert rule.code not in {finding.code for finding in pedantic.findings}
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_the_examples_are_python(rule: Rule) -> None:
+    compile(PRELUDE + rule.wrong, rule.code, "exec")
+    compile(PRELUDE + rule.right, rule.code, "exec")
+
+
+def test_the_pages_say_what_the_rules_say() -> None:
+    expected = pages()
+    found = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in (DOCS / "rules").glob("*.md")
+    }
+    assert found == expected, "write them: python -m tests.lint.write_pages"
