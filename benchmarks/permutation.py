@@ -11,14 +11,12 @@ uniform shuffle gives on average, in brackets its standard deviation.
 from __future__ import annotations
 
 import itertools
-import json
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
+from machine import report
 from numpy.typing import NDArray
 
 from elasticrun.data.permutation import Permutation
@@ -31,29 +29,9 @@ NUM_KEYS = 50
 
 def main() -> None:
     for length in LENGTHS:
-        print(json.dumps(speed(length) | machine()))
+        report("permutation-speed", **speed(length))
     for length in (4000, 5000, 100_003):
-        print(json.dumps(quality(length) | machine()))
-
-
-def machine() -> dict[str, object]:
-    return {
-        "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "torch_threads": torch.get_num_threads(),
-    }
-
-
-def cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        report("permutation-quality", **quality(length))
 
 
 def seconds(call: Callable[[], object], *, num_repeats: int = 5) -> float:
@@ -76,7 +54,6 @@ def speed(length: int) -> dict[str, object]:
     if length <= MAX_RANDPERM_LENGTH:
         randperm_rate = length / seconds(lambda: torch.randperm(length))
     return {
-        "benchmark": "permutation-speed",
         "length": length,
         "indices_per_second": round(rate),
         "batch_microseconds": round(batch * 1e6, 1),
@@ -97,7 +74,6 @@ def quality(length: int) -> dict[str, object]:
         for order, other in itertools.pairwise(orders)
     ]
     return {
-        "benchmark": "permutation-quality",
         "length": length,
         "keys": NUM_KEYS,
         "chi_squared_of_32x32_cells": summary([chi_squared(o) for o in orders]),

@@ -6,17 +6,72 @@ import re
 
 ELASTIC_ROOTS = ("elasticrun", "adaptdl")
 ELASTIC_NAMES = frozenset(
-    ["AdaptiveDataLoader", "AdaptiveDataParallel", "CombinedLoader", "remaining_epochs_until", "Variables", "State", "Accumulator", "register", "once", "rank", "local_rank", "world_size", "generation", "init", "save_all_states", "request_checkpoint", "request_stop", "load_state", "current_epoch", "finished_epochs", "current_dataloader", "device", "replica_rank", "num_replicas", "num_restarts", "init_process_group", "ElasticSampler"]
+    [
+        "AdaptiveDataLoader",
+        "AdaptiveDataParallel",
+        "CombinedLoader",
+        "remaining_epochs_until",
+        "Variables",
+        "State",
+        "Accumulator",
+        "register",
+        "once",
+        "rank",
+        "local_rank",
+        "world_size",
+        "generation",
+        "init",
+        "save_all_states",
+        "request_checkpoint",
+        "request_stop",
+        "load_state",
+        "current_epoch",
+        "finished_epochs",
+        "current_dataloader",
+        "device",
+        "replica_rank",
+        "num_replicas",
+        "num_restarts",
+        "init_process_group",
+        "ElasticSampler",
+    ]
 )
 LOADERS = frozenset(("AdaptiveDataLoader", "CombinedLoader"))
 
 # Collective calls of torch.distributed, and of elasticrun.
 COLLECTIVES = frozenset(
-    ["all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "barrier", "broadcast", "broadcast_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor", "gather", "gather_object", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single", "monitored_barrier", "new_group"]
+    [
+        "all_reduce",
+        "all_gather",
+        "all_gather_object",
+        "all_gather_into_tensor",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "gather",
+        "gather_object",
+        "scatter",
+        "scatter_object_list",
+        "all_to_all",
+        "all_to_all_single",
+        "monitored_barrier",
+        "new_group",
+    ]
 )
 ELASTIC_COLLECTIVES = frozenset(("init", "save_all_states", "init_process_group"))
 STATE_MAKERS = frozenset(
-    ["AdaptiveDataLoader", "CombinedLoader", "AdaptiveDataParallel", "register", "Variables", "State", "Accumulator"]
+    [
+        "AdaptiveDataLoader",
+        "CombinedLoader",
+        "AdaptiveDataParallel",
+        "register",
+        "Variables",
+        "State",
+        "Accumulator",
+    ]
 )
 
 _OPTIMIZER = re.compile(
@@ -66,7 +121,24 @@ TRACKER_KEYS = {
     "trackio.init": ("resume",),
 }
 WRAPPERS = frozenset(
-    ["enumerate", "tqdm", "trange", "zip", "islice", "iter", "list", "tuple", "sorted", "reversed", "cycle", "chain", "map", "filter", "track", "count"]
+    [
+        "enumerate",
+        "tqdm",
+        "trange",
+        "zip",
+        "islice",
+        "iter",
+        "list",
+        "tuple",
+        "sorted",
+        "reversed",
+        "cycle",
+        "chain",
+        "map",
+        "filter",
+        "track",
+        "count",
+    ]
 )
 
 _NUMPY_DRAWS = (
@@ -90,16 +162,65 @@ DRAWS = frozenset(
 )
 RNG_METHODS = frozenset(f"{_NUMPY_DRAWS} {_PYTHON_DRAWS} random_".split())
 SEEDERS = frozenset(
-    ["torch.manual_seed", "torch.random.manual_seed", "random.seed", "numpy.random.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "transformers.set_seed", "lightning.seed_everything", "lightning.pytorch.seed_everything", "pytorch_lightning.seed_everything", "accelerate.utils.set_seed", "timm.utils.random_seed", "numpy.random.default_rng", "random.Random", "numpy.random.RandomState"]
+    [
+        "torch.manual_seed",
+        "torch.random.manual_seed",
+        "random.seed",
+        "numpy.random.seed",
+        "torch.cuda.manual_seed",
+        "torch.cuda.manual_seed_all",
+        "transformers.set_seed",
+        "lightning.seed_everything",
+        "lightning.pytorch.seed_everything",
+        "pytorch_lightning.seed_everything",
+        "accelerate.utils.set_seed",
+        "timm.utils.random_seed",
+        "numpy.random.default_rng",
+        "random.Random",
+        "numpy.random.RandomState",
+    ]
 )
 TIME = frozenset(
-    ["time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.process_time", "time.monotonic_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today", "datetime.datetime.today", "time.strftime", "time.localtime", "time.ctime"]
+    [
+        "time.time",
+        "time.time_ns",
+        "time.monotonic",
+        "time.perf_counter",
+        "time.process_time",
+        "time.monotonic_ns",
+        "datetime.datetime.now",
+        "datetime.datetime.utcnow",
+        "datetime.date.today",
+        "datetime.datetime.today",
+        "time.strftime",
+        "time.localtime",
+        "time.ctime",
+    ]
 )
 ENTROPY = frozenset(
-    ["os.getpid", "os.urandom", "uuid.uuid4", "uuid.uuid1", "secrets.randbits", "secrets.randbelow", "secrets.token_bytes", "secrets.token_hex", "torch.seed", "torch.random.seed", "torch.initial_seed", "os.getppid", "id", "hash"]
+    [
+        "os.getpid",
+        "os.urandom",
+        "uuid.uuid4",
+        "uuid.uuid1",
+        "secrets.randbits",
+        "secrets.randbelow",
+        "secrets.token_bytes",
+        "secrets.token_hex",
+        "torch.seed",
+        "torch.random.seed",
+        "torch.initial_seed",
+        "os.getppid",
+        "id",
+        "hash",
+    ]
 ) - {"torch.initial_seed", "hash"}
 RANK = frozenset(
-    ["torch.distributed.get_rank", "torch.distributed.get_node_local_rank", "torch.distributed.get_group_rank"]
+    [
+        "torch.distributed.get_rank",
+        "torch.distributed.get_node_local_rank",
+        "torch.distributed.get_group_rank",
+    ]
 )
 WORLD_SIZE = frozenset(("torch.distributed.get_world_size", "torch.cuda.device_count"))
 RANK_VARIABLES = frozenset(("RANK", "LOCAL_RANK", "SLURM_PROCID", "GROUP_RANK"))
@@ -109,42 +230,214 @@ ENVIRONMENT = ".".join(("os", "environ"))
 ENVIRONMENT_READERS = frozenset((f"{ENVIRONMENT}.get", "os.getenv"))
 
 EXISTENCE = frozenset(
-    ["os.path.exists", "os.path.isfile", "os.path.isdir", "os.path.getsize", "os.path.lexists", "os.listdir", "os.stat"]
+    [
+        "os.path.exists",
+        "os.path.isfile",
+        "os.path.isdir",
+        "os.path.getsize",
+        "os.path.lexists",
+        "os.listdir",
+        "os.stat",
+    ]
 )
 OUTSIDE = frozenset(
-    ["requests.post", "requests.put", "requests.patch", "requests.delete", "requests.request", "httpx.post", "httpx.put", "httpx.patch", "httpx.delete", "urllib.request.urlopen", "smtplib.SMTP.sendmail", "os.system", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.Popen", "os.popen", "os.kill"]
+    [
+        "requests.post",
+        "requests.put",
+        "requests.patch",
+        "requests.delete",
+        "requests.request",
+        "httpx.post",
+        "httpx.put",
+        "httpx.patch",
+        "httpx.delete",
+        "urllib.request.urlopen",
+        "smtplib.SMTP.sendmail",
+        "os.system",
+        "subprocess.run",
+        "subprocess.call",
+        "subprocess.check_call",
+        "subprocess.Popen",
+        "os.popen",
+        "os.kill",
+    ]
 )
 RUNS_PROGRAM = frozenset(
-    ["os.system", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.Popen", "os.popen"]
+    [
+        "os.system",
+        "subprocess.run",
+        "subprocess.call",
+        "subprocess.check_call",
+        "subprocess.Popen",
+        "os.popen",
+    ]
 )
 UNREPEATABLE = frozenset(
-    ["os.rename", "os.renames", "os.replace", "os.remove", "os.unlink", "os.rmdir", "os.removedirs", "shutil.move", "shutil.rmtree", "os.mkdir", "os.link", "os.symlink"]
+    [
+        "os.rename",
+        "os.renames",
+        "os.replace",
+        "os.remove",
+        "os.unlink",
+        "os.rmdir",
+        "os.removedirs",
+        "shutil.move",
+        "shutil.rmtree",
+        "os.mkdir",
+        "os.link",
+        "os.symlink",
+    ]
 )
 SAVES = frozenset(
-    ["torch.save", "torch.jit.save", "numpy.save", "numpy.savez", "numpy.savetxt", "json.dump", "pickle.dump", "yaml.dump", "joblib.dump", "safetensors.torch.save_file", "safetensors.torch.save_model", "torchvision.utils.save_image", "torch.distributed.checkpoint.save"]
+    [
+        "torch.save",
+        "torch.jit.save",
+        "numpy.save",
+        "numpy.savez",
+        "numpy.savetxt",
+        "json.dump",
+        "pickle.dump",
+        "yaml.dump",
+        "joblib.dump",
+        "safetensors.torch.save_file",
+        "safetensors.torch.save_model",
+        "torchvision.utils.save_image",
+        "torch.distributed.checkpoint.save",
+    ]
 )
 SAVE_METHODS = frozenset(
-    ["save_pretrained", "to_csv", "to_json", "to_parquet", "savefig", "write_text", "write_bytes", "save", "push_to_hub", "save_checkpoint"]
+    [
+        "save_pretrained",
+        "to_csv",
+        "to_json",
+        "to_parquet",
+        "savefig",
+        "write_text",
+        "write_bytes",
+        "save",
+        "push_to_hub",
+        "save_checkpoint",
+    ]
 )
 LOGGERS = frozenset(
-    ["print", "pprint.pprint", "logging.info", "logging.debug", "logging.warning", "logging.error", "logging.log", "logging.critical", "wandb.log", "mlflow.log_metric", "mlflow.log_metrics", "tqdm.write", "tqdm.tqdm.write", "warnings.warn", "sys.stdout.write", "sys.stderr.write", "rich.print", "rich.console.Console.print", "click.echo", "mlflow.log_param", "trackio.log", "typer.echo", "swanlab.log"]
+    [
+        "print",
+        "pprint.pprint",
+        "logging.info",
+        "logging.debug",
+        "logging.warning",
+        "logging.error",
+        "logging.log",
+        "logging.critical",
+        "wandb.log",
+        "mlflow.log_metric",
+        "mlflow.log_metrics",
+        "tqdm.write",
+        "tqdm.tqdm.write",
+        "warnings.warn",
+        "sys.stdout.write",
+        "sys.stderr.write",
+        "rich.print",
+        "rich.console.Console.print",
+        "click.echo",
+        "mlflow.log_param",
+        "trackio.log",
+        "typer.echo",
+        "swanlab.log",
+    ]
 )
 TRACKING = frozenset(
     "wandb.log mlflow.log_metric mlflow.log_metrics trackio.log swanlab.log".split()
 )
 LOG_METHODS = frozenset(
-    ["info", "debug", "warning", "error", "critical", "exception", "log", "add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "add_figure", "add_graph", "log_metric", "log_metrics", "set_postfix", "set_postfix_str", "set_description", "print", "add_images", "report_scalar", "log_dict", "log_scalar", "add_hparams", "add_embedding", "add_video", "add_pr_curve", "add_histograms", "write_scalars"]
+    [
+        "info",
+        "debug",
+        "warning",
+        "error",
+        "critical",
+        "exception",
+        "log",
+        "add_scalar",
+        "add_scalars",
+        "add_histogram",
+        "add_image",
+        "add_text",
+        "add_figure",
+        "add_graph",
+        "log_metric",
+        "log_metrics",
+        "set_postfix",
+        "set_postfix_str",
+        "set_description",
+        "print",
+        "add_images",
+        "report_scalar",
+        "log_dict",
+        "log_scalar",
+        "add_hparams",
+        "add_embedding",
+        "add_video",
+        "add_pr_curve",
+        "add_histograms",
+        "write_scalars",
+    ]
 )
 TRACKER_METHODS = frozenset(
-    ["log", "add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "log_metric", "log_metrics", "log_artifact"]
+    [
+        "log",
+        "add_scalar",
+        "add_scalars",
+        "add_histogram",
+        "add_image",
+        "add_text",
+        "log_metric",
+        "log_metrics",
+        "log_artifact",
+    ]
 )
 # Builtins that only look at what they are given.
 LOOKING = frozenset(
-    ["len", "isinstance", "hasattr", "getattr", "setattr", "type", "str", "repr", "id", "callable", "print", "super", "vars", "dir", "format", "bool", "issubclass", "delattr"]
+    [
+        "len",
+        "isinstance",
+        "hasattr",
+        "getattr",
+        "setattr",
+        "type",
+        "str",
+        "repr",
+        "id",
+        "callable",
+        "print",
+        "super",
+        "vars",
+        "dir",
+        "format",
+        "bool",
+        "issubclass",
+        "delattr",
+    ]
 )
-CONSUMING = frozenset(["sum", "list", "tuple", "set", "dict", "sorted", "max", "min", "any", "all"])
+CONSUMING = frozenset(
+    ["sum", "list", "tuple", "set", "dict", "sorted", "max", "min", "any", "all"]
+)
 ITERATED_SAMPLERS = frozenset(
-    ["torch.utils.data.RandomSampler", "torch.utils.data.WeightedRandomSampler", "torch.utils.data.SubsetRandomSampler", "torch.utils.data.SequentialSampler", "torch.utils.data.DistributedSampler", "torch.utils.data.BatchSampler", "torch.utils.data.sampler.RandomSampler", "torch.utils.data.sampler.BatchSampler", "torch.utils.data.sampler.WeightedRandomSampler", "torch.utils.data.sampler.SubsetRandomSampler", "torch.utils.data.sampler.SequentialSampler", "torch.utils.data.distributed.DistributedSampler", "torchdata.stateful_dataloader.sampler.RandomSampler"]
+    [
+        "torch.utils.data.RandomSampler",
+        "torch.utils.data.WeightedRandomSampler",
+        "torch.utils.data.SubsetRandomSampler",
+        "torch.utils.data.SequentialSampler",
+        "torch.utils.data.DistributedSampler",
+        "torch.utils.data.BatchSampler",
+        "torch.utils.data.sampler.RandomSampler",
+        "torch.utils.data.sampler.BatchSampler",
+        "torch.utils.data.sampler.WeightedRandomSampler",
+        "torch.utils.data.sampler.SubsetRandomSampler",
+        "torch.utils.data.sampler.SequentialSampler",
+        "torch.utils.data.distributed.DistributedSampler",
+        "torchdata.stateful_dataloader.sampler.RandomSampler",
+    ]
 )
 SAMPLER_BASES = frozenset(
     ["torch.utils.data.Sampler", "torch.utils.data.sampler.Sampler"]

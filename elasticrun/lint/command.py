@@ -47,7 +47,9 @@ def _codes(text: str) -> tuple[str, ...]:
     codes = tuple(each.strip().upper() for each in text.split(",") if each.strip())
     for code in codes:
         if not any(known.startswith(code) for known in RULES):
-            raise argparse.ArgumentTypeError(f"{code} begins no rule; see `elasticrun rule`")
+            raise argparse.ArgumentTypeError(
+                f"{code} begins no rule; see `elasticrun rule`"
+            )
     return codes
 
 

@@ -62,7 +62,9 @@ def lint_paths(paths: Iterable[Path], options: Options | None = None) -> Result:
     return _lint(project, options or Options(), result)
 
 
-def lint_text(text: str, name: str = "script.py", options: Options | None = None) -> Result:
+def lint_text(
+    text: str, name: str = "script.py", options: Options | None = None
+) -> Result:
     """Lint one program that stands in no file."""
     module = Module(Path(name).absolute(), name, text)
     project = Project()
@@ -109,7 +111,9 @@ def _roots(project: Project, result: Result) -> list[Module]:
         if module.parse() is None:
             error = module.error
             line = (error.lineno if error is not None else None) or 1
-            text = f"cannot be parsed: {error.msg if error is not None else 'no source'}."
+            text = (
+                f"cannot be parsed: {error.msg if error is not None else 'no source'}."
+            )
             result.problems.append(Problem(module.name, line, text))
             continue
         roots.append(module)
@@ -126,7 +130,8 @@ def _imports(project: Project, module: Module) -> list[Module]:
         elif isinstance(node, ast.ImportFrom):
             names = [(node.module or "", node.level)]
             names += [
-                (f"{node.module or ''}.{alias.name}", node.level) for alias in node.names
+                (f"{node.module or ''}.{alias.name}", node.level)
+                for alias in node.names
             ]
         for name, level in names:
             if name.split(".", 1)[0] in ("elasticrun", "adaptdl", "torch"):
@@ -208,7 +213,9 @@ def _unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding
         )  # fmt: skip
 
 
-def _without_comment(text: str, line: int, column: int, *, is_whole: bool) -> Fix | None:
+def _without_comment(
+    text: str, line: int, column: int, *, is_whole: bool
+) -> Fix | None:
     from elasticrun.lint.finding import Edit
 
     if not is_whole:

@@ -59,7 +59,9 @@ def _offsets(text: str) -> list[int]:
     """Return where each line begins, for any ending of lines."""
     offsets = [0]
     for position, character in enumerate(text):
-        if character == "\n" or (character == "\r" and text[position + 1 : position + 2] != "\n"):
+        if character == "\n" or (
+            character == "\r" and text[position + 1 : position + 2] != "\n"
+        ):
             offsets.append(position + 1)
     return offsets
 

@@ -15,7 +15,11 @@ def move_to_end(at: ast.AST, epoch: EpochLoop | None, module: Module) -> Fix | N
     Only a simple statement that stands in the epoch's own body, alone on its lines, is
     moved: one in a branch or function would change its meaning on the way.
     """
-    if epoch is None or epoch.module is not module or not isinstance(epoch.node, ast.For):
+    if (
+        epoch is None
+        or epoch.module is not module
+        or not isinstance(epoch.node, ast.For)
+    ):
         return None
     body = epoch.node.body
     line = getattr(at, "lineno", 0)

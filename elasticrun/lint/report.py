@@ -85,7 +85,9 @@ def _finding_as_json(finding: Finding) -> dict[str, Any]:
 
 
 def _github(finding: Finding) -> str:
-    position = f"file={_property(finding.path)},line={finding.line},col={finding.column}"
+    position = (
+        f"file={_property(finding.path)},line={finding.line},col={finding.column}"
+    )
     text = _data(f"{finding.message}. Help: {finding.help}")
     level = _GITHUB[finding.severity]
     return f"::{level} {position},title=elasticrun {finding.code}::{text}"

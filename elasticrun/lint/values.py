@@ -14,7 +14,24 @@ _uids = itertools.count(1)
 
 NO_TAINTS: frozenset[str] = frozenset()
 OBJECTS = frozenset(
-    ["loader", "plain_loader", "model", "optimizer", "scheduler", "scaler", "ema", "variables", "accumulator", "instance", "tracker", "file", "rng", "list", "dict", "set"]
+    [
+        "loader",
+        "plain_loader",
+        "model",
+        "optimizer",
+        "scheduler",
+        "scaler",
+        "ema",
+        "variables",
+        "accumulator",
+        "instance",
+        "tracker",
+        "file",
+        "rng",
+        "list",
+        "dict",
+        "set",
+    ]
 )
 
 

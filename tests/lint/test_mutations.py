@@ -95,16 +95,33 @@ MISTAKES = [
 
 REWRITINGS = [
     ("flat.py", "in test_loader:", "in iter(test_loader):"),
-    ("flat.py", "for data, target in test_loader:",
-     "for _, (data, target) in enumerate(test_loader):"),
-    ("gan.py", "remaining_epochs_until as epochs_until",
-     "remaining_epochs_until as turns"),
+    (
+        "flat.py",
+        "for data, target in test_loader:",
+        "for _, (data, target) in enumerate(test_loader):",
+    ),
+    (
+        "gan.py",
+        "remaining_epochs_until as epochs_until",
+        "remaining_epochs_until as turns",
+    ),
     ("own_ddp.py", "for x, y in train:", "for _, (x, y) in enumerate(train):"),
-    ("adaptdl_style.py", "import adaptdl.torch as adl", "from adaptdl import torch as adl"),
+    (
+        "adaptdl_style.py",
+        "import adaptdl.torch as adl",
+        "from adaptdl import torch as adl",
+    ),
     ("curriculum.py", "import elasticrun\n", "import elasticrun as er\n"),
-    ("states.py", "        confusion.reset()\n        stopper.step(float(error))\n",
-     "        finish(confusion, stopper, error)\n"),
-    ("two_modules/main.py", "        scheduler.step()\n", "        advance(scheduler)\n"),
+    (
+        "states.py",
+        "        confusion.reset()\n        stopper.step(float(error))\n",
+        "        finish(confusion, stopper, error)\n",
+    ),
+    (
+        "two_modules/main.py",
+        "        scheduler.step()\n",
+        "        advance(scheduler)\n",
+    ),
 ]
 ADDED = {
     "states.py": "\n\ndef finish(confusion, stopper, error):\n    confusion.reset()\n"

@@ -74,7 +74,11 @@ def test_json_has_everything(script: Path, capsys: pytest.CaptureFixture[str]) -
     log = json.loads(output(capsys, "train.py", "--format", "json"))
     (finding,) = log["findings"]
     assert log["problems"] == []
-    assert (finding["code"], finding["severity"], finding["zone"]) == ("ER101", "E", "B")
+    assert (finding["code"], finding["severity"], finding["zone"]) == (
+        "ER101",
+        "E",
+        "B",
+    )
     assert (finding["line"], finding["column"]) == (LINE, 5)
     assert finding["fix"]["safe"] is False
 
@@ -124,7 +128,9 @@ def test_what_cannot_be_linted_exits_with_2(
 
 def test_scripts_that_are_not_elastic_are_left_alone(script: Path) -> None:
     plain = WRONG.replace("elasticrun", "other").replace("Adaptive", "Plain")
-    script.write_text(plain.replace("remaining_epochs_until", "range"), encoding="utf-8")
+    script.write_text(
+        plain.replace("remaining_epochs_until", "range"), encoding="utf-8"
+    )
     assert run(["train.py"]) == 0
 
 
@@ -205,9 +211,7 @@ def test_the_users_own_functions_and_loaders(script: Path) -> None:
     assert run(["train.py", "--select", "ER101"]) == 1
     pyproject.write_text(text + 'idempotent = ["bump"]\n')
     assert run(["train.py"]) == 0
-    pyproject.write_text(
-        text + 'idempotent = ["bump"]\nnon-idempotent = ["publish"]\n'
-    )
+    pyproject.write_text(text + 'idempotent = ["bump"]\nnon-idempotent = ["publish"]\n')
     assert run(["train.py", "--select", "ER110"]) == 1
 
 

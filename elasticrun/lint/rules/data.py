@@ -71,7 +71,11 @@ def _sizes(program: Program) -> Iterator[Finding]:
 
 
 def _arguments(event: Event) -> Iterator[tuple[str, Value]]:
-    data = event.data if event.kind == "loader_made" else getattr(event.value, "data", None)
+    data = (
+        event.data
+        if event.kind == "loader_made"
+        else getattr(event.value, "data", None)
+    )
     if not isinstance(data, tuple):
         return
     args, keywords = data

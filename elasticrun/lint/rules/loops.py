@@ -177,7 +177,9 @@ def _uncertain(program: Program) -> Iterator[Finding]:
         uncertain = taints & _UNCERTAIN
         if uncertain:
             message = f"whether this loop runs depends on {_words(uncertain)}"
-            yield program.finding("ER208", loop.node, step, message, doubts=doubts(loop))
+            yield program.finding(
+                "ER208", loop.node, step, message, doubts=doubts(loop)
+            )
     for event in program.events("left"):
         left = event.data
         if left is None or (isinstance(left, DataLoop) and not left.is_elastic):

@@ -12,7 +12,9 @@ _SEVERITIES = {"E": "error", "W": "warning", "H": "hint (with --pedantic)"}
 
 def listing() -> str:
     """Return all rules, one line each."""
-    return "\n".join(f"{r.code} {r.severity}  {r.title}" for _, r in sorted(RULES.items()))
+    return "\n".join(
+        f"{r.code} {r.severity}  {r.title}" for _, r in sorted(RULES.items())
+    )
 
 
 def terminal_page(rule: Rule) -> str:
@@ -30,19 +32,22 @@ def terminal_page(rule: Rule) -> str:
 def markdown_page(rule: Rule) -> str:
     """Return a rule's page for the documentation."""
     help_text = rule.help[:1].upper() + rule.help[1:]
-    return "\n\n".join(
-        [
-            f"# {rule.code}: {rule.title}",
-            f"Severity: {_SEVERITIES[rule.severity]}.",
-            textwrap.fill(rule.why, 88),
-            "Wrong:",
-            f"```text\n{rule.wrong.rstrip()}\n```",
-            "Right:",
-            f"```text\n{rule.right.rstrip()}\n```",
-            textwrap.fill(f"{help_text}.", 88),
-            "The scripts begin as in [the list of rules](index.md#how-the-examples-begin).",
-        ]
-    ) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"# {rule.code}: {rule.title}",
+                f"Severity: {_SEVERITIES[rule.severity]}.",
+                textwrap.fill(rule.why, 88),
+                "Wrong:",
+                f"```text\n{rule.wrong.rstrip()}\n```",
+                "Right:",
+                f"```text\n{rule.right.rstrip()}\n```",
+                textwrap.fill(f"{help_text}.", 88),
+                "The scripts begin as in [the list of rules](index.md#how-the-examples-begin).",
+            ]
+        )
+        + "\n"
+    )
 
 
 def markdown_index() -> str:

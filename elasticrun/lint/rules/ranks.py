@@ -85,7 +85,9 @@ def _paths(program: Program) -> Iterator[Finding]:
     for event in program.events("saved", "file_opened"):
         if _rank_guard(event.step) is not None:
             continue
-        if event.kind == "file_opened" and not str(event.data[1]).startswith(("w", "a")):
+        if event.kind == "file_opened" and not str(event.data[1]).startswith(
+            ("w", "a")
+        ):
             continue
         node = event.at
         if isinstance(node, ast.Call) and "rank" in ast.unparse(node):

@@ -176,11 +176,7 @@ REPLAY_RULES = (
         "save after the last dataset loop of the epoch",
         "After a restart the weights are those of the place where the job stopped, so "
         "the replayed line writes later weights under the earlier name.",
-        _LOOP
-        + '    torch.save(net.state_dict(), f"before-{epoch}.pt")\n'
-        + _TRAIN,
-        _LOOP
-        + _TRAIN
-        + '    torch.save(net.state_dict(), f"after-{epoch}.pt")\n',
+        _LOOP + '    torch.save(net.state_dict(), f"before-{epoch}.pt")\n' + _TRAIN,
+        _LOOP + _TRAIN + '    torch.save(net.state_dict(), f"after-{epoch}.pt")\n',
     ),
 )

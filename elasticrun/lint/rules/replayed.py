@@ -83,7 +83,11 @@ def _changes_weights(event: Event) -> bool:
     if event.data != "apply":
         return True
     node = event.at
-    text = ast.unparse(node.args[0]).lower() if isinstance(node, ast.Call) and node.args else ""
+    text = (
+        ast.unparse(node.args[0]).lower()
+        if isinstance(node, ast.Call) and node.args
+        else ""
+    )
     return any(word in text for word in _APPLYING)
 
 
@@ -242,7 +246,8 @@ def _is_made_just_before(event: Event) -> bool:
     text = ast.unparse(source)
     before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
     return any(
-        text in line and any(word in line for word in ("save", "open(", "write", "dump"))
+        text in line
+        and any(word in line for word in ("save", "open(", "write", "dump"))
         for line in before
     )
 

@@ -168,7 +168,9 @@ def _unregistered(program: Program) -> Iterator[Finding]:
 
 def _is_opaque(event: Event) -> bool:
     node = event.at
-    return isinstance(node, ast.Call) and any(each.arg is None for each in node.keywords)
+    return isinstance(node, ast.Call) and any(
+        each.arg is None for each in node.keywords
+    )
 
 
 def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Finding]:
@@ -190,7 +192,9 @@ def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Findin
                 continue
             if model.frame is None or not hasattr(model.frame, "number"):
                 continue
-            message = "this model is trained and in no state: a restart begins with a new one"
+            message = (
+                "this model is trained and in no state: a restart begins with a new one"
+            )
             model.registered = True
             yield program.finding("ER306", model.node, model.frame, message)
 

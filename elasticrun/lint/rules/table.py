@@ -9,6 +9,5 @@ from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.value_texts import VALUE_RULES
 
 RULES: dict[str, Rule] = {
-    rule.code: rule
-    for rule in (*OTHER_RULES, *REPLAY_RULES, *LOOP_RULES, *VALUE_RULES)
+    rule.code: rule for rule in (*OTHER_RULES, *REPLAY_RULES, *LOOP_RULES, *VALUE_RULES)
 }

@@ -128,9 +128,7 @@ def _rank(write: Write) -> int:
     return 0 if is_constant else 1
 
 
-def _last_value(
-    program: Program, epoch: EpochLoop, write: Write
-) -> Finding:
+def _last_value(program: Program, epoch: EpochLoop, write: Write) -> Finding:
     message = (
         f"`{write.name}` has the last epoch's value after the epochs; a job that is "
         "started again when all epochs are finished does not make it"
@@ -169,9 +167,7 @@ def _sums(
                 yield _partial(program, loop, write, loudness)
 
 
-def _partial(
-    program: Program, loop: DataLoop, write: Write, loudness: str
-) -> Finding:
+def _partial(program: Program, loop: DataLoop, write: Write, loudness: str) -> Finding:
     outside = loop.epoch is None
     message = (
         f"`{write.name}` is summed over a loop in plain memory: it covers only this "

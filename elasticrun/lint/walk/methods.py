@@ -17,17 +17,64 @@ GROWING = frozenset(("append", "extend", "insert", "appendleft", "extendleft"))
 CHANGING = GROWING | frozenset(("add", "update", "setdefault", "pop", "popleft"))
 EMPTYING = frozenset(("clear",))
 _CHAINING = frozenset(
-    ["to", "cuda", "cpu", "half", "float", "double", "bfloat16", "train", "eval", "requires_grad_", "detach", "contiguous", "share_memory", "compile", "type", "channels_last", "apply"]
+    [
+        "to",
+        "cuda",
+        "cpu",
+        "half",
+        "float",
+        "double",
+        "bfloat16",
+        "train",
+        "eval",
+        "requires_grad_",
+        "detach",
+        "contiguous",
+        "share_memory",
+        "compile",
+        "type",
+        "channels_last",
+        "apply",
+    ]
 )
 _PARAMETERS = frozenset(
-    ["parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "values", "items", "children", "modules", "named_modules", "keys"]
+    [
+        "parameters",
+        "named_parameters",
+        "buffers",
+        "named_buffers",
+        "state_dict",
+        "values",
+        "items",
+        "children",
+        "modules",
+        "named_modules",
+        "keys",
+    ]
 )
 _HARMLESS_IN_PLACE = frozenset(
-    ["requires_grad_", "copy_", "detach_", "zero_grad", "retain_grad", "share_memory_", "register_"]
+    [
+        "requires_grad_",
+        "copy_",
+        "detach_",
+        "zero_grad",
+        "retain_grad",
+        "share_memory_",
+        "register_",
+    ]
 )
 _EMA_UPDATES = frozenset(("update", "update_parameters", "step", "update_average"))
 _TENSOR_DRAWS = frozenset(
-    ["uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_"]
+    [
+        "uniform_",
+        "normal_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+        "cauchy_",
+        "geometric_",
+        "log_normal_",
+    ]
 )
 _FILE_WRITES = frozenset(
     ("write", "writelines", "writerow", "writerows", "writeheader")

@@ -117,7 +117,12 @@ class Walker(Statements):
 
 
 _WORTH = frozenset(
-    ["remaining_epochs_until", "AdaptiveDataLoader", "AdaptiveDataParallel", "Variables"]
+    [
+        "remaining_epochs_until",
+        "AdaptiveDataLoader",
+        "AdaptiveDataParallel",
+        "Variables",
+    ]
 )
 
 

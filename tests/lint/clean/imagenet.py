@@ -67,7 +67,9 @@ def main():
     criterion = nn.CrossEntropyLoss().to(device)
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9)
     model = AdaptiveDataParallel(net, optimizer)
-    crop = transforms.Compose([transforms.RandomResizedCrop(224), transforms.ToTensor()])
+    crop = transforms.Compose(
+        [transforms.RandomResizedCrop(224), transforms.ToTensor()]
+    )
     train_loader = AdaptiveDataLoader(
         datasets.ImageFolder(args.data + "/train", crop),
         batch_size=args.batch_size,
@@ -95,7 +97,9 @@ def main():
 def train(train_loader, model, criterion, optimizer, epoch, device, args):
     batch_time = AverageMeter("Time", ":6.3f")
     losses = AverageMeter("Loss", ":.4e")
-    progress = ProgressMeter(len(train_loader), [batch_time, losses], f"Epoch [{epoch}]")
+    progress = ProgressMeter(
+        len(train_loader), [batch_time, losses], f"Epoch [{epoch}]"
+    )
     model.train()
     end = time.time()
     for i, (images, target) in enumerate(train_loader):

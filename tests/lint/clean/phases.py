@@ -13,7 +13,8 @@ from elasticrun import (
 )
 
 image_datasets = {
-    x: datasets.ImageFolder(f"data/{x}", transforms.ToTensor()) for x in ["train", "val"]
+    x: datasets.ImageFolder(f"data/{x}", transforms.ToTensor())
+    for x in ["train", "val"]
 }
 dataloaders = {
     x: AdaptiveDataLoader(image_datasets[x], batch_size=4, shuffle=x == "train", name=x)
