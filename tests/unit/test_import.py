@@ -77,6 +77,7 @@ def test_what_is_public_is_listed() -> None:
     assert set(elasticrun.__all__) == {
         "AdaptiveDataLoader",
         "AdaptiveDataParallel",
+        "Accumulator",
         "AgreementError",
         "CheckpointError",
         "CheckpointWarning",
@@ -98,6 +99,7 @@ def test_what_is_public_is_listed() -> None:
         "load_state",
         "local_rank",
         "rank",
+        "once",
         "register",
         "remaining_epochs_until",
         "request_checkpoint",
