@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import resource
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,8 +80,13 @@ def save_state_at(index: int, num_samples: int, state_file: str) -> None:
 
 
 def peak_megabytes() -> float:
-    """Return the most memory that the process has had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return the most memory that the process has had so far.
+
+    Not from `getrusage`, whose figure a process has from its parent at first.
+    """
+    status = Path("/proc/self/status").read_text()
+    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    return int(kilobytes) / 1024
 
 
 def main() -> None:

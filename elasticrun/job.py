@@ -270,12 +270,13 @@ class Job:
         except AgreementError as error:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None
-        logger.info(
-            "stopping at %s because of %s; %s",
-            self.progress.position,
-            decision.cause,
-            f"saved {path}" if path else "nothing was saved",
-        )
+        if self.rank == 0:
+            logger.info(
+                "stopping at %s because of %s; %s",
+                self.progress.position,
+                decision.cause,
+                f"saved {path}" if path else "nothing was saved",
+            )
         raise JobStopped(decision.exit_code)
 
     # Start and end.

@@ -1,13 +1,14 @@
 """Show that a training that is interrupted again and again ends like one that is not.
 
-Runs examples/digits.py once in peace, then once more through three stops and a kill -9,
-going on each time with another number of replicas. Then compares what both delivered,
-sample by sample, and the parameters that both ended with.
+Runs examples/digits.py once in peace, then once more while it is rescaled, killed with
+-9, rescaled, stopped and started again. Then compares what both delivered, sample by
+sample, and the parameters that both ended with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -20,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from elasticrun.testing import read_trace
 
 SCRIPT = Path(__file__).with_name("digits.py")
+ELASTICRUN = [sys.executable, "-m", "elasticrun"]
+EXIT_STOPPED = 75
 NUM_SAMPLES = (1439, 358)  # in an epoch's two loops: training digits, held-out digits
 SAVE_INTERVAL = 2  # seconds; what a kill -9 costs at most
 PATIENCE = 240  # seconds for anything that the demo waits for
@@ -37,45 +39,32 @@ Deliveries = dict[Key, dict[int, list[int]]]  # a batch's samples, by generation
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says where, and what the replicas said."""
+    """The demo cannot go on; the text says where."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One generation of the job.
+class Interruption:
+    """What happens to the job, and when.
 
     Attributes:
-        until: Share of all batches to deliver before the signal; None for no signal.
-        target: The rank that gets the signal; None for the launcher.
+        after: Share of all batches that is delivered first.
+        kind: "scale", "kill" or "stop".
+        number: Of replicas to scale to, of the rank to kill, of replicas to start with.
     """
 
-    num_replicas: int
-    until: float | None = None
-    number: signal.Signals = signal.SIGTERM
-    target: int | None = None
-
-    @property
-    def is_killed(self) -> bool:
-        return self.until is not None and self.number == signal.SIGKILL
-
-    @property
-    def end(self) -> str:
-        if self.until is None:
-            return "ran to the end"
-        verb = "kill -9" if self.is_killed else "SIGTERM"
-        return f"{verb} to " + (
-            "the launcher" if self.target is None else f"rank {self.target}"
-        )
+    after: float
+    kind: str
+    number: int
 
 
-CALM = (Part(1),)
-STORMY = (
-    Part(4, until=0.22, target=2),
-    Part(2, until=0.46, target=1, number=signal.SIGKILL),
-    Part(3, until=0.67),
-    Part(1, until=0.86, target=0),
-    Part(2),
+NUM_REPLICAS = 4  # at the start
+STORM = (
+    Interruption(0.22, "scale", 2),
+    Interruption(0.46, "kill", 1),
+    Interruption(0.67, "scale", 3),
+    Interruption(0.86, "stop", 1),
 )
+KILLED = {1}  # generations, by number
 
 
 @dataclass
@@ -92,15 +81,18 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="elasticrun-demo-") as name:
         calm, stormy = Path(name, "calm"), Path(name, "stormy")
-        print("1. Uninterrupted", flush=True)
-        run_job(calm, CALM, num_batches=0)
+        print("1. Uninterrupted, 1 replica", flush=True)
+        with launched(calm, 1, shown=False) as launcher:
+            await_exit(launcher, 0)
         expected = read_deliveries(calm)
-        print("2. The same training, interrupted", flush=True)
-        run_job(stormy, STORMY, num_batches=len(expected))
-        killed = {number for number, part in enumerate(STORMY) if part.is_killed}
+        print(f"2. The same training, {NUM_REPLICAS} replicas, interrupted", flush=True)
+        run_through_storm(stormy, len(expected))
+        actual = read_deliveries(stormy)
+        print()
+        print_generations(stormy)
         status = report(
             compare(expected, expected, killed=set()),
-            compare(expected, read_deliveries(stormy), killed=killed),
+            compare(expected, actual, killed=KILLED),
             torch.load(calm / "result.pt"),
             torch.load(stormy / "result.pt"),
             repeated=repeated_samples(expected),
@@ -109,28 +101,113 @@ def main() -> int:
     return status
 
 
-def run_job(directory: Path, parts: tuple[Part, ...], *, num_batches: int) -> None:
-    """Run the script through every part, with all that it writes in `directory`."""
-    (directory / "trace").mkdir(parents=True)
-    for generation, part in enumerate(parts):
-        began = time.monotonic()
-        log = directory / f"{generation}.log"
-        with launched(part, directory, log) as launcher:
-            if part.until is not None:
-                await_batches(directory, int(part.until * num_batches), launcher, log)
-                find_target(part, launcher).send_signal(part.number)
-            status = await_exit(launcher, log)
-        if (status == 0) != (part.until is None):
-            raise DemoError(f"exit status {status} after {part.end}\n{tail(log)}")
-        own = [
-            key for key, by in read_deliveries(directory).items() if generation in by
-        ]
-        first, last = min(own), max(own)
-        replicas = f"{part.num_replicas} replica{'s' if part.num_replicas > 1 else ''}"
+def run_through_storm(directory: Path, num_batches: int) -> None:
+    """Run the job to its end, with all interruptions on its way."""
+    num_replicas, rest = NUM_REPLICAS, list(STORM)
+    while True:
+        with launched(directory, num_replicas, shown=True) as launcher:
+            while rest:
+                event = rest.pop(0)
+                await_batches(directory, int(event.after * num_batches), launcher)
+                if event.kind == "scale":
+                    command(launcher, "scale", str(event.number))
+                elif event.kind == "kill":
+                    kill(launcher, rank=event.number)
+                else:
+                    command(launcher, "stop")
+                    num_replicas = event.number
+                    break
+            else:
+                await_exit(launcher, 0)
+                return
+            await_exit(launcher, EXIT_STOPPED)
+
+
+@contextlib.contextmanager
+def launched(
+    directory: Path, num_replicas: int, *, shown: bool
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the job; leave nothing of it behind, whatever happens."""
+    (directory / "trace").mkdir(parents=True, exist_ok=True)
+    arguments = ["run", "--replicas", str(num_replicas), "--name", "digits"]
+    arguments += ["--checkpoint-dir", str(directory / "checkpoints")]
+    arguments += ["--save-interval", str(SAVE_INTERVAL)]
+    arguments += [str(SCRIPT), "--output", str(directory / "result.pt")]
+    if shown:
+        say(f"elasticrun run --replicas {num_replicas} examples/digits.py")
+    launcher = subprocess.Popen(
+        [*ELASTICRUN, *arguments],
+        env={**os.environ, "ELASTICRUN_TRACE": str(directory / "trace")},
+        stdout=None if shown else subprocess.DEVNULL,
+        stderr=None if shown else subprocess.DEVNULL,
+    )
+    try:
+        yield launcher
+    finally:
+        launcher.kill()  # Nothing survives it.
+        launcher.wait()
+
+
+def command(launcher: subprocess.Popen[bytes], *arguments: str) -> None:
+    """Give a command from "another shell"."""
+    say(" ".join(["elasticrun", *arguments]))
+    subprocess.run(
+        [*ELASTICRUN, *arguments, str(launcher.pid)],
+        stdout=subprocess.DEVNULL,
+        timeout=PATIENCE,
+        check=True,
+    )
+
+
+def kill(launcher: subprocess.Popen[bytes], *, rank: int) -> None:
+    """Kill one replica."""
+    shown = subprocess.run(
+        [*ELASTICRUN, "status", "--json", str(launcher.pid)],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    (pid,) = [
+        m["pid"] for m in json.loads(shown.stdout)["members"] if m["rank"] == rank
+    ]
+    say(f"kill -9 {pid}    # rank {rank}")
+    os.kill(pid, signal.SIGKILL)
+
+
+def say(line: str) -> None:
+    """Show what is typed, on a line of its own even beside a live display."""
+    print(f"\r\x1b[K$ {line}" if sys.stdout.isatty() else f"$ {line}", flush=True)
+
+
+def await_batches(
+    directory: Path, num_batches: int, launcher: subprocess.Popen[bytes]
+) -> None:
+    """Wait until the job, over all generations, has delivered so many batches."""
+    deadline = time.monotonic() + PATIENCE
+    while len(read_deliveries(directory)) < num_batches:
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            raise DemoError(f"the job never came to batch {num_batches}")
+        time.sleep(0.2)
+
+
+def await_exit(launcher: subprocess.Popen[bytes], expected: int) -> None:
+    """Wait for the job's end."""
+    code = launcher.wait(PATIENCE)
+    if code != expected:
+        raise DemoError(f"exit code {code} instead of {expected}")
+
+
+def print_generations(directory: Path) -> None:
+    """Print what each generation did."""
+    deliveries = read_deliveries(directory)
+    sizes = {
+        line["generation"]: line["world_size"]
+        for line in read_trace(directory / "trace")
+    }
+    for number, size in sorted(sizes.items()):
+        own = sorted(key for key, by in deliveries.items() if number in by)
+        replicas = f"{size} replica{'s' if size > 1 else ''}"
         print(
-            f"   {replicas:10}  {place(first)} to {place(last)}"
-            f"  {time.monotonic() - began:5.1f} s  {part.end}",
-            flush=True,
+            f"generation {number}  {replicas:10}  {place(own[0])} to {place(own[-1])}"
         )
 
 
@@ -138,73 +215,6 @@ def place(key: Key) -> str:
     """Return where a batch stands: each epoch has two loops, over train and valid."""
     epoch, loop, batch = key
     return f"epoch {epoch:2} {('train', 'valid')[loop]} batch {batch:2}"
-
-
-@contextlib.contextmanager
-def launched(
-    part: Part, directory: Path, log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the replicas; leave none behind, whatever happens."""
-    command = [sys.executable]
-    if part.num_replicas > 1:
-        command += ["-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(part.num_replicas)]
-    command += [str(SCRIPT), "--checkpoint-dir", str(directory / "checkpoints")]
-    command += ["--output", str(directory / "result.pt")]
-    environment = {
-        **os.environ,
-        "ELASTICRUN_TRACE": str(directory / "trace"),
-        "ELASTICRUN_SAVE_INTERVAL": str(SAVE_INTERVAL),
-        "OMP_NUM_THREADS": "1",
-    }
-    with log.open("wb") as output:
-        launcher = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        yield launcher
-    finally:
-        if launcher.poll() is None:
-            for process in psutil.Process(launcher.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            launcher.kill()
-            launcher.wait()
-
-
-def find_target(part: Part, launcher: subprocess.Popen[bytes]) -> psutil.Process:
-    """Return the process that gets the signal; one replica alone has no launcher."""
-    process = psutil.Process(launcher.pid)
-    if part.num_replicas == 1 or part.target is None:
-        return process
-    for child in process.children():
-        if child.environ().get("RANK") == str(part.target):
-            return child
-    raise DemoError(f"no replica of rank {part.target} is running")
-
-
-def await_batches(
-    directory: Path, num_batches: int, launcher: subprocess.Popen[bytes], log: Path
-) -> None:
-    """Wait until the job, over all generations, has delivered so many batches."""
-    deadline = time.monotonic() + PATIENCE
-    while len(read_deliveries(directory)) < num_batches:
-        if launcher.poll() is not None or time.monotonic() > deadline:
-            raise DemoError(f"never came to batch {num_batches}\n{tail(log)}")
-        time.sleep(0.2)
-
-
-def await_exit(launcher: subprocess.Popen[bytes], log: Path) -> int:
-    """Return the exit status."""
-    try:
-        return launcher.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise DemoError(f"still running after {PATIENCE} s\n{tail(log)}") from None
-
-
-def tail(log: Path) -> str:
-    """Return the last lines that the replicas wrote."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-60:])
 
 
 def read_deliveries(directory: Path) -> Deliveries:

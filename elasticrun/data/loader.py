@@ -67,22 +67,17 @@ class AdaptiveDataLoader(DataLoader[Any]):
         seed: What orders and the random draws of workers depend on.
         drop_last: Leave out a last global batch that is not full.
         even_batches: Every replica takes part in every step: one without a sample of
-            its
-            own in a short batch gets a padding sample of weight 0. Without it (for
+            its own in a short batch gets a padding sample of weight 0. Without it (for
             evaluation) there is no padding, and a replica may see fewer batches.
         max_local_batch_size: Samples that fit into one forward pass; a larger local
-            batch
-            is cut into micro-batches, between which nothing is stepped.
+            batch is cut into micro-batches, between which nothing is stepped.
         seed_each: "batch" seeds the random generators in DataLoader workers once a
-            batch;
-            "sample" before each sample, so that augmentation depends on neither world
-            size nor worker count (and with `num_workers=0` too).
+            batch; "sample" before each sample, so that augmentation depends on neither
+            world size nor worker count (and with `num_workers=0` too).
         sampler: The order to deliver in, as a map from position to index: something
-            with
-            a length and `__getitem__`.
+            with a length and `__getitem__`.
         name: What the loader is called in checkpoints and messages; without one,
-            loaders
-            are known by the order in which the program makes them.
+            loaders are known by the order in which the program makes them.
         progress: Show a tqdm bar on rank 0.
 
     Raises:

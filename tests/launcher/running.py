@@ -56,6 +56,8 @@ class Running:
         wait_until(
             lambda: self.stage.has(*marks) or self._is_over(), f"{marks}\n{self.events}"
         )
+        # The launcher hears of it a moment later.
+        wait_until(lambda: self.status()["state"] == "training", "training")
 
     def _is_over(self) -> bool:
         if self.process.poll() is not None:
