@@ -62,13 +62,11 @@ def init(
         checkpoint_dir: Where checkpoints are kept, on a file system that all replicas
             see. Default: ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
         save_interval: Seconds between checkpoints; 0 saves at every boundary, "off"
-            only
-            on a stop, at the end and on request. Default: ELASTICRUN_SAVE_INTERVAL, or
-            300.
+            only on a stop, at the end and on request. Default:
+            ELASTICRUN_SAVE_INTERVAL, or 300.
         keep: How many checkpoints are kept. Default: ELASTICRUN_KEEP, or 3.
         backend: Of the process group that is started when WORLD_SIZE is above 1 and
-            none
-            exists: "nccl", "gloo", or "auto" (NCCL where each replica has a GPU).
+            none exists: "nccl", "gloo", or "auto" (NCCL where each replica has a GPU).
 
     Raises:
         ElasticRunError: The job has already started.

@@ -21,6 +21,7 @@ from elasticrun.accumulation import (
     wrap_method,
 )
 from elasticrun.current import running_loader
+from elasticrun.pace import Pace
 from elasticrun.partial_gradients import PartialGradients, parameters_of
 
 if TYPE_CHECKING:
@@ -51,14 +52,20 @@ class GradientHooks:
     Args:
         parameters: Those of one module.
         ddp: What reduces their gradients over replicas.
+        pace: Is told when an optimizer steps, at which nobody is waited for.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], ddp: DistributedDataParallel | None
+        self,
+        parameters: Iterable[Tensor],
+        ddp: DistributedDataParallel | None,
+        *,
+        pace: Pace,
     ) -> None:
         self._parameters = list(parameters)
         self._partial = PartialGradients(self._parameters, is_reduced=ddp is not None)
         self._ddp = ddp
+        self._pace = pace
         self._searches_unused = ddp is not None and ddp.find_unused_parameters
         self._awaits_backward = False
         self._hooked: list[bool] = []
@@ -109,6 +116,8 @@ class GradientHooks:
                     partial.count(optimizer, is_again=counted_in is micro_batch)
                     counted_in = self._counted_in = micro_batch
                     return result
+                if loader is not None:
+                    self._pace.begin(loader.running_loop)
                 if not partial.hides:
                     return method(optimizer, *args, **kwargs)
                 if not args and not kwargs:  # A closure's backward pass is yet to come.

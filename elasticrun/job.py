@@ -29,6 +29,7 @@ from elasticrun.opening import (
     check_all_have_directory,
     open_directory,
 )
+from elasticrun.pace import Pace
 from elasticrun.position import Position, Progress
 from elasticrun.registry import Registry
 from elasticrun.saving import Saver
@@ -65,6 +66,7 @@ class Job:
         loader: The loader whose loop is running, or None.
         is_in_epoch: Whether an epoch loop's body is running.
         num_loaders: Loaders made so far without a name.
+        pace: How long this replica works by itself in a step.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -93,6 +95,7 @@ class Job:
         self.is_in_epoch = False
         self.is_closed = False
         self.num_loaders = 0
+        self.pace = Pace()
         self._restores_at_loop = False
         self._last_saved: tuple[int, Position] | None = None
         self._registry = Registry(self.rank)

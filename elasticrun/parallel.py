@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.tensors import Stateful, StatefulState
-from elasticrun.current import current_job
+from elasticrun.current import current_job, running_loader
 from elasticrun.gradient_hooks import GradientHooks
 from elasticrun.reduction import broadcast_buffers, settle_buckets
 
@@ -98,7 +98,10 @@ class AdaptiveDataParallel(nn.Module):
             self._has_common_buffers = has_buffers and bool(ddp.broadcast_buffers)
             ddp.broadcast_buffers = False
             settle_buckets(ddp)
-        self._gradient_hooks = GradientHooks(module.parameters(), self._ddp)
+        self._pace = job.pace
+        self._gradient_hooks = GradientHooks(
+            module.parameters(), self._ddp, pace=job.pace
+        )
         job.register(StatefulState(name, self))
         for state_name, target in (optimizers | schedulers).items():
             job.register(StatefulState(state_name, target))
@@ -119,6 +122,9 @@ class AdaptiveDataParallel(nn.Module):
             with ddp.no_sync():
                 return ddp(*args, **kwargs)
         output = ddp(*args, **kwargs)
+        loader = running_loader()
+        if loader is not None:
+            self._pace.end(loader.running_loop)
         if (
             self._has_common_buffers
             and ddp.module.training

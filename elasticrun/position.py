@@ -16,8 +16,7 @@ class Position:
         finished_epochs: Epochs that ended.
         in_epoch: Whether epoch number `finished_epochs` has begun.
         finished_loops: Loops that ended since the last epoch did, those outside of
-            epochs
-            included.
+            epochs included.
         index: Samples consumed so far in the interrupted loop, by all replicas
             together.
         loader: Name of the loader of the interrupted loop; empty between loops.

@@ -101,6 +101,8 @@ class Reporter:
             "num_samples": None if loader is None else loader.num_samples,
             "directory": None if newest is None else str(newest.path.parent),
             "checkpoint": None if newest is None else newest.number,
+            "own_seconds": job.pace.seconds,
+            "num_steps": job.pace.num_steps,
             "saved_at": None if newest is None else newest.manifest.time,
         }
         if report != self._last:

@@ -22,6 +22,7 @@ from elasticrun.launcher.orders import make_orders
 from elasticrun.launcher.output import marked
 from elasticrun.launcher.restarts import Budget
 from elasticrun.launcher.starter import Parked, Starter
+from elasticrun.launcher.stragglers import Stragglers
 from elasticrun.launcher.watchdog import Watchdog
 
 EXIT_FAILED = 1
@@ -62,6 +63,7 @@ class Supervisor:
         self.on_reported: list[Callable[[Member], None]] = []
         self._console = console
         self._budget = Budget(options.max_restarts)
+        self._stragglers = Stragglers()
         self._watchdog = Watchdog(loop, console.event, HangClock(options.hang_timeout))
         self._stop = Stop.NONE
         self._stop_code = EXIT_STOPPED
@@ -219,6 +221,9 @@ class Supervisor:
             report_to(member)
         if member.report["has_trained"]:
             self._has_trained = True
+        slow = self._stragglers.note([each.report for each in generation.members])
+        if slow:
+            self._console.event(slow)
 
     def on_modules(self, names: list[str]) -> None:
         """Let the forkserver import what the program did, while nobody waits for it."""

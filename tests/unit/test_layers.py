@@ -16,7 +16,7 @@ ROOT = Path(elasticrun.__file__).parent
 # the layer that the design names for a row; the rows within one are its inner order.
 ROWS: list[list[str]] = [
     # 0
-    ["errors", "env", "version", "signals", "leaving", "reduction", "exact"],
+    ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     ["checkpoint.files", "data.permutation", "data.reading", "testing.traces"],
     ["checkpoint.manifest", "checkpoint.lock", "data.workers", "trace"],
@@ -70,6 +70,7 @@ ROWS: list[list[str]] = [
     ["launcher.options", "launcher.sockets", "launcher.functions"],
     ["launcher.directory", "launcher.hangs", "launcher.imports", "launcher.client"],
     ["launcher.orders", "launcher.reporter", "launcher.console", "launcher.reading"],
+    ["launcher.stragglers"],
     ["launcher.replica"],
     ["launcher.forkserver"],
     ["launcher.starter"],
