@@ -101,6 +101,7 @@ class Reporter:
             "num_samples": None if loader is None else loader.num_samples,
             "directory": None if newest is None else str(newest.path.parent),
             "checkpoint": None if newest is None else newest.number,
+            "gpu_memory": _gpu_memory(job),
             "own_seconds": job.pace.seconds,
             "num_steps": job.pace.num_steps,
             "saved_at": None if newest is None else newest.manifest.time,
@@ -113,6 +114,14 @@ class Reporter:
             self._inherited = None
             if names and job.rank == 0:
                 self._channel.send({"type": "modules", "names": names})
+
+
+def _gpu_memory(job: Job) -> int | None:
+    """Return the bytes that torch holds on this replica's GPU, if it has one."""
+    if job.device.type != "cuda":
+        return None
+    torch: Any = sys.modules["torch"]
+    return int(torch.cuda.memory_reserved(job.device))
 
 
 def running_job() -> Job | None:

@@ -110,5 +110,6 @@ class StatusBook:
             "pid": member.pid,
             "memory": memory,
             "cpu": (seconds - before) / max(now - since, 0.001),
+            "gpu_memory": member.report.get("gpu_memory"),
             "position": member.report.get("position"),
         }

@@ -32,12 +32,18 @@ def _render_job(job: Status) -> str:
     lines.append(f"  checkpoint   {saved}, in {job['checkpoint_dir']}")
     lines.append(f"  restarts     {job['restarts']} after crashes")
     lines += [f"               {cause}" for cause in job["causes"]]
-    lines += [
-        f"  rank {each['rank']:<8}process {each['pid']}, "
-        f"{each['memory'] / 2**20:.0f} MiB, {each['cpu']:.0%} CPU"
-        for each in job["members"]
-    ]
+    lines += map(_render_member, job["members"])
     return "\n".join(lines)
+
+
+def _render_member(member: Status) -> str:
+    line = (
+        f"  rank {member['rank']:<8}process {member['pid']}, "
+        f"{member['memory'] / 2**20:.0f} MiB, {member['cpu']:.0%} CPU"
+    )
+    if member["gpu_memory"] is not None:
+        line += f", {member['gpu_memory'] / 2**20:.0f} MiB on the GPU"
+    return line
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import elasticrun
 from elasticrun.testing import run_generation
+from tests.support.stage import wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,3 +89,28 @@ def test_the_gpus_generator_comes_back(tmp_path: Path) -> None:
     run_generation(lambda: draw_after_restart(directory, stops=True), 1)
     (rest,) = run_generation(lambda: draw_after_restart(directory, stops=False), 1)
     assert rest == whole[3:]
+
+
+def hold_memory_until_stopped(checkpoint_dir: str) -> None:
+    import elasticrun as er
+
+    er.init(checkpoint_dir, save_interval="off")
+    held = torch.ones(2**20, device=er.device())
+    loader = er.AdaptiveDataLoader(TensorDataset(torch.zeros(1000)), 4)
+    for _ in er.remaining_epochs_until(10**9):
+        for (x,) in loader:
+            held[0] = float(x[0])
+
+
+def test_status_shows_the_memory_on_the_gpu(tmp_path: Path) -> None:
+    job = elasticrun.launch(
+        hold_memory_until_stopped, str(tmp_path), replicas=1, wait=False
+    )
+
+    def held() -> list[int]:
+        return [each["gpu_memory"] or 0 for each in job.status()["members"]]
+
+    wait_until(lambda: sum(held()) >= 2**22)
+    job.stop()
+    with pytest.raises(elasticrun.ElasticRunError, match="stopped"):
+        job.result()

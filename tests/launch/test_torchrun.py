@@ -187,7 +187,7 @@ def test_a_signal_saves_once_and_the_same_command_goes_on(
 
 
 @pytest.mark.parametrize(
-    "attempt", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 5))]
+    "attempt", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 51))]
 )
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_is_replaced_and_the_first_new_generation_goes_on(

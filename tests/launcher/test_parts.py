@@ -348,7 +348,10 @@ def test_a_status_reads_as_text() -> None:
         "checkpoint_dir": "/c",
         "restarts": 1,
         "causes": ["generation 3: rank 1 exited with code 4"],
-        "members": [{"rank": 0, "pid": 8, "memory": 2**30, "cpu": 0.5}],
+        "members": [
+            {"rank": 0, "pid": 8, "memory": 2**30, "cpu": 0.5, "gpu_memory": None},
+            {"rank": 1, "pid": 9, "memory": 2**30, "cpu": 0.5, "gpu_memory": 2**31},
+        ],
     }
     assert render([status]).splitlines() == [
         "train.py (7): rescaling, 2 replicas (going to 3), generation 4",
@@ -358,4 +361,5 @@ def test_a_status_reads_as_text() -> None:
         "  restarts     1 after crashes",
         "               generation 3: rank 1 exited with code 4",
         "  rank 0       process 8, 1024 MiB, 50% CPU",
+        "  rank 1       process 9, 1024 MiB, 50% CPU, 2048 MiB on the GPU",
     ]
