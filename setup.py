@@ -6,7 +6,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-TEST = ["hypothesis>=6.100", "pytest>=8.2"]
+TEST = ["hypothesis>=6.100", "pytest>=8.2", "safetensors>=0.4"]
 
 setup(
     name="elasticrun",
@@ -26,6 +26,7 @@ setup(
     extras_require={
         "progress": ["tqdm"],
         "rich": ["rich>=13"],
+        "safetensors": ["safetensors>=0.4"],
         "examples": ["scikit-learn"],
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],

@@ -41,6 +41,7 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
     _add_status(add("status", "show the running jobs"))
     _add_stop(add("stop", "save and end a running job"))
     _add_logs(add("logs", "show what replicas printed"))
+    _add_checkpoints(commands)
     for name, text, add_name, main_name in (
         ("lint", "find what a restart would break", "add_arguments", "main"),
         ("rule", "explain a rule of the linter", "add_rule_arguments", "rule_main"),
@@ -108,6 +109,16 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     add("--generation", type=int, metavar="G", help="default: the newest")
     add("-f", "--follow", action="store_true", help="go on while the job runs")
     parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "logs"))
+
+
+def _add_checkpoints(commands: Any) -> None:
+    """Hand on all words as they are; who can do something with them looks at them."""
+    text = "look into the checkpoints of a job"
+    parser = commands.add_parser(
+        "checkpoints", help=text, add_help=False, prefix_chars="\0"
+    )
+    parser.add_argument("words", nargs="*")
+    parser.set_defaults(run=_lazily("elasticrun.inspection.command", "main"))
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

@@ -80,6 +80,11 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def configured_checkpoint_dir() -> str | None:
+    """Return where the user's variables say that checkpoints are kept."""
+    return os.environ.get("ELASTICRUN_CHECKPOINT_DIR") or None
+
+
 def environment_of(*, rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return the variables that torchrun sets for a replica on this machine."""
     return {

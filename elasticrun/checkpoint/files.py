@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import io
 import os
+import re
+import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 1 << 20
 TEMPORARY_SUFFIX = ".tmp"
+_TOKEN = re.compile("[0-9a-f]{16}")
+_LONGEST = 200  # Of a name, so that the temporary one fits into 255 bytes.
 
 
 class DamagedFileError(CheckpointError):
@@ -88,6 +95,36 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    fsync_directory(path.parent)
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replace a file durably by what `write` puts into a stream.
+
+    A crash or an error leaves the old content or the new, or no file if there was
+    none. Several may write at once, and each result is whole. The mode of a file that
+    is there is kept, and a link stays a link.
+
+    Raises:
+        ValueError: There is something else than a file: a device, a directory.
+        OSError: It could not be written.
+    """
+    path = Path(os.path.realpath(path))
+    mode = _mode_of_file(path)
+    _remove_leftovers(path)
+    temporary, file = _open_temporary(path)
+    try:
+        with file:
+            write(file)
+            file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
     fsync_directory(path.parent)
 
 
@@ -172,21 +209,6 @@ def check_writable(path: Path) -> None:
         raise PermissionError(code, os.strerror(code), str(path))
 
 
-def write_counter(path: Path, value: int) -> None:
-    """Replace the count that a file keeps, durably."""
-    write_atomically(path, _encode_counter(value))
-
-
-def read_counter(path: Path) -> int:
-    """Return the count that a file keeps, -1 if it is missing, damaged, unreadable."""
-    try:
-        data = path.read_bytes()
-        value = int(data.split()[0])
-    except (OSError, IndexError, ValueError):
-        return -1
-    return value if data == _encode_counter(value) else -1
-
-
 def make_directory(path: Path) -> None:
     """Create the directory and its parents durably; it may exist already."""
     if path.is_dir():
@@ -203,15 +225,21 @@ def make_directory(path: Path) -> None:
 def remove_tree(path: Path, *, first: str) -> None:
     """Remove the directory with everything in it, and durably `first` before the rest.
 
-    Half a removal then leaves a directory without the file that makes it count.
+    Half a removal then leaves a directory without the file that makes it count. A link
+    to a directory is removed, not what it leads to; and others may remove it too.
     """
+    if path.is_symlink():
+        os.unlink(path)
+        return
     try:
         os.unlink(path / first)
     except FileNotFoundError:
         pass
     else:
         fsync_directory(path)
-    shutil.rmtree(path)
+    while path.exists():
+        with contextlib.suppress(FileNotFoundError):  # Somebody else was faster.
+            shutil.rmtree(path)
 
 
 def fsync_directory(path: Path) -> None:
@@ -227,9 +255,53 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _encode_counter(value: int) -> bytes:
-    text = str(value).encode()
-    return text + b" %08x\n" % zlib.crc32(text)
+def _mode_of_file(path: Path) -> int | None:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        raise ValueError(
+            f"{path} is not a plain file, so it cannot be replaced by one."
+        )
+    return stat.S_IMODE(mode)
+
+
+def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
+    """Create a file beside `path`, and lock it for as long as its writer lives."""
+    while True:
+        name = f".{path.name[:_LONGEST]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+        temporary = path.with_name(name)
+        file = open(temporary, "xb")  # noqa: SIM115 (the caller closes it)
+        # Somebody who clears leftovers away may have been faster than the lock.
+        if _lock(file, fcntl.LOCK_EX) is None or os.fstat(file.fileno()).st_nlink:
+            return temporary, file
+        file.close()
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of this file have left: nobody locks it any more."""
+    prefix = f".{path.name[:_LONGEST]}."
+    for name in os.listdir(path.parent):
+        middle = name.removeprefix(prefix).removesuffix(TEMPORARY_SUFFIX)
+        if name != f"{prefix}{middle}{TEMPORARY_SUFFIX}" or not _TOKEN.fullmatch(
+            middle
+        ):
+            continue
+        with contextlib.suppress(OSError), open(path.with_name(name), "rb") as file:
+            if _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                os.unlink(path.with_name(name))
+
+
+def _lock(file: BinaryIO, how: int) -> bool | None:
+    """Return whether the open file could be locked; None where there are no locks."""
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        return False
+    except OSError:  # Some network file systems have none.
+        return None
+    return True
 
 
 def _measure(file: io.BufferedReader) -> tuple[int, int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import socket
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from elasticrun.checkpoint import files
+from elasticrun.checkpoint.counter import read_counter, write_counter
 from elasticrun.checkpoint.draft import (
     MUST_BE_SHARED,
     Checkpoint,
@@ -19,17 +19,19 @@ from elasticrun.checkpoint.draft import (
     remove_checkpoint,
 )
 from elasticrun.checkpoint.files import DamagedFileError
-from elasticrun.checkpoint.lock import DirectoryLock
-from elasticrun.checkpoint.manifest import (
-    MANIFEST_NAME,
-    check_job,
-    decode,
+from elasticrun.checkpoint.listing import (
+    checkpoint_path,
+    has_right_sizes,
+    is_torn,
+    list_paths,
+    number_of,
+    read_checkpoint,
 )
+from elasticrun.checkpoint.lock import DirectoryLock
+from elasticrun.checkpoint.manifest import MANIFEST_NAME, check_job
 from elasticrun.errors import CheckpointError, CheckpointWarning
 
 logger = logging.getLogger(__name__)
-
-_NAME = re.compile("checkpoint-([0-9]{8,})")
 
 
 class CheckpointStore:
@@ -78,15 +80,15 @@ class CheckpointStore:
         Raises:
             OSError: It could not be written.
         """
-        known = [files.read_counter(self._counter), *self._committed_generations()]
+        known = [read_counter(self._counter), *self._committed_generations()]
         generation = 1 + max(known)
-        files.write_counter(self._counter, generation)
+        write_counter(self._counter, generation)
         return generation
 
     def sweep(self) -> None:
         """Remove what a killed job had begun and never committed."""
         for path in self._paths():
-            if _is_torn(path):
+            if is_torn(path):
                 logger.warning("removing %s, which was never committed", path)
                 _remove_or_warn(path)
 
@@ -103,7 +105,7 @@ class CheckpointStore:
         damaged: dict[str, str] = {}
         for path in self._paths():
             try:
-                checkpoint = _read_checkpoint(path)
+                checkpoint = read_checkpoint(path)
                 check_job(checkpoint.manifest, self.job, source=str(path))
                 for record in checkpoint.manifest.files:
                     files.open_checked(path / record.name, record).close()
@@ -111,7 +113,7 @@ class CheckpointStore:
                 continue
             except (DamagedFileError, OSError) as error:
                 damaged[path.name] = str(error)
-                self._bad_numbers.add(_number(path))
+                self._bad_numbers.add(number_of(path))
             else:
                 _warn_damaged(damaged, found=path.name)
                 return checkpoint
@@ -127,7 +129,7 @@ class CheckpointStore:
         """
         path = self._path(number)
         try:
-            checkpoint = _read_checkpoint(path)
+            checkpoint = read_checkpoint(path)
             found = f"has the digest {checkpoint.manifest.digest}"
         except OSError as error:
             checkpoint, found = None, f"cannot be read ({error})"
@@ -144,7 +146,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: It does not, so it could neither load nor save there.
         """
-        found = files.read_counter(self._counter)
+        found = read_counter(self._counter)
         if found != generation:
             raise CheckpointError(
                 f"{self.directory} does not show generation {generation} on host "
@@ -154,7 +156,7 @@ class CheckpointStore:
 
     def next_number(self) -> int:
         """Return a number above all on the disk, whatever their condition; first 1."""
-        return 1 + max(map(_number, self._paths()), default=0)
+        return 1 + max(map(number_of, self._paths()), default=0)
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.
@@ -199,13 +201,10 @@ class CheckpointStore:
                 _remove_or_warn(path)
 
     def _path(self, number: int) -> Path:
-        return self.directory / f"checkpoint-{number:08d}"
+        return checkpoint_path(self.directory, number)
 
     def _paths(self) -> list[Path]:
-        """Return the checkpoints in any condition, the newest first."""
-        names = filter(_NAME.fullmatch, os.listdir(self.directory))
-        paths = (self.directory / name for name in names)
-        return sorted(paths, key=_number, reverse=True)
+        return list_paths(self.directory)
 
     def _none_is_whole(self, damaged: dict[str, str]) -> CheckpointError:
         reasons = "".join(f"  {name}: {text}\n" for name, text in damaged.items())
@@ -217,30 +216,12 @@ class CheckpointStore:
         )
 
     def _is_good(self, path: Path) -> bool:
-        if _number(path) in self._bad_numbers:
-            return False
-        try:
-            records = _read_checkpoint(path).manifest.files
-            return all(files.find_size(path / r.name) == r.size for r in records)
-        except (CheckpointError, OSError):
-            return False
+        return number_of(path) not in self._bad_numbers and has_right_sizes(path)
 
     def _committed_generations(self) -> Iterator[int]:
         for path in self._paths():
             with contextlib.suppress(CheckpointError, OSError):
-                yield _read_checkpoint(path).manifest.generation
-
-
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("checkpoint-"))
-
-
-def _read_checkpoint(path: Path) -> Checkpoint:
-    source = path / MANIFEST_NAME
-    manifest = decode(source.read_bytes(), source=str(source))
-    if manifest.number != _number(path):
-        raise DamagedFileError(f"{source} is that of number {manifest.number}.")
-    return Checkpoint(path, manifest)
+                yield read_checkpoint(path).manifest.generation
 
 
 def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
@@ -250,13 +231,6 @@ def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
             CheckpointWarning,
             stacklevel=3,
         )
-
-
-def _is_torn(path: Path) -> bool:
-    try:
-        return files.find_size(path / MANIFEST_NAME) is None
-    except OSError:  # unreachable is not torn; `find_newest` says what is wrong
-        return False
 
 
 def _remove_or_warn(path: Path) -> None:

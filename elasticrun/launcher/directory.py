@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from elasticrun.checkpoint import files
+from elasticrun.checkpoint.counter import read_counter
 from elasticrun.launcher.options import OptionError, Program
 
 _CHECKPOINT = re.compile("checkpoint-([0-9]{8,})")
@@ -37,7 +38,7 @@ def newest_checkpoint(directory: Path) -> int:
 
 def next_generation(directory: Path) -> int:
     """Return the number that the directory's next generation will get."""
-    return files.read_counter(directory / "generation") + 1
+    return read_counter(directory / "generation") + 1
 
 
 def note_finished(directory: Path, program: Program) -> None:

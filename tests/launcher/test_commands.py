@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -21,8 +22,17 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert finished.stdout.endswith("[]\n")
-    for command in ("run", "scale", "status", "stop", "logs", "lint", "rule"):
-        assert f"\n    {command} " in finished.stdout
+    for command in (
+        "run",
+        "scale",
+        "status",
+        "stop",
+        "logs",
+        "lint",
+        "rule",
+        "checkpoints",
+    ):
+        assert re.search(rf"\n    {command}\s", finished.stdout)
 
 
 def test_the_launcher_does_not_import_torch() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint import files
+from elasticrun.checkpoint.counter import read_counter, write_counter
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 
 
@@ -154,10 +155,10 @@ def test_atomic_write_replaces_and_leaves_no_temporary_file(tmp_path: Path) -> N
 
 def test_counter_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "generation"
-    assert files.read_counter(path) == -1
-    files.write_counter(path, 41)
-    assert files.read_counter(path) == 41
-    assert files.read_counter(tmp_path) == -1
+    assert read_counter(path) == -1
+    write_counter(path, 41)
+    assert read_counter(path) == 41
+    assert read_counter(tmp_path) == -1
 
 
 @settings(deadline=None)
@@ -166,14 +167,14 @@ def test_damaged_counter_is_not_believed(
     tmp_path_factory: pytest.TempPathFactory, position: int, flip: int
 ) -> None:
     path = tmp_path_factory.mktemp("files") / "generation"
-    files.write_counter(path, 41)
+    write_counter(path, 41)
     data = bytearray(path.read_bytes())
     assert len(data) == 12
     data[position] ^= flip
     path.write_bytes(data)
-    assert files.read_counter(path) == -1
+    assert read_counter(path) == -1
     path.write_bytes(data[:position])
-    assert files.read_counter(path) == -1
+    assert read_counter(path) == -1
 
 
 def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:

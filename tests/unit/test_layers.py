@@ -19,13 +19,15 @@ ROWS: list[list[str]] = [
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     ["checkpoint.files", "data.permutation", "data.reading", "testing.traces"],
-    ["checkpoint.manifest", "checkpoint.lock", "data.workers", "trace"],
+    ["checkpoint.manifest", "checkpoint.lock", "checkpoint.counter"],
+    ["data.workers", "trace"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
     ["checkpoint.tensors", "control.agreement", "control.group", "control.gathering"],
     ["control.links", "control.rendezvous", "control.stopping"],
     ["control.mail"],
     ["checkpoint.draft", "control.watcher", "joining"],
+    ["checkpoint.listing"],
     # 2
     ["checkpoint.store", "checkpoint.generators"],
     ["data.plan", "data.elastic_sampler"],
@@ -64,6 +66,12 @@ ROWS: list[list[str]] = [
     ["lint.report"],
     ["lint.command"],
     ["lint.__main__"],
+    # 6, what people see of checkpoints: reads them, and knows of no job.
+    ["inspection.entries", "inspection.tables"],
+    ["inspection.overview", "inspection.contents"],
+    ["inspection.display", "inspection.difference", "inspection.exchange"],
+    ["inspection.pruning"],
+    ["inspection.command"],
     # 6, the launcher: starts replicas; only what runs in them meets a job.
     ["launcher.wire", "launcher.environment", "launcher.processes", "launcher.loop"],
     ["launcher.restarts", "launcher.causes", "launcher.output", "launcher.table"],
@@ -92,7 +100,7 @@ HEIGHT = {module: height for height, row in enumerate(ROWS) for module in row}
 
 # They hand on what they are asked for, or hold nothing.
 EXEMPT = {"", "checkpoint", "control", "data", "launcher"}
-EXEMPT |= {"lint", "lint.rules", "lint.walk"}
+EXEMPT |= {"inspection", "lint", "lint.rules", "lint.walk"}
 
 
 def modules() -> dict[str, Path]:

@@ -1,0 +1,1 @@
+"""What checkpoints hold, for people: the command `elasticrun checkpoints`."""

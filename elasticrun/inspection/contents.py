@@ -1,0 +1,159 @@
+"""What a state's file holds: its values by their paths, read without executing any."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.state import state_of_file
+from elasticrun.checkpoint.tensors import load_values
+from elasticrun.errors import CheckpointError
+from elasticrun.inspection.entries import InspectionError
+
+_LARGEST_TEXT = 1 << 20
+_LARGEST_SHOWN = 8
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A file in a format of the user's own, or one that could execute code.
+
+    Attributes:
+        data: Its bytes; none if they are not for reading.
+        kind: What to call it.
+    """
+
+    data: bytes
+    kind: str
+
+
+def names_of_state(*checkpoints: Checkpoint, word: str | None) -> list[str]:
+    """Return the files of a state: one, or one a rank; all files without a word.
+
+    Raises:
+        InspectionError: None of the checkpoints has such a state.
+    """
+    every = list(dict.fromkeys(name for each in checkpoints for name in each.names()))
+    if word is None:
+        return every
+    chosen = [name for name in every if word in (name, state_of_file(name))]
+    if not chosen:
+        states = sorted({state_of_file(name) for name in every})
+        paths = " and ".join(str(each.path) for each in checkpoints)
+        raise InspectionError(
+            f"there is no state {word!r} in {paths}, only: {', '.join(states)}"
+        )
+    return chosen
+
+
+def load_file(checkpoint: Checkpoint, name: str) -> Any:
+    """Return what a file holds, after its checksum was found right.
+
+    Raises:
+        InspectionError: It is damaged.
+    """
+    try:
+        with checkpoint.open(name) as file:
+            is_torchs = zipfile.is_zipfile(file)
+            file.seek(0)
+            return load_values(file) if is_torchs else _parse(file.read())
+    except pickle.UnpicklingError:
+        size = checkpoint.manifest.record(name).size
+        return Opaque(b"", f"{size} bytes; only a full unpickler could read them")
+    except (CheckpointError, OSError) as error:
+        raise InspectionError(str(error)) from error
+
+
+def _parse(data: bytes) -> Any:
+    if len(data) <= _LARGEST_TEXT:
+        try:
+            return json.loads(data)
+        except ValueError:
+            pass
+    return Opaque(data, f"{len(data)} bytes")
+
+
+def leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield everything that is not a container with its path, like `state.0.step`.
+
+    A long row of plain values, like a random generator's words, is one.
+    """
+    if isinstance(values, Mapping):
+        items = [
+            (f"{path}.{key}" if path else str(key), v) for key, v in values.items()
+        ]
+    elif isinstance(values, (list, tuple)) and not _is_long_row(values):
+        items = [(f"{path}[{number}]", v) for number, v in enumerate(values)]
+    else:
+        yield path, values
+        return
+    if not items and path:
+        yield path, values
+    for inner, value in items:
+        yield from leaves(value, inner)
+
+
+def _is_long_row(values: Sequence[Any]) -> bool:
+    return len(values) > _LARGEST_SHOWN and all(
+        isinstance(value, (int, float, str, bytes)) for value in values
+    )
+
+
+def kind_of(leaf: Any) -> str:
+    """Return what it is: a tensor's dtype and shape, or the type."""
+    if isinstance(leaf, torch.Tensor):
+        return f"{_dtype(leaf)} {list(leaf.shape)}"
+    if isinstance(leaf, Opaque):
+        return leaf.kind
+    if isinstance(leaf, (list, tuple)) and leaf:
+        return f"{type(leaf).__name__} of {len(leaf)}"
+    return type(leaf).__name__
+
+
+def value_of(leaf: Any) -> str:
+    """Return its value if that is small, else nothing."""
+    if isinstance(leaf, torch.Tensor):
+        is_small = 0 < leaf.numel() <= _LARGEST_SHOWN
+        return _round(leaf.tolist()) if is_small else ""
+    if isinstance(leaf, Opaque):
+        return _shorten(repr(leaf.data[:_WIDTH])) if leaf.data else ""
+    return _shorten(repr(leaf))
+
+
+def as_values(path: str, leaf: Any) -> dict[str, Any]:
+    """Return a leaf as plain values."""
+    if isinstance(leaf, torch.Tensor):
+        shown = leaf.tolist() if leaf.numel() <= _LARGEST_SHOWN else None
+        tensor = {"dtype": _dtype(leaf), "shape": list(leaf.shape)}
+        return {"path": path, **tensor, "value": _plain(shown)}
+    return {"path": path, "type": kind_of(leaf), "value": _plain(leaf)}
+
+
+def _round(values: Any) -> str:
+    if isinstance(values, list):
+        return f"[{', '.join(map(_round, values))}]"
+    return f"{values:.6g}" if isinstance(values, float) else str(values)
+
+
+def _plain(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return _shorten(repr(value.data if isinstance(value, Opaque) else value))
+    return value
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."

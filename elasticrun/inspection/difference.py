@@ -1,0 +1,128 @@
+"""`elasticrun checkpoints diff`: which values of two differ, and by how much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.inspection.contents import (
+    kind_of,
+    leaves,
+    load_file,
+    names_of_state,
+    value_of,
+)
+from elasticrun.inspection.tables import columns
+
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One value that differs.
+
+    Attributes:
+        state: The file it is in.
+        how: ADDED, REMOVED or CHANGED.
+        text: From what to what, or by how much.
+        num_changed: Of a tensor: how many of its values differ.
+        largest: Of a tensor: the largest absolute difference of two finite values.
+        relative: Of a tensor: the norm of the difference by that of the first.
+    """
+
+    state: str
+    path: str
+    how: str
+    text: str
+    num_changed: int | None = None
+    largest: float | None = None
+    relative: float | None = None
+
+
+class Comparison:
+    """Compares two checkpoints, or one state of them.
+
+    Attributes:
+        num_changes: How many values were found to differ so far.
+    """
+
+    def __init__(self, old: Checkpoint, new: Checkpoint, state: str | None) -> None:
+        self._old = old
+        self._new = new
+        self._state = state
+        self.num_changes = 0
+
+    def lines(self, *, as_json: bool) -> Iterator[str]:
+        """Yield what differs, a line a value.
+
+        Raises:
+            InspectionError: There is no such state, or a file is damaged.
+        """
+        if as_json:
+            changes = [change for name in self._names() for change in self._of(name)]
+            yield json.dumps({"changes": [asdict(change) for change in changes]})
+            return
+        for name in self._names():
+            changes = list(self._of(name))
+            yield f"{name}{'' if changes else '  same'}"
+            if changes:
+                yield from columns(
+                    (f"  {each.how}", each.path, each.text) for each in changes
+                )
+
+    def _names(self) -> list[str]:
+        return names_of_state(self._old, self._new, word=self._state)
+
+    def _of(self, name: str) -> Iterator[Change]:
+        old, new = (
+            dict(leaves(load_file(side, name))) if side.has(name) else {}
+            for side in (self._old, self._new)
+        )
+        for path in [*old, *(path for path in new if path not in old)]:
+            if path not in new:
+                change: Change | None = Change(name, path, REMOVED, kind_of(old[path]))
+            elif path not in old:
+                change = Change(name, path, ADDED, kind_of(new[path]))
+            else:
+                change = _compare(name, path, old[path], new[path])
+            if change is not None:
+                self.num_changes += 1
+                yield change
+
+
+def _compare(name: str, path: str, old: Any, new: Any) -> Change | None:
+    if kind_of(old) != kind_of(new):
+        return Change(name, path, CHANGED, f"{kind_of(old)} to {kind_of(new)}")
+    if isinstance(old, torch.Tensor):
+        return _compare_tensors(name, path, old, new)
+    if old == new or value_of(old) == value_of(new) == "nan":
+        return None
+    return Change(name, path, CHANGED, f"{value_of(old)} to {value_of(new)}")
+
+
+def _compare_tensors(
+    name: str, path: str, old: torch.Tensor, new: torch.Tensor
+) -> Change | None:
+    kind = torch.complex128 if old.is_complex() else torch.float64
+    first, second = old.to_dense().to(kind), new.to_dense().to(kind)
+    if old.dtype == torch.int64:  # Its values do not all fit into a double.
+        num_changed = int((old != new).sum())
+    else:
+        is_nan = first.isnan() & second.isnan()
+        num_changed = int(((first != second) & ~is_nan).sum())
+    if not num_changed:
+        return None
+    finite = torch.isfinite(first) & torch.isfinite(second)
+    change = torch.where(finite, second - first, 0)
+    norm = float(torch.linalg.vector_norm(torch.where(finite, first, 0)))
+    largest = float(change.abs().max())
+    relative = float(torch.linalg.vector_norm(change)) / norm if norm else None
+    text = f"{kind_of(old)}, {num_changed} of {old.numel()}, at most {largest:.3g}"
+    if relative is not None:
+        text += f", {relative:.2%} of the norm"
+    return Change(name, path, CHANGED, text, num_changed, largest, relative)

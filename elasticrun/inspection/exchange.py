@@ -1,0 +1,220 @@
+"""`elasticrun checkpoints export` and `import`: a state out of one, and into one.
+
+Files are those of `torch.save`, or of safetensors by their ending.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticrun.checkpoint import files
+from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.files import FileRecord
+from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.checkpoint.tensors import (
+    check_loads_safely,
+    load_values,
+    save_values,
+)
+from elasticrun.inspection.contents import Opaque, load_file, names_of_state
+from elasticrun.inspection.entries import InspectionError, find_entries
+from elasticrun.position import Position
+from elasticrun.version import version
+
+_PREFIX = "module."
+_SAFETENSORS = ".safetensors"
+
+
+def export_state(
+    checkpoint: Checkpoint, target: Path, *, state: str, has_prefix: bool | None
+) -> str:
+    """Write one state into a file of its own, durably; return what was done.
+
+    Args:
+        has_prefix: Whether the keys are to begin with `module.`; None leaves them.
+
+    Raises:
+        InspectionError: There is no such state, or it cannot be written like that.
+        OSError: The file cannot be written.
+    """
+    (name, *others) = names_of_state(checkpoint, word=state)
+    if others:
+        raise InspectionError(
+            f"each rank has a {state!r} of its own; name one of {name}, "
+            f"{', '.join(others)}"
+        )
+    values = load_file(checkpoint, name)
+    if isinstance(values, Opaque):
+        raise InspectionError(
+            f"{checkpoint.path / name} holds no tensors, but {values.kind}. Copy the "
+            "file as it is."
+        )
+    values = set_prefix(values, has_prefix)
+    if target.suffix == _SAFETENSORS:
+        data = _encode_safetensors(values, name)
+        files.replace_file(target, lambda file: file.write(data))
+    else:
+        files.replace_file(target, lambda file: torch.save(values, file))
+    return f"{checkpoint.path / name} is now {target}"
+
+
+def set_prefix(values: Any, has_prefix: bool | None) -> Any:
+    """Return a state dictionary whose keys begin with `module.`, or do not.
+
+    Raises:
+        InspectionError: It has no keys that could.
+    """
+    if has_prefix is None:
+        return values
+    if not isinstance(values, Mapping) or not all(isinstance(k, str) for k in values):
+        raise InspectionError(
+            f"a prefix needs a dictionary with names as keys, not {type(values)}"
+        )
+    plain = {key.removeprefix(_PREFIX): value for key, value in values.items()}
+    if len(plain) < len(values):
+        raise InspectionError(
+            f"without {_PREFIX!r}, two names would be the same; export it as it is"
+        )
+    return {f"{_PREFIX * has_prefix}{key}": value for key, value in plain.items()}
+
+
+def _encode_safetensors(values: Any, name: str) -> bytes:
+    library = _import_safetensors()
+    is_flat = isinstance(values, Mapping) and all(
+        isinstance(key, str) and isinstance(value, torch.Tensor)
+        for key, value in values.items()
+    )
+    if not is_flat:
+        raise InspectionError(
+            f"{name!r} holds more than tensors by name, which is all that a "
+            "safetensors file can hold. Export it to a .pt file."
+        )
+    # Tensors that share memory, as tied weights do, are refused there.
+    data: bytes = library.save({key: each.clone() for key, each in values.items()})
+    return data
+
+
+def _import_safetensors() -> Any:
+    try:
+        from safetensors import torch as library
+    except ImportError as error:
+        raise InspectionError(
+            "safetensors is not installed; pip install elasticrun[safetensors], or use "
+            "a .pt file."
+        ) from error
+    return library
+
+
+def import_state(
+    source: Path, directory: Path, *, state: str, job: str | None
+) -> Checkpoint:
+    """Commit a checkpoint with one state from a file, and all others as they were.
+
+    In an empty directory it is the job's first: the program starts at its beginning,
+    with that state loaded. Keys lose the `module.` that all of them have.
+
+    Args:
+        job: The job's name; needed if there is no checkpoint yet.
+
+    Raises:
+        InspectionError: The file cannot be used, or the job is not known.
+        CheckpointError: A live job uses the directory, or the newest is damaged.
+        OSError: It could not be written.
+    """
+    values = _without_common_prefix(_read(source))
+    check_loads_safely(values, name=state)
+    store = CheckpointStore(directory, job=job or _job_of(directory))
+    store.acquire(timeout=0)
+    try:
+        newest = store.find_newest()
+        generation = store.next_generation()
+        with _drafted(store) as draft:
+            records = [draft.write(state, lambda file: save_values(values, file))]
+            records += _copy_others(draft, newest, state)
+            return draft.commit(
+                _manifest(store.job, draft.number, generation, newest, records)
+            )
+    finally:
+        store.release()
+
+
+@contextmanager
+def _drafted(store: CheckpointStore) -> Iterator[Draft]:
+    draft = store.begin(store.next_number())
+    try:
+        yield draft
+    except BaseException:
+        draft.abandon()
+        raise
+
+
+def _copy_others(
+    draft: Draft, newest: Checkpoint | None, state: str
+) -> list[FileRecord]:
+    if newest is None:
+        return []
+    return [draft.copy(newest, name) for name in newest.names() if name != state]
+
+
+def _manifest(
+    job: str,
+    number: int,
+    generation: int,
+    newest: Checkpoint | None,
+    records: list[FileRecord],
+) -> Manifest:
+    old = newest.manifest if newest is not None else None
+    return Manifest(
+        job=job,
+        number=number,
+        generation=generation,
+        world_size=old.world_size if old is not None else 1,
+        position=old.position if old is not None else Position().encode(),
+        time=time.time(),
+        torch_version=str(torch.__version__),
+        elasticrun_version=version(),
+        files=tuple(records),
+    )
+
+
+def _job_of(directory: Path) -> str:
+    entries = find_entries(directory) if directory.is_dir() else []
+    for entry in entries:
+        if entry.checkpoint is not None:
+            return entry.checkpoint.manifest.job
+    raise InspectionError(
+        f"{directory} has no checkpoint that could say what the job is called. Give "
+        "--job; a job is called like its script's file, as train.py, unless "
+        "ELASTICRUN_JOB or --name says otherwise."
+    )
+
+
+def _read(source: Path) -> Any:
+    try:
+        if source.suffix == _SAFETENSORS:
+            return _import_safetensors().load_file(source)
+        with open(source, "rb") as file:
+            return load_values(file)
+    except InspectionError:
+        raise
+    except Exception as error:  # Whatever a file of another kind makes them raise.
+        raise InspectionError(
+            f"{source} cannot be read as values that execute nothing when they are "
+            f"loaded: {error}"
+        ) from error
+
+
+def _without_common_prefix(values: Any) -> Any:
+    has_common = (
+        isinstance(values, Mapping)
+        and len(values) > 0
+        and all(isinstance(key, str) and key.startswith(_PREFIX) for key in values)
+    )
+    return set_prefix(values, False) if has_common else values

@@ -1,0 +1,144 @@
+"""`elasticrun checkpoints` and its `verify`: which there are, which are whole.
+
+Needs no torch: manifests are JSON, and checksums are of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from elasticrun.checkpoint import files
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files import DamagedFileError
+from elasticrun.inspection.entries import (
+    BAD,
+    Entry,
+    choose_checkpoint,
+    find_entries,
+    owner_of,
+)
+from elasticrun.inspection.tables import (
+    columns,
+    position_text,
+    size_text,
+    time_text,
+)
+
+_HEAD = ("number", "time", "generation", "replicas", "size", "position", "condition")
+
+
+def list_checkpoints(directory: Path, *, as_json: bool) -> Iterator[str]:
+    """Yield the lines that say which checkpoints there are, the newest first.
+
+    Raises:
+        InspectionError: The directory cannot be read.
+    """
+    entries, owner = find_entries(directory), owner_of(directory)
+    if as_json:
+        yield json.dumps(
+            {
+                "directory": str(directory),
+                "in_use_by": str(owner) if owner else None,
+                "checkpoints": [as_values(entry) for entry in entries],
+            }
+        )
+        return
+    yield f"{directory}{f', in use by {owner}' if owner else ''}"
+    if entries:
+        yield from columns([_HEAD, *map(_row, entries)], right=(0, 2, 3, 4))
+    else:
+        yield "no checkpoints"
+    for entry in entries:
+        if entry.reason:
+            yield f"{entry.number} is bad: {entry.reason}"
+
+
+def as_values(entry: Entry) -> dict[str, Any]:
+    """Return an entry as plain values."""
+    values: dict[str, Any] = {
+        "number": entry.number,
+        "path": str(entry.path),
+        "condition": entry.condition,
+        "reason": entry.reason,
+        "size": entry.size,
+    }
+    if entry.checkpoint is not None:
+        values |= manifest_values(entry.checkpoint)
+    return values
+
+
+def manifest_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a checkpoint says of itself as plain values, without its files."""
+    fields = json.loads(checkpoint.manifest.encode())
+    return {key: fields[key] for key in fields.keys() - {"files", "crc32", "format"}}
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    if entry.checkpoint is None:
+        unknown = ("-",) * 3
+        size = size_text(entry.size)
+        return (str(entry.number), *unknown, size, "-", entry.condition)
+    manifest = entry.checkpoint.manifest
+    return (
+        str(entry.number),
+        time_text(manifest.time),
+        str(manifest.generation),
+        str(manifest.world_size),
+        size_text(entry.size),
+        position_text(manifest.position),
+        entry.condition,
+    )
+
+
+class Verification:
+    """Reads every byte of checkpoints and compares it with what was written.
+
+    Attributes:
+        num_bad: How many were found damaged so far.
+    """
+
+    def __init__(self, directory: Path, words: list[str]) -> None:
+        self._directory = directory
+        self._words = words
+        self.num_bad = 0
+
+    def lines(self, *, as_json: bool) -> Iterator[str]:
+        """Verify; yield what was found, a line a checkpoint and a line a problem."""
+        results = []
+        for number, problems in self._verify():
+            self.num_bad += bool(problems)
+            if as_json:
+                results.append({"number": number, "problems": problems})
+                continue
+            yield f"{number}  {'bad' if problems else 'good'}"
+            yield from (f"    {problem}" for problem in problems)
+        if as_json:
+            yield json.dumps({"directory": str(self._directory), "verified": results})
+
+    def _verify(self) -> Iterator[tuple[int, list[str]]]:
+        if self._words:
+            for word in self._words:
+                checkpoint = choose_checkpoint(self._directory, word)
+                yield checkpoint.number, find_problems(checkpoint)
+            return
+        for entry in find_entries(self._directory):
+            if entry.checkpoint is not None:
+                problems = find_problems(entry.checkpoint)
+                if entry.path.is_dir():  # Else the job has removed it meanwhile.
+                    yield entry.number, problems
+            elif entry.condition == BAD:
+                yield entry.number, [entry.reason]
+
+
+def find_problems(checkpoint: Checkpoint) -> list[str]:
+    """Return what is wrong with a checkpoint's files, after reading every byte."""
+    problems = []
+    for record in checkpoint.manifest.files:
+        try:
+            files.open_checked(checkpoint.path / record.name, record).close()
+        except (DamagedFileError, OSError) as error:
+            problems.append(str(error))
+    return problems

@@ -1,0 +1,88 @@
+"""`elasticrun checkpoints prune`: removes old checkpoints, never the last good ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elasticrun.checkpoint.draft import remove_checkpoint
+from elasticrun.checkpoint.lock import DirectoryLock
+from elasticrun.inspection.entries import (
+    TORN,
+    WRITING,
+    Entry,
+    find_entries,
+    owner_of,
+)
+from elasticrun.inspection.overview import find_problems
+from elasticrun.inspection.tables import size_text
+
+
+def prune(directory: Path, *, keep: int, is_dry: bool, as_json: bool) -> Iterator[str]:
+    """Remove what is older than the newest `keep` checkpoints that are whole.
+
+    Whole means that every byte has been compared, so that a damaged one never stands
+    for a good one. While a job uses the directory, what was never committed is left to
+    it.
+
+    Raises:
+        InspectionError: The directory cannot be read.
+        CheckpointError: It cannot be written.
+        OSError: Something could not be removed.
+    """
+    with _kept_from_new_jobs(directory) as is_used:
+        entries = find_entries(directory, is_used=is_used)
+        doomed = _choose_doomed(entries, keep=keep, is_used=is_used)
+        for entry in doomed:
+            if not is_dry:
+                remove_checkpoint(entry.path)
+            if not as_json:
+                yield f"{'would remove' if is_dry else 'removed'} {entry.path.name}"
+    size = sum(entry.size for entry in doomed)
+    if as_json:
+        yield json.dumps(
+            {
+                "directory": str(directory),
+                "removed": [entry.number for entry in doomed],
+                "size": size,
+                "is_dry_run": is_dry,
+            }
+        )
+    else:
+        verb = "would free" if is_dry else "freed"
+        yield f"{verb} {size_text(size)}" if doomed else "nothing to remove"
+
+
+@contextmanager
+def _kept_from_new_jobs(directory: Path) -> Iterator[bool]:
+    """Hold the lock, so that no job begins with what is being removed.
+
+    Yields:
+        Whether a job has the directory already.
+    """
+    if owner_of(directory) is not None:
+        yield True
+        return
+    lock = DirectoryLock(directory)
+    lock.acquire(timeout=0)
+    try:
+        yield False
+    finally:
+        lock.release()
+
+
+def _choose_doomed(entries: list[Entry], *, keep: int, is_used: bool) -> list[Entry]:
+    doomed, num_whole = [], 0
+    for entry in entries:
+        if entry.condition in (WRITING, TORN):
+            if not is_used:
+                doomed.append(entry)
+        elif num_whole < keep:
+            num_whole += entry.checkpoint is not None and not find_problems(
+                entry.checkpoint
+            )
+        else:
+            doomed.append(entry)
+    return doomed

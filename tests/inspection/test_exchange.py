@@ -1,0 +1,212 @@
+"""Exporting and importing a state, and pruning by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    Variables,
+    register,
+    remaining_epochs_until,
+    save_all_states,
+)
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.inspection.exchange import set_prefix
+from tests.inspection.running import flip_byte, make_model, run, save_some
+from tests.support.data import Numbers
+from tests.support.generations import generation, run_once
+
+
+def test_a_model_is_exported_for_plain_torch(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5, 0.25)
+    target = tmp_path / "out.pt"
+    said = run(tmp_path / "job", "export", 1, target)
+    assert said.code == 0
+    assert said.lines == [f"{tmp_path}/job/checkpoint-00000001/model is now {target}"]
+    model = make_model()
+    model.load_state_dict(torch.load(target, weights_only=True))
+    assert model.weight.unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("name", ["out.pt", "out.safetensors"])
+def test_keys_get_a_prefix_or_lose_it(tmp_path: Path, name: str) -> None:
+    save_some(tmp_path / "job", 0.5)
+    target = tmp_path / name
+
+    def exported(*words: object) -> list[str]:
+        said = run(tmp_path / "job", "export", "newest", target, "--force", *words)
+        assert said.code == 0, said.errors
+        is_torchs = name.endswith(".pt")
+        values = torch.load(target) if is_torchs else load_file(target)
+        assert values[next(iter(values))].tolist() in ([[0.5] * 3] * 2, [-0.5] * 2)
+        return sorted(values)
+
+    assert exported() == exported("--no-prefix") == ["bias", "weight"]
+    assert exported("--prefix") == ["module.bias", "module.weight"]
+
+
+def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5)
+    (tmp_path / "out.pt").write_bytes(b"precious")
+    said = run(tmp_path / "job", "export", 1, tmp_path / "out.pt")
+    assert said.code == 2
+    assert "out.pt is there already; --force replaces it" in said.errors
+    assert (tmp_path / "out.pt").read_bytes() == b"precious"
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5)
+    target = tmp_path / "out.safetensors"
+    said = run(tmp_path / "job", "export", 1, target, "--state", "variables")
+    assert said.code == 2
+    assert "'variables' holds more than tensors by name" in said.errors
+    flip_byte(tmp_path / "job" / "checkpoint-00000001" / "model")
+    said = run(tmp_path / "job", "export", 1, target, "--json")
+    assert (said.code, said.output) == (2, "")
+    assert "has the checksum" in said.errors
+    assert not target.exists()
+
+
+def test_a_prefix_must_not_merge_names() -> None:
+    values: dict[str, Any] = {"module.a": 1, "a": 2}
+    with pytest.raises(Exception, match="two names would be the same"):
+        set_prefix(values, False)
+    assert set_prefix({"module.module.a": 1}, True) == {"module.module.a": 1}
+    assert set_prefix(values, None) is values
+
+
+# Import
+
+
+def train() -> Any:
+    """Load what is there, take an epoch's steps, save."""
+    model = make_model()
+    register(model=model)
+    before = model.weight[0, 0].item()
+    best = Variables(accuracy=0.0)
+    epochs, batches = [], 0
+    loader = AdaptiveDataLoader(Numbers(8), 4)
+    for epoch in remaining_epochs_until(2):
+        epochs.append(epoch)
+        batches += sum(1 for _ in loader)
+    return before, best.accuracy, epochs, batches
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_job_begins_with_an_imported_model(
+    tmp_path: Path, ending: str, prefix: str
+) -> None:
+    source = tmp_path / f"pretrained.{ending}"
+    values = {f"{prefix}{k}": v for k, v in make_model(0.75).state_dict().items()}
+    (save_file if ending == "safetensors" else torch.save)(values, source)
+    said = run(tmp_path / "job", "import", source, "--job", "test")
+    assert said.code == 0, said.errors
+    assert run_once(train, tmp_path / "job") == (0.75, 0.0, [0, 1], 4)
+    generations = [
+        each["generation"]
+        for each in run(tmp_path / "job", "--json").values["checkpoints"]
+    ]
+    assert generations == [1, 0]
+
+
+def test_an_imported_model_replaces_that_of_the_newest(tmp_path: Path) -> None:
+    def script() -> None:
+        register(model=make_model(0.5))
+        Variables(accuracy=0.0).accuracy = 0.9
+        for _ in remaining_epochs_until(1):
+            pass
+
+    run_once(script, tmp_path / "job")
+    torch.save(make_model(0.75).state_dict(), tmp_path / "better.pt")
+    said = run(tmp_path / "job", "import", tmp_path / "better.pt", "--json")
+    assert said.values == {"path": str(tmp_path / "job" / "checkpoint-00000002")}
+    assert run_once(train, tmp_path / "job") == (0.75, 0.9, [1], 2)
+
+
+def test_an_import_needs_a_job_and_no_live_one(tmp_path: Path) -> None:
+    source = tmp_path / "model.pt"
+    torch.save(make_model(0.75).state_dict(), source)
+    said = run(tmp_path / "job", "import", source)
+    assert said.code == 2
+    assert "has no checkpoint that could say what the job is called" in said.errors
+    assert not (tmp_path / "job").exists()
+    with generation(tmp_path / "job"):
+        save_all_states()
+        said = run(tmp_path / "job", "import", source)
+    assert said.code == 2
+    assert "is in use by a live job" in said.errors
+
+
+class Surprise:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_an_import_executes_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "model.pt"
+    torch.save({"weight": Surprise(tmp_path / "executed")}, source)
+    said = run(tmp_path / "job", "import", source, "--job", "test")
+    assert said.code == 2
+    assert "cannot be read as values that execute nothing" in said.errors
+    assert not (tmp_path / "executed").exists()
+
+
+# Pruning by hand
+
+
+def numbers(directory: Path) -> list[int]:
+    return [each["number"] for each in run(directory, "--json").values["checkpoints"]]
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """Return a directory with 1 to 4, of which 3 is damaged, and 5 not committed."""
+    save_some(tmp_path, 1.0, 2.0, 3.0, 4.0)
+    flip_byte(tmp_path / "checkpoint-00000003" / "model")
+    store = CheckpointStore(tmp_path, job="test")
+    store.begin(5).write("model", lambda file: file.write(b"half of it"))
+    return tmp_path
+
+
+def test_old_ones_are_removed_and_damaged_ones_do_not_count(torn: Path) -> None:
+    said = run(torn, "prune", "--keep", 2, "--dry-run")
+    assert said.code == 0
+    assert said.lines[:-1] == [
+        "would remove checkpoint-00000005",
+        "would remove checkpoint-00000001",
+    ]
+    assert said.lines[-1].startswith("would free ")
+    assert numbers(torn) == [5, 4, 3, 2, 1]
+    values = run(torn, "prune", "--keep", 2, "--json").values
+    assert values["removed"] == [5, 1]
+    assert values["size"] > 0
+    assert numbers(torn) == [4, 3, 2]
+    assert run(torn, "prune", "--keep", 2).lines == ["nothing to remove"]
+
+
+def test_a_job_at_work_keeps_its_draft_and_its_newest(torn: Path) -> None:
+    with generation(torn) as job:
+        draft = CheckpointStore(torn, job="test").begin(5)
+        draft.write("model", lambda file: file.write(b"half of it"))
+        assert run(torn, "prune", "--keep", 1).code == 0
+        assert numbers(torn) == [5, 4]
+        draft.abandon()
+        assert job.save() is not None
+    assert run(torn, "verify").code == 0
+
+
+def test_something_must_stay(torn: Path) -> None:
+    assert run(torn, "prune", "--keep", 0).code == 2
+    for number in (1, 2, 4):
+        flip_byte(torn / f"checkpoint-0000000{number}" / "model")
+    assert run(torn, "prune", "--keep", 1, "--json").values["removed"] == [5]
