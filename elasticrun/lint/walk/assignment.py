@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from elasticrun.lint.graph import OWN, Place, Sink
-from elasticrun.lint.values import Value, unknown
-from elasticrun.lint.walk.calls import OPTIMIZER, SAVE
-from elasticrun.lint.walk.core import VALUE, Frame
+from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Place, Sink
+from elasticrun.lint.values import Value, is_key, unknown
+from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.iteration import Iteration, element_of
 
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
@@ -28,7 +27,7 @@ class Assignment(Iteration):
         elif isinstance(target, ast.Subscript):
             base = self._evaluate_base(target.value, frame)
             key = self.evaluate(target.slice, frame)
-            name = key.data if key.kind == "const" and _is_key(key.data) else "[]"
+            name = key.data if key.kind == "const" and is_key(key.data) else "[]"
             self._assign_member(base, name, target, value, how)
         elif isinstance(target, ast.Tuple | ast.List):
             self._unpack(target, value, frame, how)
@@ -92,7 +91,7 @@ class Assignment(Iteration):
 
     # Statements.
 
-    def _run_Assign(self, node: ast.Assign, frame: Frame) -> None:  # noqa: N802
+    def _run_Assign(self, node: ast.Assign, frame: Frame) -> None:
         self.step(node, frame)
         start = len(self.read_log)
         with self.into(self.sink_of(node.targets, frame)):
@@ -102,7 +101,7 @@ class Assignment(Iteration):
             self.assign(target, value, frame, how=self._how(target, node.value))
             self._note_durable(target, node, frame, reads, value)
 
-    def _run_AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:  # noqa: N802
+    def _run_AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:
         if node.value is not None:
             self.step(node, frame)
             with self.into(self.sink_of([node.target], frame)):
@@ -168,7 +167,7 @@ class Assignment(Iteration):
             return [(base.uid, target.slice.value), (base.uid, "[]")]
         return [(base.uid, "[]")]
 
-    def _run_AugAssign(self, node: ast.AugAssign, frame: Frame) -> None:  # noqa: N802
+    def _run_AugAssign(self, node: ast.AugAssign, frame: Frame) -> None:
         self.step(node, frame)
         with self.into(OWN):
             old = self.evaluate(as_load(node.target), frame)
@@ -280,7 +279,3 @@ def _is_bounding(value: ast.expr) -> bool:
     if isinstance(value.func, ast.Name):
         name = value.func.id
     return name in _BOUNDING
-
-
-def _is_key(data: object) -> bool:
-    return isinstance(data, str | int)

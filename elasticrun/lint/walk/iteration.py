@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from elasticrun.lint import catalog
+from elasticrun.lint import roles
 from elasticrun.lint.graph import DataLoop, EpochLoop, Step
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.core import Frame, Leaving
@@ -42,7 +42,7 @@ class Iteration(Methods):
             return True
         if value.kind != "unknown" or not value.name:
             return False
-        return catalog.hint(value.name) == "loader"
+        return roles.hint(value.name) == "loader"
 
     def _is_short(self, value: Value) -> bool:
         if value.kind == "dict":
