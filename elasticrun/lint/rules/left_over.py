@@ -9,7 +9,7 @@ from elasticrun.lint.finding import Finding, Fix
 from elasticrun.lint.graph import DataLoop, Place, Read, Write
 from elasticrun.lint.mending import true_enumerate
 from elasticrun.lint.program import Program, doubts
-from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock
+from elasticrun.lint.rules.uses import Uses, is_clock
 
 
 def left_over(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
@@ -34,7 +34,11 @@ def _read_after(
     program: Program, uses: Uses, loop: DataLoop, write: Write
 ) -> Iterator[Finding]:
     outside = [r for r in uses.reads[write.place] if r.step.loop is not loop]
-    if not outside or any(w.how in PARTIAL for w in uses.writes[write.place]):
+    if not outside or any(
+        uses.is_sum(each, loop)
+        for each in uses.writes[write.place]
+        if each.step.loop is loop
+    ):
         return
     reached = uses.reached(write.step, write.place)
     reads = [read for read in outside if read.step.number in reached]

@@ -23,7 +23,7 @@ def sums(
             if write.how not in PARTIAL or place in seen or place in carried:
                 continue
             seen.add(place)
-            if not uses.is_volatile(place):
+            if not uses.is_volatile(place) or not uses.is_sum(write, loop):
                 continue
             reached = uses.reached(step, place)
             reads = [

@@ -72,6 +72,17 @@ class Uses:
                 killers.add(loop.head)
         return killers
 
+    def is_sum(self, write: Write, loop: DataLoop) -> bool:
+        """Return whether a write in a loop adds to what an earlier batch left."""
+        if write.how not in PARTIAL:
+            return False
+        killers = self.killers(write.place)
+
+        def passes(step: Step) -> bool:
+            return step.loop is loop and step.number not in killers
+
+        return write.step.number in self.program.graph.forward([loop.head], passes)
+
     def loudness(self, reads: list[Read]) -> str:
         """Return `decides`, `shown` or an empty text for what reads lead to."""
         return self._loudness(reads, set())

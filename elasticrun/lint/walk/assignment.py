@@ -9,6 +9,7 @@ from elasticrun.lint.values import Value, is_key, unknown
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.iteration import Iteration, element_of
 
+_HANDED = frozenset(("model", "optimizer", "scheduler", "loader", "ema", "instance"))
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
 
 
@@ -27,7 +28,9 @@ class Assignment(Iteration):
         elif isinstance(target, ast.Subscript):
             base = self._evaluate_base(target.value, frame)
             key = self.evaluate(target.slice, frame)
-            name = key.data if key.kind == "const" and is_key(key.data) else "[]"
+            is_known = key.kind == "const" and is_key(key.data)
+            name = key.data if is_known else "[]"
+            how = how if is_known or how != "set" else "weak"
             self._assign_member(base, name, target, value, how)
         elif isinstance(target, ast.Tuple | ast.List):
             self._unpack(target, value, frame, how)
@@ -83,6 +86,8 @@ class Assignment(Iteration):
         for index, each in enumerate(target.elts):
             if is_exact:
                 part = parts[index]
+            elif index == 0 and value.kind in ("scheduler", "optimizer", "model"):
+                part = value  # a factory that returns something beside it
             elif value.kind in ("param", "param_groups"):
                 part = element_of(value)
             else:
@@ -96,10 +101,32 @@ class Assignment(Iteration):
         start = len(self.read_log)
         with self.into(self.sink_of(node.targets, frame)):
             value = self.evaluate(node.value, frame)
+        value = self._handed_through(node, value, frame)
         reads = {read.place for read in self.read_log[start:]}
         for target in node.targets:
             self.assign(target, value, frame, how=self._how(target, node.value))
             self._note_durable(target, node, frame, reads, value)
+
+    def _handed_through(self, node: ast.Assign, value: Value, frame: Frame) -> Value:
+        """Return what `x = f(x)` and `x, y = f(x, y)` leave in x where f is unseen."""
+        call, target = node.value, node.targets[0]
+        if value.kind != "unknown" or not isinstance(call, ast.Call):
+            return value
+        given = {
+            each.id: self.look_up(each.id, frame)[0]
+            for each in call.args
+            if isinstance(each, ast.Name)
+        }
+        given = {name: each for name, each in given.items() if each.kind in _HANDED}
+        if isinstance(target, ast.Name):
+            return given.get(target.id, value)
+        if not given or not isinstance(target, ast.Tuple):
+            return value
+        names = [each.id if isinstance(each, ast.Name) else "" for each in target.elts]
+        if not given.keys() & set(names):
+            return value
+        parts = [given.get(name) or unknown(name, value.taints) for name in names]
+        return Value("tuple", parts=parts)
 
     def _run_AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:
         if node.value is not None:

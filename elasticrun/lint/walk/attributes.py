@@ -16,6 +16,7 @@ from elasticrun.lint.values import (
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.truth import Truth
 
+_INNER = frozenset(("module", "_orig_mod"))
 _SAME_OBJECT = frozenset(("module", "data", "_orig_mod", "T"))
 _RANK_ATTRIBUTES = frozenset(
     ("rank", "local_rank", "global_rank", "is_main_process", "process_index",
@@ -102,6 +103,8 @@ class Attributes(Truth):
         return method
 
     def _other_attribute(self, base: Value, name: str, node: ast.AST) -> Value:
+        if name in _INNER and base.kind == "model" and base.parts:
+            return base.parts[0] if base.parts[0].is_object else base
         if name in _SAME_OBJECT and base.kind in ("model", "param", "instance"):
             return base
         if name == "param_groups" and base.kind in ("optimizer", "unknown"):
@@ -147,9 +150,9 @@ class Attributes(Truth):
         if key.kind == "const" and is_key(key.data):
             return self._constant_item(base, key.data, node)
         taints = base.taints | key.taints
+        self.read((base.uid, "[]"), node)
         candidates = [*base.attrs.values(), *base.parts]
         if base.kind in ("dict", "list", "tuple") and candidates:
-            self.read((base.uid, "[]"), node)
             objects = [each for each in candidates if each.is_object]
             return objects[0] if objects else unknown(taints=taints)
         return unknown(taints=taints)

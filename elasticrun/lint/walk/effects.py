@@ -11,6 +11,9 @@ _UNFIXED = frozenset(("time", "entropy", "random"))
 _ON_GRADIENTS = frozenset(("clip_grad_norm_", "clip_grad_value_", "backward"))
 
 
+_SPLITTERS = ("sklearn.model_selection.", "sklearn.utils.")
+
+
 class Effects(Elastic):
     """Notes effects."""
 
@@ -23,6 +26,8 @@ class Effects(Elastic):
         if it.name in catalog.LOGGERS:
             self.note("logged", it.node, data=it.name)
             return constant(None)
+        if it.name.startswith(_SPLITTERS) and _shuffles(it):
+            return self._draw(it)
         return self._outer_effect(it) or self._effect_on_all(it)
 
     def _outer_effect(self, it: Called) -> Value | None:
@@ -62,9 +67,11 @@ class Effects(Elastic):
 
     def _seed(self, it: Called) -> Value | None:
         self.note("seeded", it.node, data=(it.name, it.values))
+        if roles.made_by(it.name) == "rng":
+            return None  # a generator of its own; the global one is as it was
         if it.values and not it.taints & _UNFIXED:
             self.has_seeded.add(it.name.split(".", 1)[0])
-        return None if roles.made_by(it.name) == "rng" else unknown()
+        return unknown()
 
     def is_seeded(self, name: str) -> bool:
         """Return whether the generator behind a draw has been given a seed."""
@@ -72,3 +79,9 @@ class Effects(Elastic):
         family = "numpy" if family == "sklearn" else family
         general = self.has_seeded - {"torch", "numpy", "random"}
         return family in self.has_seeded or bool(general)
+
+
+def _shuffles(it: Called) -> bool:
+    shuffle = it.keywords.get("shuffle")
+    is_asked = shuffle is not None and shuffle.kind == "const" and bool(shuffle.data)
+    return is_asked or it.last.endswith("ShuffleSplit")

@@ -62,6 +62,10 @@ class Expressions(Attributes):
         left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
         if left.kind == "list" and right.kind == "list":
             return Value("list", parts=[*left.parts, *right.parts])
+        if left.kind == "list" and isinstance(node.op, ast.Mult):
+            repeated = Value("list", parts=left.parts)
+            repeated.is_complete = False
+            return self.made(repeated)
         return unknown(taints=left.taints | right.taints)
 
     def _eval_Compare(self, node: ast.Compare, frame: Frame) -> Value:

@@ -35,7 +35,13 @@ class Iteration(Methods):
         elif self._is_short(value):
             self._unrolled(value, node, frame, body)
         else:
-            self._repeated(node, frame, body, element_of(value))
+            self._repeated(node, frame, body, self._element(value))
+
+    def _element(self, value: Value) -> Value:
+        element = element_of(value)
+        if value.kind == "range" and self.epoch is None:
+            element.taints |= {"epoch"}  # a number that does not depend on restarts
+        return element
 
     def _is_loader(self, value: Value) -> bool:
         if value.kind in ("loader", "plain_loader"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 
 from elasticrun.lint import catalog
 from elasticrun.lint.values import Value, unknown
@@ -16,6 +17,7 @@ _COLLECTIONS = {
     "OrderedDict": "dict",
     "Counter": "dict",
 }
+_RECORDS = frozenset(("SimpleNamespace", "Namespace", "AttrDict", "EasyDict", "Box"))
 _SOURCES = (
     (catalog.TIME, "time"),
     (catalog.ENTROPY, "entropy"),
@@ -42,11 +44,29 @@ class Language(Objects):
             partial = Value("partial", it.args[0].name, parts=it.args)
             partial.attrs = dict(it.keywords)
             return partial
+        if it.name in ("getattr", "setattr") and len(it.args) > 1:
+            return self._by_name(it)
         if it.last in ("ThreadPoolExecutor", "Thread"):
             return unknown()
         if it.name in ("csv.writer", "csv.DictWriter") and it.args:
             return it.args[0]
         return None
+
+    def _by_name(self, it: Called) -> Value | None:
+        """Return an attribute that is got or set under a name known here."""
+        base, name = it.args[:2]
+        if name.kind != "const" or not isinstance(name.data, str):
+            return None
+        if it.name == "getattr":
+            return self.attribute(base, name.data, it.node, it.frame)
+        target = ast.Attribute(value=it.node.args[0], attr=name.data, ctx=ast.Store())
+        target = ast.fix_missing_locations(ast.copy_location(target, it.node))
+        source = _Named(it.node.args[:2], name.data).visit(
+            copy.deepcopy(it.node.args[-1])
+        )
+        node = ast.copy_location(ast.Assign(targets=[target], value=source), it.node)
+        self.run([node], it.frame)
+        return unknown()
 
     # Iteration.
 
@@ -101,8 +121,24 @@ class Language(Objects):
             return self.made(Value(it.keywords["default_factory"].name, node=it.node))
         if it.name in ("list", "dict", "set", "tuple") and not it.values:
             return self.made(Value(it.name, node=it.node))
-        if it.name in ("dict", "vars") and not it.args:
-            made = self.made(Value("dict", node=it.node))
+        is_record = it.last in _RECORDS
+        if (it.name in ("dict", "vars") or is_record) and not it.args:
+            made = self.made(Value("instance" if is_record else "dict", node=it.node))
             made.attrs = dict(it.keywords)
             return made
         return None
+
+
+class _Named(ast.NodeTransformer):
+    """Writes `getattr(x, name)` as the attribute that it is."""
+
+    def __init__(self, args: list[ast.expr], name: str) -> None:
+        self.wanted = [ast.dump(each) for each in args]
+        self.name = name
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_getattr = isinstance(node.func, ast.Name) and node.func.id == "getattr"
+        if not is_getattr or [ast.dump(each) for each in node.args[:2]] != self.wanted:
+            return self.generic_visit(node)
+        made = ast.Attribute(value=node.args[0], attr=self.name, ctx=ast.Load())
+        return ast.copy_location(made, node)
