@@ -12,7 +12,7 @@ def run(arguments: list[str] | None = None) -> int:
     """Parse the arguments and lint."""
     parser = argparse.ArgumentParser(
         prog="python -m elasticrun.lint",
-        description="Find code that a restart would run twice, and values it would lose.",
+        description="Find what a restart would run twice, and what it would lose.",
     )
     command.add_arguments(parser)
     return command.main(parser.parse_args(arguments))

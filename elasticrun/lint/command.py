@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         chosen = _chosen(options, paths)
     except ConfigurationError as error:
-        print(f"elasticrun lint: {error}", file=sys.stderr)
+        _complain(f"elasticrun lint: {error}")
         return COULD_NOT
     result = lint_paths(paths, chosen)
     if options.fix and not options.explain_zones:
@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
 
         count = fix_files(result, unsafe=options.unsafe_fixes)
         if count:
-            print(f"{count} fixed", file=sys.stderr)
+            _complain(f"{count} fixed")
             result = lint_paths(paths, chosen)
     if options.explain_zones:
         from elasticrun.lint.explain import explain
@@ -79,16 +79,16 @@ def main(options: argparse.Namespace) -> int:
     else:
         output = report(result, options.format)
     if output:
-        print(output)
+        _say(output)
     for problem in result.problems:
-        print(problem_line(problem), file=sys.stderr)
+        _complain(problem_line(problem))
     if result.problems:
         return COULD_NOT
     return FOUND if result.findings and not options.explain_zones else CLEAN
 
 
 def _chosen(options: argparse.Namespace, paths: list[Path]) -> Options:
-    """Return the settings of pyproject.toml with those of the command line over them."""
+    """Return the settings of pyproject.toml, those of the command line over them."""
     base = Options()
     if not options.isolated and paths:
         first = paths[0] if paths[0].is_dir() else paths[0].parent
@@ -112,15 +112,23 @@ def rule_main(options: argparse.Namespace) -> int:
     from elasticrun.lint.rules.pages import listing, terminal_page
 
     if not options.codes:
-        print(listing())
+        _say(listing())
         return CLEAN
     status = CLEAN
     for code in options.codes:
         rule = RULES.get(code.upper())
         if rule is None:
-            text = f"elasticrun rule: there is no rule {code}. `elasticrun rule` lists all."
-            print(text, file=sys.stderr)
+            text = f"there is no rule {code}. `elasticrun rule` lists all."
+            _complain(f"elasticrun rule: {text}")
             status = COULD_NOT
         else:
-            print(terminal_page(rule))
+            _say(terminal_page(rule))
     return status
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

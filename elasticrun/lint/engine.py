@@ -11,13 +11,24 @@ from elasticrun.lint.finding import Finding, Fix
 from elasticrun.lint.options import Options
 from elasticrun.lint.program import Program
 from elasticrun.lint.project import Module, Project, python_files
-from elasticrun.lint.rules import data, loops, ranks, replayed, states, volatile
+from elasticrun.lint.rules import (
+    data,
+    effects,
+    files,
+    loops,
+    ranks,
+    replayed,
+    states,
+    volatile,
+)
 from elasticrun.lint.rules.table import RULES
 from elasticrun.lint.walk.walker import Walker
 
 Check = Callable[[Program], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
     replayed.check,
+    files.check,
+    effects.check,
     loops.check,
     volatile.check,
     states.check,

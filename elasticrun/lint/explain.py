@@ -26,8 +26,9 @@ def explain(program: Program) -> str:
             for line in _lines(step.node):
                 zones[step.module.name][line].add(zone)
     parts = [_legend()]
-    for name in modules:
-        parts.append(f"{name}\n" + _listing(modules[name], zones[name]))
+    parts += [
+        f"{name}\n" + _listing(module, zones[name]) for name, module in modules.items()
+    ]
     return "\n\n".join(parts)
 
 

@@ -52,7 +52,7 @@ def _span(edit: Edit, offsets: list[int], length: int) -> tuple[int, int, str]:
 
 
 def _overlaps(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    return one[0] < other[1] and other[0] < one[1] or one[0] == other[0]
+    return (one[0] < other[1] and other[0] < one[1]) or one[0] == other[0]
 
 
 def _offsets(text: str) -> list[int]:

@@ -14,6 +14,7 @@ class Plugin:
     version = "1"
 
     def __init__(self, tree: ast.AST, filename: str = "-", lines: Any = ()) -> None:
+        self.tree = tree
         self.filename = filename
         self.lines = list(lines)
 

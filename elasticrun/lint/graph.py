@@ -51,8 +51,19 @@ class Sink(NamedTuple):
     places: tuple[Place, ...] = ()
 
 
+VALUE = Sink("value")
+TEST = Sink("test")
+LOG = Sink("log")
+TRACK = Sink("track")  # a log in which the step has a meaning
+SAVE = Sink("save")
+OPTIMIZER = Sink("optimizer")
 OWN = Sink("own")  # read only to be changed
 NONE = Sink("none")  # read by nothing: the result of a call is dropped
+
+
+def flow_to(place: Place) -> Sink:
+    """Return the sink of a value that is stored in a place."""
+    return Sink("flow", (place,))
 
 
 class Read(NamedTuple):

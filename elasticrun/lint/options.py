@@ -101,7 +101,8 @@ def _parse(text: str, path: Path) -> Any:
             if "[tool.elasticrun.lint]" not in text:
                 return {}
             raise ConfigurationError(
-                f"{path} has settings for the linter, and Python 3.10 cannot read TOML. "
+                f"{path} has settings for the linter, and Python 3.10 cannot read "
+                f"TOML. "
                 "Install tomli, use Python 3.11 or later, or pass --isolated."
             ) from None
     try:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import catalog
+from elasticrun.lint.naming import named
 
-_ALSO_QUIET = frozenset(
-    ("request_checkpoint", "flush", "format", "item", "update", "refresh", "empty_cache",
-     "synchronize", "collect", "write", "time")
-)  # fmt: skip
-
-
-_SHOWING = frozenset(
-    "display show print report summary summarize progress log echo say status".split()
+_ALSO_QUIET = named(
+    "request_checkpoint flush format item update refresh empty_cache synchronize "
+    "collect write time"
+)
+_SHOWING = named(
+    "display show print report summary summarize progress log echo say status"
 )
 
 

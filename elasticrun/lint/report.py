@@ -35,6 +35,7 @@ def concise(finding: Finding) -> str:
 
 
 def problem_line(problem: Problem) -> str:
+    """Return a problem on one line."""
     return f"{problem.path}:{problem.line}: {problem.message}"
 
 

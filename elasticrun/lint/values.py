@@ -162,6 +162,11 @@ def external(name: str) -> Value:
     return Value("ext", name)
 
 
+def is_key(data: object) -> bool:
+    """Return whether a constant can be the key of an attribute or item."""
+    return isinstance(data, str | int)
+
+
 def register(value: Value, seen: set[int] | None = None) -> None:
     """Mark a value as saved in every checkpoint, with all that it wraps or may be."""
     seen = set() if seen is None else seen

@@ -40,8 +40,8 @@ def test_text_says_where_why_and_what_to_do(
     lines = output(capsys, "train.py").splitlines()
     loop = LINE + 1
     assert lines[0] == (
-        f"train.py:{LINE}:5: ER101 LR scheduler stepped in zone B; a restart during the "
-        f"loop at line {loop} steps it again"
+        f"train.py:{LINE}:5: ER101 LR scheduler stepped in zone B; a restart during "
+        f"the loop at line {loop} steps it again"
     )
     assert lines[1] == f"   {LINE} |     scheduler.step()"
     assert lines[2] == f"   chain: epoch loop {LINE - 3} -> loop over valid {loop}"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticrun.lint import catalog
+from elasticrun.lint import roles
 from elasticrun.lint.finding import Finding
+from elasticrun.lint.naming import named
 from elasticrun.lint.program import Program
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.core import Event
 
-_SIZES = frozenset(
+_SIZES = named(
     "batch_size lr max_lr learning_rate total_steps num_training_steps T_max "
     "num_warmup_steps steps_per_epoch warmup_steps step_size epochs milestones "
-    "total_iters base_lr max_local_batch_size t_initial".split()
+    "total_iters base_lr max_local_batch_size t_initial"
 )
-_UNFIXED = frozenset(("time", "entropy"))
+_UNFIXED = frozenset(("time", "entropy", "random"))
 
 
 def check(program: Program) -> Iterator[Finding]:
@@ -47,15 +48,18 @@ def _seeds(program: Program) -> Iterator[Finding]:
         if taints & _UNFIXED or is_none or is_empty:
             message = f"{name}: the seed differs with every start"
             yield program.finding("ER502", event.at, event.step, message)
-        elif event.kind == "rng_made" and not values and name != "torch.Generator":
-            if program.zone(event.step) in ("P", "A", "B"):
-                message = f"{name}() without a seed draws other values after a restart"
-                yield program.finding("ER501", event.at, event.step, message)
+        elif _is_unseeded(event, values) and program.zone(event.step) in "PAB":
+            message = f"{name}() without a seed draws other values after a restart"
+            yield program.finding("ER501", event.at, event.step, message)
     for event in program.events("loader_made"):
         seed = event.data[1].get("seed")
-        if seed is not None and seed.taints & (_UNFIXED | {"random"}):
+        if seed is not None and seed.taints & _UNFIXED:
             message = "the loader's seed differs with every start"
             yield program.finding("ER502", event.at, event.step, message)
+
+
+def _is_unseeded(event: Event, values: list[Value]) -> bool:
+    return event.kind == "rng_made" and not values and event.data != "torch.Generator"
 
 
 def _sizes(program: Program) -> Iterator[Finding]:
@@ -107,4 +111,4 @@ def _is_only_iterated(value: Value) -> bool:
         return value.cls.find("__getitem__") is None and (
             value.cls.role == "sampler" or value.cls.find("__iter__") is not None
         )
-    return value.name in catalog.ITERATED_SAMPLERS
+    return value.name in roles.ITERATED_SAMPLERS

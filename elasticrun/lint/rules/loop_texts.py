@@ -42,8 +42,10 @@ LOOP_RULES = (
         "ER204",
         "E",
         "loops over elastic loaders nested, or next(iter(loader))",
-        "leave the first loop before the second begins; take a sample from the data set",
-        "A loop inside a loop raises LoopOrderError, and so does one that `next(iter())` "
+        "leave the first loop before the second begins; take a sample from the data "
+        "set",
+        "A loop inside a loop raises LoopOrderError, and so does one that "
+        "`next(iter())` "
         "leaves open.",
         _LOOP
         + "    for x, y in train:\n"
@@ -55,7 +57,8 @@ LOOP_RULES = (
         "E",
         "loader created inside a dataset loop",
         "create all loaders before the first loop",
-        "Loaders are known by the order of their creation, and the interrupted loop does "
+        "Loaders are known by the order of their creation, and the interrupted loop "
+        "does "
         "not run its earlier batches again.",
         _LOOP
         + "    for x, y in train:\n"
@@ -90,7 +93,8 @@ LOOP_RULES = (
         "E",
         "whether a loop runs depends on rank, random numbers or time",
         "let the epoch's number or a saved value decide, or use request_stop()",
-        "All replicas must come to the same loops in the same order, and again so after "
+        "All replicas must come to the same loops in the same order, and again so "
+        "after "
         "a restart.",
         "import random\n\n"
         + _LOOP

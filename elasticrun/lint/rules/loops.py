@@ -97,13 +97,15 @@ def _local_names(epoch: EpochLoop) -> set[str]:
     """Return the parameters and local names of the function around an epoch loop."""
     found: set[str] = set()
     for function in ast.walk(epoch.module.tree or ast.Module([], [])):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            if function.lineno <= epoch.line <= (function.end_lineno or 0):
-                for each in ast.walk(function):
-                    if isinstance(each, ast.arg):
-                        found.add(each.arg)
-                    elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                        found.add(each.id)
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not function.lineno <= epoch.line <= (function.end_lineno or 0):
+            continue
+        for each in ast.walk(function):
+            if isinstance(each, ast.arg):
+                found.add(each.arg)
+            elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                found.add(each.id)
     return found
 
 
@@ -169,7 +171,8 @@ def _is_held(node: ast.AST, step: Step) -> bool:
 
 
 def _uncertain(program: Program) -> Iterator[Finding]:
-    for loop in [*program.walker.loops, *program.walker.epochs]:
+    loops: list[DataLoop | EpochLoop] = [*program.walker.loops, *program.walker.epochs]
+    for loop in loops:
         if isinstance(loop, DataLoop) and not loop.is_elastic:
             continue
         step = _step_of(program, loop)

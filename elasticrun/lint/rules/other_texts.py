@@ -35,7 +35,8 @@ OTHER_RULES = (
         "ER401",
         "E",
         "collective, checkpoint or loop under an unbalanced rank test",
-        "let all replicas come to it, and test the rank only around what one does alone",
+        "let all replicas come to it, and test the rank only around what one does "
+        "alone",
         "The replicas that skip it do not take part, and the others wait for them.",
         _LOOP + _TRAIN + "    if elasticrun.rank() == 0:\n        dist.barrier()\n",
         _LOOP + _TRAIN + "    dist.barrier()\n    if elasticrun.rank() == 0:\n"

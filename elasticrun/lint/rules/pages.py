@@ -29,6 +29,13 @@ def terminal_page(rule: Rule) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+_BEGINNING = "index.md#how-the-examples-begin"
+_INTRODUCTION = """\
+E is an error, W a warning, H a hint that only `--pedantic` shows. What is
+known only by its name is reported one level lower. The model behind the rules
+is in [idempotency.md](../idempotency.md)."""
+
+
 def markdown_page(rule: Rule) -> str:
     """Return a rule's page for the documentation."""
     help_text = rule.help[:1].upper() + rule.help[1:]
@@ -43,7 +50,7 @@ def markdown_page(rule: Rule) -> str:
                 "Right:",
                 f"```text\n{rule.right.rstrip()}\n```",
                 textwrap.fill(f"{help_text}.", 88),
-                "The scripts begin as in [the list of rules](index.md#how-the-examples-begin).",
+                f"The scripts begin as in [the list of rules]({_BEGINNING}).",
             ]
         )
         + "\n"
@@ -60,9 +67,7 @@ def markdown_index() -> str:
         [
             "# Rules of `elasticrun lint`",
             "",
-            "E is an error, W a warning, H a hint that only `--pedantic` shows. What is",
-            "known only by its name is reported one level lower. The model behind the rules",
-            "is in [idempotency.md](../idempotency.md).",
+            _INTRODUCTION,
             "",
             "| code | | what it finds |",
             "| --- | --- | --- |",

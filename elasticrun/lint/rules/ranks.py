@@ -72,13 +72,16 @@ def _states(program: Program) -> Iterator[Finding]:
         if taints & _CHANGING:
             message = f"{name} is created under a condition that may differ"
             yield program.finding("ER402", event.at, step, message)
-        elif step.epoch is not None and step.loop is None and name != "Accumulator":
-            if not is_once(step):
-                message = (
-                    f"{name} is created in the epoch loop, again in each epoch that is "
-                    "not skipped"
-                )
-                yield program.finding("ER402", event.at, step, message)
+        elif _is_in_epoch(step) and name != "Accumulator":
+            message = (
+                f"{name} is created in the epoch loop, again in each epoch that is "
+                "not skipped"
+            )
+            yield program.finding("ER402", event.at, step, message)
+
+
+def _is_in_epoch(step: Step) -> bool:
+    return step.epoch is not None and step.loop is None and not is_once(step)
 
 
 def _paths(program: Program) -> Iterator[Finding]:

@@ -25,7 +25,8 @@ REPLAY_RULES = (
         "E",
         "counter updated from its own value in replayed code",
         "move it into a loop's body or after the last dataset loop of the epoch",
-        "What is in Variables or a State comes back with the value that it had when the "
+        "What is in Variables or a State comes back with the value that it had when "
+        "the "
         "job stopped. Adding to it in replayed code adds once more for each restart.",
         "seen = Variables(epochs=0)\n" + _LOOP + "    seen.epochs += 1\n" + _TRAIN,
         "seen = Variables(epochs=0)\n" + _LOOP + _TRAIN + "    seen.epochs += 1\n",
@@ -69,7 +70,8 @@ REPLAY_RULES = (
         "W",
         "file emptied at every restart",
         'open it with mode "a"',
-        "Mode `w` empties the file. The script runs again from its top after a restart, "
+        "Mode `w` empties the file. The script runs again from its top after a "
+        "restart, "
         "so all lines that were written before are lost.",
         'log = open("log.csv", "w")\n'
         + _LOOP
@@ -89,16 +91,16 @@ REPLAY_RULES = (
         "What was moved, removed or made before the restart is not there to be moved "
         "again, and the replayed line raises.",
         'import shutil\n\nshutil.move("new", "old")\n' + _LOOP + _TRAIN,
-        'import os\nimport shutil\n\nif os.path.exists("new"):\n    shutil.move("new", "old")\n'
-        + _LOOP
-        + _TRAIN,
+        'import os\nimport shutil\n\nif os.path.exists("new"):\n'
+        '    shutil.move("new", "old")\n' + _LOOP + _TRAIN,
     ),
     Rule(
         "ER107",
         "E",
         "weights, averaged weights or optimizer stepped in replayed code",
         "move it into a loop's body or after the last dataset loop of the epoch",
-        "Weights are saved as they were when the job stopped. A step in replayed code is "
+        "Weights are saved as they were when the job stopped. A step in replayed "
+        "code is "
         "made once more for each restart.",
         "ema = torch.optim.swa_utils.AveragedModel(net)\nregister(ema=ema)\n"
         + _LOOP
@@ -116,7 +118,8 @@ REPLAY_RULES = (
         "E",
         "saved value multiplied or added in replayed code",
         "compute it from the epoch's number, or move it after the last dataset loop",
-        "The learning rate is saved with the optimizer. Multiplying it in replayed code "
+        "The learning rate is saved with the optimizer. Multiplying it in replayed "
+        "code "
         "multiplies once more for each restart.",
         _LOOP
         + "    if epoch in (10, 20):\n"

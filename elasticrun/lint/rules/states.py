@@ -159,7 +159,8 @@ def _unregistered(program: Program) -> Iterator[Finding]:
             continue
         message = (
             f"this {kinds[event.kind]} is trained (line "
-            f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins with a "
+            f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins "
+            f"with a "
             "new one"
         )
         yield program.finding("ER306", value.node, value.frame, message)
@@ -223,6 +224,7 @@ def _model_of(value: Value) -> Value | None:
 
 
 def is_model_like(value: Value) -> bool:
+    """Return whether a value is a model, of the project or not."""
     return value.kind == "model" or (
         value.cls is not None and value.cls.role == "model"
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 
 from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
+from elasticrun.lint.naming import named
 from elasticrun.lint.program import Program
 from elasticrun.lint.values import Value
 
 _DECIDING = frozenset(("test", "save", "optimizer"))
+PARTIAL = ("update", "grow")  # writes that make the new value from the old one
 _UNUSED = frozenset(("own", "none"))
 # What lives in these is theirs to keep; attributes set on them are no plain values.
-_KEPT = frozenset(
+_KEPT = named(
     "model param optimizer param_groups group ext module class loader plain_loader "
-    "tracker file super opaque scheduler ema scaler".split()
+    "tracker file super opaque scheduler ema scaler"
 )
 
 
@@ -38,7 +40,7 @@ class Uses:
         return not base.is_durable and base.kind not in _KEPT
 
     def killers(self, place: Place) -> set[int]:
-        """Return the steps that give a place a value that owes nothing to its old one."""
+        """Return the steps whose value for a place owes nothing to the old one."""
         return {
             write.step.number
             for write in self.writes[place]
@@ -69,6 +71,17 @@ class Uses:
             ):
                 killers.add(loop.head)
         return killers
+
+    def is_sum(self, write: Write, loop: DataLoop) -> bool:
+        """Return whether a write in a loop adds to what an earlier batch left."""
+        if write.how not in PARTIAL:
+            return False
+        killers = self.killers(write.place)
+
+        def passes(step: Step) -> bool:
+            return step.loop is loop and step.number not in killers
+
+        return write.step.number in self.program.graph.forward([loop.head], passes)
 
     def loudness(self, reads: list[Read]) -> str:
         """Return `decides`, `shown` or an empty text for what reads lead to."""
@@ -105,3 +118,11 @@ class Uses:
         return self.program.graph.forward(
             [step.number], lambda each: each.number not in killers
         )
+
+
+def is_clock(writes: list[Write]) -> bool:
+    """Return whether a place only ever holds the time."""
+    return all(
+        write.value is not None and write.value.taints == frozenset(("time",))
+        for write in writes
+    )

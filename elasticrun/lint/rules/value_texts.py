@@ -33,7 +33,8 @@ VALUE_RULES = (
         "sum over a loop covers only a part",
         "keep the sum in Variables, reduced over the replicas in the loop's body, and "
         "set it back after it was read",
-        "A plain sum has only the samples of this replica, and only those since the last "
+        "A plain sum has only the samples of this replica, and only those since the "
+        "last "
         "restart. It is a hint where the sum is only printed.",
         "best = Variables(loss=9e9)\n" + _LOOP + _TRAIN + "    total = 0.0\n"
         "    for x, y in valid:\n        total += loss(x, y).item()\n"
@@ -91,7 +92,8 @@ VALUE_RULES = (
         + "        loss(x, y).backward()\n"
         + "        if (number + 1) % 4 == 0:\n"
         + "            optimizer.step()\n            optimizer.zero_grad()\n",
-        "small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)\n"
+        "small = AdaptiveDataLoader(train_set, batch_size=256, "
+        "max_local_batch_size=64)\n"
         + _LOOP
         + "    for x, y in small:\n"
         + "        loss(x, y).backward()\n"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from elasticrun.lint.graph import OWN, Place, Sink
-from elasticrun.lint.values import Value, unknown
-from elasticrun.lint.walk.calls import OPTIMIZER, SAVE
-from elasticrun.lint.walk.core import VALUE, Frame
+from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Place, Sink
+from elasticrun.lint.values import Value, is_key, unknown
+from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.iteration import Iteration, element_of
 
+_HANDED = frozenset(("model", "optimizer", "scheduler", "loader", "ema", "instance"))
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
 
 
@@ -28,7 +28,9 @@ class Assignment(Iteration):
         elif isinstance(target, ast.Subscript):
             base = self._evaluate_base(target.value, frame)
             key = self.evaluate(target.slice, frame)
-            name = key.data if key.kind == "const" and _is_key(key.data) else "[]"
+            is_known = key.kind == "const" and is_key(key.data)
+            name = key.data if is_known else "[]"
+            how = how if is_known or how != "set" else "weak"
             self._assign_member(base, name, target, value, how)
         elif isinstance(target, ast.Tuple | ast.List):
             self._unpack(target, value, frame, how)
@@ -84,6 +86,8 @@ class Assignment(Iteration):
         for index, each in enumerate(target.elts):
             if is_exact:
                 part = parts[index]
+            elif index == 0 and value.kind in ("scheduler", "optimizer", "model"):
+                part = value  # a factory that returns something beside it
             elif value.kind in ("param", "param_groups"):
                 part = element_of(value)
             else:
@@ -92,17 +96,39 @@ class Assignment(Iteration):
 
     # Statements.
 
-    def _run_Assign(self, node: ast.Assign, frame: Frame) -> None:  # noqa: N802
+    def _run_Assign(self, node: ast.Assign, frame: Frame) -> None:
         self.step(node, frame)
         start = len(self.read_log)
         with self.into(self.sink_of(node.targets, frame)):
             value = self.evaluate(node.value, frame)
+        value = self._handed_through(node, value, frame)
         reads = {read.place for read in self.read_log[start:]}
         for target in node.targets:
             self.assign(target, value, frame, how=self._how(target, node.value))
             self._note_durable(target, node, frame, reads, value)
 
-    def _run_AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:  # noqa: N802
+    def _handed_through(self, node: ast.Assign, value: Value, frame: Frame) -> Value:
+        """Return what `x = f(x)` and `x, y = f(x, y)` leave in x where f is unseen."""
+        call, target = node.value, node.targets[0]
+        if value.kind != "unknown" or not isinstance(call, ast.Call):
+            return value
+        given = {
+            each.id: self.look_up(each.id, frame)[0]
+            for each in call.args
+            if isinstance(each, ast.Name)
+        }
+        given = {name: each for name, each in given.items() if each.kind in _HANDED}
+        if isinstance(target, ast.Name):
+            return given.get(target.id, value)
+        if not given or not isinstance(target, ast.Tuple):
+            return value
+        names = [each.id if isinstance(each, ast.Name) else "" for each in target.elts]
+        if not given.keys() & set(names):
+            return value
+        parts = [given.get(name) or unknown(name, value.taints) for name in names]
+        return Value("tuple", parts=parts)
+
+    def _run_AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:
         if node.value is not None:
             self.step(node, frame)
             with self.into(self.sink_of([node.target], frame)):
@@ -168,7 +194,7 @@ class Assignment(Iteration):
             return [(base.uid, target.slice.value), (base.uid, "[]")]
         return [(base.uid, "[]")]
 
-    def _run_AugAssign(self, node: ast.AugAssign, frame: Frame) -> None:  # noqa: N802
+    def _run_AugAssign(self, node: ast.AugAssign, frame: Frame) -> None:
         self.step(node, frame)
         with self.into(OWN):
             old = self.evaluate(as_load(node.target), frame)
@@ -280,7 +306,3 @@ def _is_bounding(value: ast.expr) -> bool:
     if isinstance(value.func, ast.Name):
         name = value.func.id
     return name in _BOUNDING
-
-
-def _is_key(data: object) -> bool:
-    return isinstance(data, str | int)

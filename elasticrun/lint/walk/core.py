@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticrun.lint.graph import (
+    VALUE,
     Call,
     DataLoop,
     EpochLoop,
@@ -26,8 +27,6 @@ from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import NO_TAINTS, Value, constant, external, unknown
 
 _uids = itertools.count(1)
-VALUE = Sink("value")
-TEST = Sink("test")
 MAX_STEPS = 15_000
 MAX_DEPTH = 24
 MAX_CALLS = 40  # of one function, each of which is walked through

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from elasticrun.lint import catalog
+from elasticrun.lint import roles
 from elasticrun.lint.graph import DataLoop, EpochLoop, Step
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.core import Frame, Leaving
@@ -35,14 +35,20 @@ class Iteration(Methods):
         elif self._is_short(value):
             self._unrolled(value, node, frame, body)
         else:
-            self._repeated(node, frame, body, element_of(value))
+            self._repeated(node, frame, body, self._element(value))
+
+    def _element(self, value: Value) -> Value:
+        element = element_of(value)
+        if value.kind == "range" and self.epoch is None:
+            element.taints |= {"epoch"}  # a number that does not depend on restarts
+        return element
 
     def _is_loader(self, value: Value) -> bool:
         if value.kind in ("loader", "plain_loader"):
             return True
         if value.kind != "unknown" or not value.name:
             return False
-        return catalog.hint(value.name) == "loader"
+        return roles.hint(value.name) == "loader"
 
     def _is_short(self, value: Value) -> bool:
         if value.kind == "dict":

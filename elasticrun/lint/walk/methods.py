@@ -5,65 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from elasticrun.lint import catalog
-from elasticrun.lint.graph import Sink
+from elasticrun.lint import catalog, roles
+from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
 from elasticrun.lint.values import Value, constant, unknown
-from elasticrun.lint.walk.calls import LOG, OPTIMIZER, SAVE, TRACK
-from elasticrun.lint.walk.core import VALUE, Frame
-from elasticrun.lint.walk.expressions import flow_to
-from elasticrun.lint.walk.externals import Externals, is_model
+from elasticrun.lint.walk.containers import CHANGING, GROWING, Containers
+from elasticrun.lint.walk.core import Frame
+from elasticrun.lint.walk.objects import is_model
 
-GROWING = frozenset(("append", "extend", "insert", "appendleft", "extendleft"))
-CHANGING = GROWING | frozenset(("add", "update", "setdefault", "pop", "popleft"))
-EMPTYING = frozenset(("clear",))
-_CHAINING = frozenset(
-    [
-        "to",
-        "cuda",
-        "cpu",
-        "half",
-        "float",
-        "double",
-        "bfloat16",
-        "train",
-        "eval",
-        "requires_grad_",
-        "detach",
-        "contiguous",
-        "share_memory",
-        "compile",
-        "type",
-        "channels_last",
-        "apply",
-    ]
-)
-_PARAMETERS = frozenset(
-    [
-        "parameters",
-        "named_parameters",
-        "buffers",
-        "named_buffers",
-        "state_dict",
-        "values",
-        "items",
-        "children",
-        "modules",
-        "named_modules",
-        "keys",
-    ]
-)
-_HARMLESS_IN_PLACE = frozenset(
-    [
-        "requires_grad_",
-        "copy_",
-        "detach_",
-        "zero_grad",
-        "retain_grad",
-        "share_memory_",
-        "register_",
-    ]
-)
-_EMA_UPDATES = frozenset(("update", "update_parameters", "step", "update_average"))
 _TENSOR_DRAWS = frozenset(
     [
         "uniform_",
@@ -85,7 +33,7 @@ _SENDERS = ("client", "session", "requests", "producer", "smtp", "server", "bot"
             "webhook", "slack", "notifier", "api", "sqs", "sns")  # fmt: skip
 
 
-class Methods(Externals):
+class Methods(Containers):
     """Knows the methods of objects."""
 
     def call_method(
@@ -108,148 +56,7 @@ class Methods(Externals):
             return value.cls.role
         if value.kind != "unknown":
             return value.kind
-        return catalog.hint(value.name) if value.name else "unknown"
-
-    # What is trained, and what trains it.
-
-    def _scheduler_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name == "load_state_dict":
-            return self._loaded(receiver, node, frame)
-        if name not in ("step", "step_update"):
-            return None
-        args, keywords = self.arguments(node, frame, OPTIMIZER)
-        values = [*args, *keywords.values()]
-        self.note(
-            "scheduler_step", node, receiver, (self.taints_of(values), len(values))
-        )
-        return constant(None)
-
-    def _optimizer_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name == "load_state_dict":
-            return self._loaded(receiver, node, frame)
-        if name != "step":
-            return None
-        self.arguments(node, frame, OPTIMIZER)
-        self.note("optimizer_step", node, receiver)
-        return constant(None)
-
-    def _scaler_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name == "load_state_dict":
-            return self._loaded(receiver, node, frame)
-        args, _ = self.arguments(node, frame, VALUE)
-        if name == "step":
-            self.note("optimizer_step", node, args[0] if args else receiver)
-        elif name == "update":
-            self.note("scaler_update", node, receiver)
-        elif name == "scale" and args:
-            return args[0]
-        return constant(None)
-
-    def _ema_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name == "load_state_dict":
-            return self._loaded(receiver, node, frame)
-        if name in _EMA_UPDATES:
-            self.arguments(node, frame, OPTIMIZER)
-            self.note("ema_update", node, receiver)
-            return constant(None)
-        return self._model_method(receiver, name, node, frame)
-
-    def _loaded(self, receiver: Value, node: ast.Call, frame: Frame) -> Value:
-        self.arguments(node, frame, OPTIMIZER)
-        for each in (receiver, *receiver.parts, *receiver.also):
-            each.loaded_by_hand = True
-        self.note("loaded", node, receiver)
-        return constant(None)
-
-    def _model_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name == "load_state_dict":
-            return self._loaded(receiver, node, frame)
-        if name in ("apply", "reset_parameters", "init_weights"):
-            args, _ = self.arguments(node, frame)
-            self.note("weights", node, receiver, name)
-            return receiver
-        if name in _CHAINING:
-            self.arguments(node, frame)
-            return receiver
-        if name in _PARAMETERS:
-            part = Value("param", name, sure=receiver.sure)
-            part.owner = receiver
-            return part
-        return None
-
-    def _param_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name in ("apply", "reset_parameters"):
-            return self._model_method(receiver.owner or receiver, name, node, frame)
-        self.arguments(node, frame, OPTIMIZER)
-        is_in_place = name.endswith("_") and not name.startswith("_")
-        if is_in_place and name not in _HARMLESS_IN_PLACE:
-            self.note("weights", node, receiver.owner or receiver, name)
-        return receiver
-
-    # Containers.
-
-    def _list_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name in EMPTYING:
-            self.write((receiver.uid, "[]"), node, "set", None, self._text(node))
-            return constant(None)
-        if name not in CHANGING:
-            return self._read_container(receiver, name, node, frame)
-        args, _ = self.arguments(node, frame, flow_to((receiver.uid, "[]")))
-        how = "grow" if name in GROWING or receiver.kind == "set" else "weak"
-        self.write_content(receiver, node, how, self._text(node))
-        if name in GROWING:
-            self.note("container_grows", node, receiver, name)
-            if self.loop is None and self.epoch is None and name == "append":
-                receiver.parts += args
-            receiver.is_complete &= self.epoch is None and self.loop is None
-        return unknown(taints=receiver.taints)
-
-    _dict_method = _set_method = _list_method
-
-    def write_content(self, value: Value, node: ast.AST, how: str, text: str) -> None:
-        """Note a change of what a container holds, and so of what holds it."""
-        self.write((value.uid, "[]"), node, how, value, text)
-        owner, depth = value.owner, 0
-        while owner is not None and depth < 4:
-            self.bases[owner.uid] = owner
-            value.registered |= owner.is_durable
-            self.write((owner.uid, "[]"), node, how, owner, text)
-            owner, depth = owner.owner, depth + 1
-
-    def _text(self, node: ast.Call) -> str:
-        assert isinstance(node.func, ast.Attribute)
-        return ast.unparse(node.func.value)
-
-    def _read_container(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if receiver.kind != "dict" or name not in ("items", "values", "keys", "get"):
-            return None
-        args, _ = self.arguments(node, frame)
-        if name == "get":
-            return self.item(receiver, args[0], node) if args else None
-        made = Value("list", taints=receiver.taints)
-        made.is_complete = receiver.is_complete and bool(receiver.attrs)
-        pairs = [(constant(k), v) for k, v in receiver.attrs.items()]
-        if name == "items":
-            made.parts = [Value("tuple", parts=pair) for pair in pairs]
-        else:
-            made.parts = [pair[name == "values"] for pair in pairs]
-        return made
+        return roles.hint(value.name) if value.name else "unknown"
 
     # Files, trackers, generators.
 
@@ -292,8 +99,6 @@ class Methods(Externals):
             return receiver
         return unknown()
 
-    # Loaders.
-
     def _loader_method(
         self, receiver: Value, name: str, node: ast.Call, frame: Frame
     ) -> Value | None:
@@ -301,7 +106,7 @@ class Methods(Externals):
         if name == "enumerate":
             return Value("wrapped", "true_enumerate", parts=[receiver], node=node)
         if name == "__iter__":
-            return self._iterator("iter", node, receiver)
+            return self.iterator("iter", node, receiver)
         return unknown()
 
     # Anything.
@@ -313,32 +118,24 @@ class Methods(Externals):
             found = self._model_method(receiver, name, node, frame)
             if found is not None:
                 return found
-        sink = self.sink
-        is_log = name in catalog.LOG_METHODS
-        is_save = name in catalog.SAVE_METHODS
-        if is_log:
-            sink = TRACK if name in catalog.TRACKER_METHODS else LOG
-        elif is_save:
-            sink = SAVE
-        elif name in CHANGING and receiver.kind == "unknown":
-            sink = Sink("flow", ((receiver.uid, "[]"),))
         if name == "open" and receiver.kind in ("unknown", "ext"):
             args, keywords = self.arguments(node, frame)
             assert isinstance(node.func, ast.Attribute)
             return self.open_file(node, args, keywords, ast.unparse(node.func.value))
         self._note_any(receiver, name, node)
-        if is_log or is_save or name in CHANGING:
-            args, keywords = self.arguments(node, frame, sink)
+        sink = _sink_of(receiver, name, self.sink)
+        if sink is not None:
+            self.arguments(node, frame, sink)
             if name in GROWING and receiver.kind == "unknown":
                 self.write_content(receiver, node, "grow", self._text(node))
                 self.note("container_grows", node, receiver, name)
             return unknown(taints=receiver.taints)
         result = self.call_unknown(receiver, name, node, frame)
+        if result.kind == "wrapped":
+            return result
         taints = receiver.taints | result.taints
         if name in ("exists", "is_file", "is_dir"):
             taints |= {"exists"}
-        if result.kind == "wrapped":
-            return result
         return unknown(taints=taints)
 
     def _note_any(self, receiver: Value, name: str, node: ast.Call) -> None:
@@ -355,13 +152,24 @@ class Methods(Externals):
             self.note("file_moved", node, data=data)
         elif name in _TENSOR_DRAWS:
             if not any(each.arg == "generator" for each in node.keywords):
-                self.note("draw", node, data=(name, False, self._is_seeded("torch")))
+                self.note("draw", node, data=(name, False, self.is_seeded("torch")))
         elif name in _SENDING and any(each in text for each in _SENDERS):
             self.note("outside", node, data=name)
         elif name in ("execute", "executemany") and _is_insert(node):
             self.note("outside", node, data="SQL")
         elif name in _FILE_WRITES and receiver.kind == "unknown":
             self.note("file_written", node, receiver, name)
+
+
+def _sink_of(receiver: Value, name: str, sink: Sink) -> Sink | None:
+    """Return where the arguments of a method go that keeps them, or shows them."""
+    if name in catalog.LOG_METHODS:
+        return TRACK if name in catalog.TRACKER_METHODS else LOG
+    if name in catalog.SAVE_METHODS:
+        return SAVE
+    if name not in CHANGING:
+        return None
+    return flow_to((receiver.uid, "[]")) if receiver.kind == "unknown" else sink
 
 
 def _looks_like_path(text: str, node: ast.Call) -> bool:

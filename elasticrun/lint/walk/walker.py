@@ -7,8 +7,8 @@ import ast
 from elasticrun.lint.options import Options
 from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import Class, Value, register_reachable, unknown
-from elasticrun.lint.walk.calls import is_generator
 from elasticrun.lint.walk.core import Frame
+from elasticrun.lint.walk.functions import is_generator
 from elasticrun.lint.walk.statements import Statements
 
 
@@ -26,9 +26,10 @@ class Walker(Statements):
         if frame is None:
             return
         for value in list(frame.env.values()):
-            if value.kind == "func" and value.node not in self.visited:
-                if value.frame is frame and self._is_worth_it(value.node):
-                    self._enter_alone(value, frame)
+            is_own = value.kind == "func" and value.frame is frame
+            is_new = is_own and value.node not in self.visited
+            if is_new and self._is_worth_it(value.node):
+                self._enter_alone(value, frame)
         for cls in list(self.classes):
             if cls.module is self.root_module:
                 self._try_class(cls, frame)

@@ -6,8 +6,13 @@ import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from elasticrun import AdaptiveDataLoader, Variables, rank, register
-from elasticrun import remaining_epochs_until
+from elasticrun import (
+    AdaptiveDataLoader,
+    Variables,
+    rank,
+    register,
+    remaining_epochs_until,
+)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A language model: a schedule by batch, evaluation now and then, a tracker with an id."""
+"""A language model: a schedule by batch, some evaluations, a tracker with an id."""
 
 import csv
 import math

@@ -1,0 +1,182 @@
+"""What names mean: the roles of constructors, base classes and plain names."""
+
+from __future__ import annotations
+
+import re
+
+from elasticrun.lint.naming import named
+
+ELASTIC_ROOTS = ("elasticrun", "adaptdl")
+
+ELASTIC_NAMES = named(
+    """
+    AdaptiveDataLoader AdaptiveDataParallel CombinedLoader remaining_epochs_until
+    Variables State Accumulator register once rank local_rank world_size generation init
+    save_all_states request_checkpoint request_stop load_state current_epoch
+    finished_epochs current_dataloader device replica_rank num_replicas num_restarts
+    init_process_group ElasticSampler
+    """
+)
+
+LOADERS = named("AdaptiveDataLoader CombinedLoader")
+
+_OPTIMIZER = re.compile(
+    r"(?:^|\.)(?:\w*Adam\w*|SGD\w*|\w*RMS[pP]rop\w*|Adagrad|Adadelta|Adafactor|LBFGS|"
+    r"Lamb|LAMB|Lion\w*|LARS|Lars|Rprop|ASGD|Shampoo|SOAP|Muon|Sophia\w*|Novograd|"
+    r"AdaBelief|Ranger\w*|Prodigy|\w*Optimizer|create_optimizer\w*)$"
+)
+
+_SCHEDULER = re.compile(
+    r"(?:^|\.)(?:\w+LR|LRScheduler|_LRScheduler|\w*LRScheduler|\w*Scheduler|"
+    r"ReduceLROnPlateau|CosineAnnealingWarmRestarts|get_\w*schedule\w*|get_scheduler|"
+    r"create_scheduler\w*|SWALR)$"
+)
+
+_EMA = re.compile(
+    r"(?:^|\.)(?:AveragedModel|\w*E(?:MA|ma)(?:[A-Z]\w*)?|"
+    r"ExponentialMovingAverage|Moving\w*Average\w*Model)$"
+)
+
+_MODEL = re.compile(
+    r"^(?:torch\.nn\.(?!functional|init|utils)(?:\w+\.)*(?!\w*Loss$)[A-Z]\w*|"
+    r"torchvision\.models\.[\w.]+|timm\.(?:models\.)?create_model|"
+    r"transformers\.\w*(?:Model|For\w+)(?:\.from_pretrained|\.from_config)?|"
+    r"segmentation_models_pytorch\.\w+|torch\.hub\.load|torchvision\.ops\.MLP)$"
+)
+
+_MODEL_WRAPPER = re.compile(
+    r"(?:^|\.)(?:DistributedDataParallel|DDP|DataParallel|FullyShardedDataParallel|"
+    r"FSDP|compile|convert_sync_batchnorm|fully_shard|script|get_peft_model|optimize)$"
+)
+
+_RNG = re.compile(
+    r"^(?:numpy\.random\.(?:default_rng|RandomState|Generator)|random\.Random|"
+    r"torch\.Generator)$"
+)
+
+_TRACKER = re.compile(
+    r"(?:^|\.)(?:SummaryWriter|wandb\.init|mlflow\.start_run|neptune\.init(?:_run)?|"
+    r"comet_ml\.Experiment|Experiment|Task\.init|aim\.Run|swanlab\.init|"
+    r"trackio\.init|Live)$"
+)
+
+ITERATED_SAMPLERS = named(
+    """
+    torch.utils.data.RandomSampler torch.utils.data.WeightedRandomSampler
+    torch.utils.data.SubsetRandomSampler torch.utils.data.SequentialSampler
+    torch.utils.data.DistributedSampler torch.utils.data.BatchSampler
+    torch.utils.data.sampler.RandomSampler torch.utils.data.sampler.BatchSampler
+    torch.utils.data.sampler.WeightedRandomSampler
+    torch.utils.data.sampler.SubsetRandomSampler
+    torch.utils.data.sampler.SequentialSampler
+    torch.utils.data.distributed.DistributedSampler
+    torchdata.stateful_dataloader.sampler.RandomSampler
+    """
+)
+
+SAMPLER_BASES = named("torch.utils.data.Sampler torch.utils.data.sampler.Sampler")
+
+_CLASS_NAME_ROLES = (
+    (
+        "ema",
+        re.compile(
+            r"(?:^|_)E(?:MA|ma)(?:$|[A-Z_])|EMA|MovingAverage(?:Model|Weights)|"
+            r"^ModelEma"
+        ),
+    ),
+    ("scheduler", re.compile(r"Scheduler|Schedule$|LR$|Warmup(?:Cosine|Linear|$)")),
+)
+
+
+def elastic_name(dotted: str) -> str:
+    """Return the public elasticrun name behind a dotted one, or an empty text."""
+    last = dotted.rpartition(".")[2]
+    if last not in ELASTIC_NAMES:
+        return ""
+    if dotted.split(".", 1)[0] in ELASTIC_ROOTS:
+        return last
+    unmistakable = ("Adaptive", "remaining_epochs")
+    return last if last.startswith(unmistakable) else ""
+
+
+def made_by(dotted: str) -> str:
+    """Return the kind of object that calling an external name makes."""
+    if dotted.endswith("DataLoader"):
+        return "plain_loader"
+    if _MODEL_WRAPPER.search(dotted) and not dotted.startswith("re."):
+        return "model_wrapper"
+    if "GradScaler" in dotted:
+        return "scaler"
+    if _EMA.search(dotted):
+        return "ema"
+    if _SCHEDULER.search(dotted):
+        return "scheduler"
+    if _OPTIMIZER.search(dotted):
+        return "optimizer"
+    if _TRACKER.search(dotted):
+        return "tracker"
+    if _RNG.match(dotted):
+        return "rng"
+    if _MODEL.match(dotted):
+        return "model"
+    return ""
+
+
+def base_role(dotted: str) -> str:
+    """Return what deriving from an external class makes of a class."""
+    last = dotted.rpartition(".")[2]
+    if dotted.split(".", 1)[0] in ELASTIC_ROOTS and last == "State":
+        return "state"
+    if elastic_name(dotted) in LOADERS:
+        return "loader"
+    if last in ("Module", "PreTrainedModel", "LightningModule"):
+        return "model"
+    if last in ("Dataset", "IterableDataset", "VisionDataset"):
+        return "dataset"
+    if last == "Optimizer":
+        return "optimizer"
+    if dotted in SAMPLER_BASES or dotted in ITERATED_SAMPLERS:
+        return "sampler"
+    kind = made_by(dotted)
+    return kind if kind in ("scheduler", "optimizer", "ema", "model") else ""
+
+
+def class_role(name: str) -> str:
+    """Return what the name of a class of the project says about it."""
+    for role, pattern in _CLASS_NAME_ROLES:
+        if pattern.search(name):
+            return role
+    return ""
+
+
+_HINTS = (
+    (
+        "scheduler",
+        re.compile(
+            r"(?:^|_)(?:lr_?)?sched(?:ule|uler)?s?\d*(?:_?[a-z])?$|"
+            r"(?:^|_)lr_?sched\w*$"
+        ),
+    ),
+    (
+        "optimizer",
+        re.compile(
+            r"(?:^|_)opt(?:im|imizer|im_?[a-z]|imizer_?\w)?\d*$|"
+            r"^optim\w*$"
+        ),
+    ),
+    ("ema", re.compile(r"(?:^|_)(?:ema|swa)(?:_?(?:model|net))?$")),
+    ("scaler", re.compile(r"(?:^|_)(?:grad_?)?scaler$")),
+    ("loader", re.compile(r"(?:^|_)(?:data_?)?(?:loader|dl)s?\d*$|loader$")),
+    ("tracker", re.compile(r"(?:^|_)(?:writer|tb|tracker|wandb_run)$")),
+    ("model", re.compile(r"(?:^|_)(?:model|net|network|ddp)$")),
+    ("rank", re.compile(r"(?:^|_)(?:rank|is_main(?:_process)?|is_master)$")),
+)
+
+
+def hint(name: str) -> str:
+    """Return what a name alone suggests that a value is, or an empty text."""
+    name = name.rpartition(".")[2].lower()
+    for kind, pattern in _HINTS:
+        if pattern.search(name):
+            return kind
+    return ""

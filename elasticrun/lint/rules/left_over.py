@@ -1,0 +1,132 @@
+"""ER307 and ER304: what a loop leaves behind, and numbers that begin again."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from elasticrun.lint.finding import Finding, Fix
+from elasticrun.lint.graph import DataLoop, Place, Read, Write
+from elasticrun.lint.mending import true_enumerate
+from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.rules.uses import Uses, is_clock
+
+
+def left_over(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
+    """Yield what a loop sets and the program reads after it."""
+    seen: set[Place] = set()
+    for step in program.graph.steps:
+        if step.loop is not loop:
+            continue
+        for write in step.writes:
+            place = write.place
+            if write.how not in ("set", "target") or place in seen:
+                continue
+            seen.add(place)
+            if not uses.reads.get(place) or not uses.is_volatile(place):
+                continue
+            if place[1] == "[]" or is_clock([write]):
+                continue
+            yield from _read_after(program, uses, loop, write)
+
+
+def _read_after(
+    program: Program, uses: Uses, loop: DataLoop, write: Write
+) -> Iterator[Finding]:
+    outside = [r for r in uses.reads[write.place] if r.step.loop is not loop]
+    if not outside or any(
+        uses.is_sum(each, loop)
+        for each in uses.writes[write.place]
+        if each.step.loop is loop
+    ):
+        return
+    reached = uses.reached(write.step, write.place)
+    reads = [read for read in outside if read.step.number in reached]
+    reads = [read for read in reads if uses.loudness([read])]
+    reads = [read for read in reads if read.step.epoch is loop.epoch]
+    if not reads:
+        return
+    first = min(reads, key=lambda each: each.step.number)
+    message = (
+        f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
+        "and read after it; a loop that was finished before a restart sets nothing"
+    )
+    made_before = any(
+        each.step.loop is not loop and each.how == "set"
+        for each in uses.writes[write.place]
+    )
+    only_shown = uses.loudness(reads) != "decides"
+    yield program.finding(
+        "ER307",
+        first.at,
+        first.step,
+        message,
+        loop=loop,
+        doubts=doubts(loop) + int(made_before and only_shown),
+    )
+
+
+# ER304.
+
+
+def numbered(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
+    """Yield uses of an enumerate index as the number of a step."""
+    seen: set[Place] = set()
+    for step in program.graph.steps:
+        if step.loop is not loop:
+            continue
+        for write in step.writes:
+            value = write.value
+            is_index = value is not None and "enumerated" in value.taints
+            if write.how != "target" or not is_index or write.place in seen:
+                continue
+            if value is None or value.kind != "unknown":
+                continue
+            seen.add(write.place)
+            read = _as_step(uses, write.place, set())
+            if read is not None:
+                message = (
+                    f"`{write.name}` counts from 0 again when the interrupted loop "
+                    f"continues, and is used as a step of the loop at line {loop.line}"
+                )
+                yield program.finding(
+                    "ER304",
+                    read.at,
+                    read.step,
+                    message,
+                    doubts=doubts(loop),
+                    fix=_true_enumerate(loop, read),
+                )
+
+
+def _true_enumerate(loop: DataLoop, read: Read) -> Fix | None:
+    """Return the fix of the loop's head, where index and loop stand in one module."""
+    if loop.module is not read.step.module or loop.loader.kind != "loader":
+        return None
+    return true_enumerate(loop.node, loop.module)
+
+
+def _as_step(uses: Uses, place: Place, seen: set[Place]) -> Read | None:
+    """Return a reading of an index that depends on its being the true one."""
+    for read in uses.reads.get(place, []):
+        kind = read.sink.kind
+        if kind in ("track", "optimizer", "save"):
+            return read
+        if kind == "test" and not _guards_optimizer(read):
+            return read
+        if kind == "flow":
+            for target in read.sink.places:
+                if target not in seen:
+                    seen.add(target)
+                    if _as_step(uses, target, seen) is not None:
+                        return read
+    return None
+
+
+def _guards_optimizer(read: Read) -> bool:
+    """Return whether a test is about gradient accumulation, which is ER305."""
+    statement = read.step.node
+    return isinstance(statement, ast.If) and any(
+        isinstance(each, ast.Attribute) and each.attr in ("step", "no_sync")
+        for each in ast.walk(statement)
+    )

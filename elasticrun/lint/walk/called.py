@@ -1,0 +1,37 @@
+"""A call of something outside of the project, with its evaluated arguments."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+from elasticrun.lint.values import Value
+from elasticrun.lint.walk.core import Frame
+
+
+class Called(NamedTuple):
+    """One such call.
+
+    Attributes:
+        name: The dotted name of what is called.
+        is_iterated: Whether the call stands where a loop takes its elements from.
+    """
+
+    name: str
+    node: ast.Call
+    args: list[Value]
+    keywords: dict[str, Value]
+    frame: Frame
+    is_iterated: bool = False
+
+    @property
+    def last(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.args, *self.keywords.values()]
+
+    @property
+    def taints(self) -> frozenset[str]:
+        return frozenset().union(*(value.taints for value in self.values))

@@ -1,0 +1,71 @@
+"""Methods of lists, dictionaries and sets."""
+
+from __future__ import annotations
+
+import ast
+
+from elasticrun.lint.graph import flow_to
+from elasticrun.lint.values import Value, constant, unknown
+from elasticrun.lint.walk.core import Frame
+from elasticrun.lint.walk.trained import Trained
+
+GROWING = frozenset(("append", "extend", "insert", "appendleft", "extendleft"))
+CHANGING = GROWING | frozenset(("add", "update", "setdefault", "pop", "popleft"))
+EMPTYING = frozenset(("clear",))
+
+
+class Containers(Trained):
+    """Knows containers."""
+
+    def _list_method(
+        self, receiver: Value, name: str, node: ast.Call, frame: Frame
+    ) -> Value | None:
+        if name in EMPTYING:
+            self.write((receiver.uid, "[]"), node, "set", None, self._text(node))
+            return constant(None)
+        if name not in CHANGING:
+            return self._read_container(receiver, name, node, frame)
+        args, _ = self.arguments(node, frame, flow_to((receiver.uid, "[]")))
+        how = "grow" if name in GROWING or receiver.kind == "set" else "weak"
+        self.write_content(receiver, node, how, self._text(node))
+        if name in GROWING:
+            self.note("container_grows", node, receiver, name)
+            if self.loop is None and self.epoch is None and name == "append":
+                receiver.parts += args
+            receiver.is_complete &= self.epoch is None and self.loop is None
+        return unknown(taints=receiver.taints)
+
+    _dict_method = _set_method = _list_method
+
+    _dict_method = _set_method = _list_method
+
+    def write_content(self, value: Value, node: ast.AST, how: str, text: str) -> None:
+        """Note a change of what a container holds, and so of what holds it."""
+        self.write((value.uid, "[]"), node, how, value, text)
+        owner, depth = value.owner, 0
+        while owner is not None and depth < 4:
+            self.bases[owner.uid] = owner
+            value.registered |= owner.is_durable
+            self.write((owner.uid, "[]"), node, how, owner, text)
+            owner, depth = owner.owner, depth + 1
+
+    def _text(self, node: ast.Call) -> str:
+        assert isinstance(node.func, ast.Attribute)
+        return ast.unparse(node.func.value)
+
+    def _read_container(
+        self, receiver: Value, name: str, node: ast.Call, frame: Frame
+    ) -> Value | None:
+        if receiver.kind != "dict" or name not in ("items", "values", "keys", "get"):
+            return None
+        args, _ = self.arguments(node, frame)
+        if name == "get":
+            return self.item(receiver, args[0], node) if args else None
+        made = Value("list", taints=receiver.taints)
+        made.is_complete = receiver.is_complete and bool(receiver.attrs)
+        pairs = [(constant(k), v) for k, v in receiver.attrs.items()]
+        if name == "items":
+            made.parts = [Value("tuple", parts=pair) for pair in pairs]
+        else:
+            made.parts = [pair[name == "values"] for pair in pairs]
+        return made

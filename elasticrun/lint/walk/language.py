@@ -1,0 +1,144 @@
+"""Calls of the language's own functions and of its library."""
+
+from __future__ import annotations
+
+import ast
+import copy
+
+from elasticrun.lint import catalog
+from elasticrun.lint.values import Value, unknown
+from elasticrun.lint.walk.attributes import environment_taints
+from elasticrun.lint.walk.called import Called
+from elasticrun.lint.walk.objects import Objects
+
+_COLLECTIONS = {
+    "deque": "list",
+    "defaultdict": "dict",
+    "OrderedDict": "dict",
+    "Counter": "dict",
+}
+_RECORDS = frozenset(("SimpleNamespace", "Namespace", "AttrDict", "EasyDict", "Box"))
+_SOURCES = (
+    (catalog.TIME, "time"),
+    (catalog.ENTROPY, "entropy"),
+    (catalog.RANK, "rank"),
+    (catalog.WORLD_SIZE, "world_size"),
+    (catalog.EXISTENCE, "exists"),
+)
+
+
+class Language(Objects):
+    """Knows the builtin functions."""
+
+    def language(self, it: Called) -> Value | None:
+        """Return what a function of the language returns; None if it is none."""
+        for names, taint in _SOURCES:
+            if it.name in names:
+                return unknown(taint, frozenset((taint,)))
+        if it.name in catalog.ENVIRONMENT_READERS and it.args:
+            return unknown("environ", environment_taints(it.args[0]))
+        return self._iterating(it) or self._container(it) or self._other(it)
+
+    def _other(self, it: Called) -> Value | None:
+        if it.name == "functools.partial" and it.args:
+            partial = Value("partial", it.args[0].name, parts=it.args)
+            partial.attrs = dict(it.keywords)
+            return partial
+        if it.name in ("getattr", "setattr") and len(it.args) > 1:
+            return self._by_name(it)
+        if it.last in ("ThreadPoolExecutor", "Thread"):
+            return unknown()
+        if it.name in ("csv.writer", "csv.DictWriter") and it.args:
+            return it.args[0]
+        return None
+
+    def _by_name(self, it: Called) -> Value | None:
+        """Return an attribute that is got or set under a name known here."""
+        base, name = it.args[:2]
+        if name.kind != "const" or not isinstance(name.data, str):
+            return None
+        if it.name == "getattr":
+            return self.attribute(base, name.data, it.node, it.frame)
+        target = ast.Attribute(value=it.node.args[0], attr=name.data, ctx=ast.Store())
+        target = ast.fix_missing_locations(ast.copy_location(target, it.node))
+        source = _Named(it.node.args[:2], name.data).visit(
+            copy.deepcopy(it.node.args[-1])
+        )
+        node = ast.copy_location(ast.Assign(targets=[target], value=source), it.node)
+        self.run([node], it.frame)
+        return unknown()
+
+    # Iteration.
+
+    def _iterating(self, it: Called) -> Value | None:
+        if it.name in ("zip", "itertools.zip_longest"):
+            self.note("zipped", it.node, data=it.args)
+        if it.name == "next" and it.args:
+            self.note("next", it.node, it.args[0])
+            return unknown(taints=it.taints)
+        if it.last in ("iter", "cycle") and it.args:
+            return self.iterator(it.last, it.node, it.args[0])
+        if it.last in catalog.WRAPPERS and it.values:
+            return self._wrapping(it)
+        if it.last in catalog.CONSUMING and "." not in it.name:
+            return self._consumed(it) if it.args else None
+        if it.name == "range":
+            return Value("range", parts=it.args, taints=it.taints)
+        return None
+
+    def iterator(self, last: str, node: ast.Call, source: Value) -> Value:
+        """Return an iterator, noting where it is made."""
+        value = Value("iterator", last, parts=[source], node=node)
+        self.note("iterator_made", node, source, last)
+        return value
+
+    def _wrapping(self, it: Called) -> Value:
+        if it.last in ("list", "tuple", "sorted") and it.args:
+            first = it.args[0]
+            if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
+                copied = Value("list", parts=first.parts or [])
+                copied.is_complete = first.is_complete
+                return self.made(copied)
+            self._consumed(it)
+            return self.made(Value("list", taints=it.taints))
+        parts = it.args if it.last == "zip" else it.values
+        return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
+
+    def _consumed(self, it: Called) -> Value:
+        for value in it.args:
+            if value.kind in ("loader", "wrapped", "generator"):
+                self.iterate(value, it.node, it.frame, lambda _: None)
+        return unknown(taints=it.taints)
+
+    # Containers.
+
+    def _container(self, it: Called) -> Value | None:
+        if it.last in _COLLECTIONS:
+            made = self.made(Value(_COLLECTIONS[it.last], node=it.node))
+            made.is_complete = False
+            return made
+        if it.name == "dataclasses.field" and "default_factory" in it.keywords:
+            return self.made(Value(it.keywords["default_factory"].name, node=it.node))
+        if it.name in ("list", "dict", "set", "tuple") and not it.values:
+            return self.made(Value(it.name, node=it.node))
+        is_record = it.last in _RECORDS
+        if (it.name in ("dict", "vars") or is_record) and not it.args:
+            made = self.made(Value("instance" if is_record else "dict", node=it.node))
+            made.attrs = dict(it.keywords)
+            return made
+        return None
+
+
+class _Named(ast.NodeTransformer):
+    """Writes `getattr(x, name)` as the attribute that it is."""
+
+    def __init__(self, args: list[ast.expr], name: str) -> None:
+        self.wanted = [ast.dump(each) for each in args]
+        self.name = name
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_getattr = isinstance(node.func, ast.Name) and node.func.id == "getattr"
+        if not is_getattr or [ast.dump(each) for each in node.args[:2]] != self.wanted:
+            return self.generic_visit(node)
+        made = ast.Attribute(value=node.args[0], attr=self.name, ctx=ast.Load())
+        return ast.copy_location(made, node)
