@@ -5,7 +5,8 @@
 Networks of one shape train in turns in one loop of an `AdaptiveDataLoader`: forward and
 backward pass, `optimizer.step` and `zero_grad`. One is in an AdaptiveDataParallel, one
 in a DDP (with one replica: bare), and one more of these shows what chance does. Who
-begins changes with each turn. `ratio` is the median time of a step, on rank 0, over
+begins changes with each turn, and with each run whose memory was allocated first.
+`ratio` is the median time of a step, on rank 0, over
 that of DDP; `control_ratio` that of the second DDP over that of the first. In `plain`,
 nothing is weighed or accumulates; in `weighed`, global batches do not divide by the
 number of replicas.
@@ -44,8 +45,8 @@ def main() -> None:
 
 def compare(shape: str, num_replicas: int, *, is_weighed: bool) -> None:
     runs = [
-        run_generation(take_turns, num_replicas, shape, is_weighed, timeout=600)[0]
-        for _ in range(NUM_RUNS)
+        run_generation(take_turns, num_replicas, shape, is_weighed, own, timeout=600)[0]
+        for own in range(NUM_RUNS)
     ]
     ours, peer, control = medians([turn for run in runs for turn in run])
     report(
@@ -70,11 +71,12 @@ def medians(turns: list[Turn]) -> list[float]:
     return [statistics.median(seconds) for seconds in zip(*turns, strict=True)]
 
 
-def take_turns(shape: str, is_weighed: bool) -> list[Turn]:
+def take_turns(shape: str, is_weighed: bool, own: int) -> list[Turn]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     num_inputs, _, _, local_batch_size, num_steps = SHAPES[shape]
     trained = [network(shape) for _ in range(3)]
+    trained = trained[own:] + trained[:own]
     optimizers = [torch.optim.SGD(each.parameters(), 0.01, 0.9) for each in trained]
     models = [AdaptiveDataParallel(trained[0], optimizers[0]), *trained[1:]]
     if world_size() > 1:

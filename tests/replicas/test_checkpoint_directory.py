@@ -29,6 +29,8 @@ from elasticrun.testing import (
 from tests.support.loops import Loop, held, hold_at, value_after
 from tests.support.stage import DEADLINE, Stage
 
+pytestmark = pytest.mark.slow
+
 NUM_BATCHES = 10
 
 

@@ -26,6 +26,8 @@ from tests.support.data import Numbers
 from tests.support.loops import Loop, held, hold_at, value_after
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
+pytestmark = pytest.mark.slow
+
 SLOW = pytest.mark.slow  # Rank 0 waits at its end for whoever has not left.
 
 

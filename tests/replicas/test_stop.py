@@ -30,6 +30,8 @@ from tests.support.data import Numbers
 from tests.support.loops import Loop, held, hold_at, value_after
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
