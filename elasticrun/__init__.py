@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elasticrun.atomic import AtomicDirectory as AtomicDirectory
+    from elasticrun.atomic import atomic_save as atomic_save
     from elasticrun.current import current_dataloader as current_dataloader
     from elasticrun.current import current_job as current_job
     from elasticrun.current import device as device
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 # Handed on at first use (PEP 562), so that importing elasticrun does not import torch.
 _MODULES = {
+    "elasticrun.atomic": ("AtomicDirectory", "atomic_save"),
     "elasticrun.current": (
         "current_dataloader",
         "current_job",

@@ -84,6 +84,16 @@ class Draft:
         record = checkpoint.manifest.record(name)
         return files.copy_file(checkpoint.path / name, self.path / name, record=record)
 
+    def adopt(self, name: str) -> FileRecord:
+        """Take in a file that somebody else has written here and forced to the disk.
+
+        Raises:
+            ValueError: It is not a plain file, or its name is the manifest's.
+            OSError: It cannot be read.
+        """
+        check_file_name(name)
+        return files.measure_file(self.path / name)
+
     def commit(self, manifest: Manifest) -> Checkpoint:
         """Make the checkpoint exist, durably; rank 0 only, once all ranks have written.
 

@@ -137,7 +137,7 @@ def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
     Raises:
         DamagedFileError: The source is not what `record` says.
     """
-    with open(source, "rb") as reader:
+    with _open_recorded(source, record) as reader:
         copied = write_file(
             target, lambda writer: shutil.copyfileobj(reader, writer, BLOCK_SIZE)
         )
@@ -153,12 +153,7 @@ def open_checked(path: Path, record: FileRecord) -> BinaryIO:
         OSError: It cannot be read.
     """
     with ExitStack() as closed_on_error:
-        try:
-            file = closed_on_error.enter_context(open(path, "rb"))
-        except FileNotFoundError as error:
-            raise DamagedFileError(
-                f"{path} is missing; it had {record.size} bytes."
-            ) from error
+        file = closed_on_error.enter_context(_open_recorded(path, record))
         size, crc32 = _measure(file)
         _compare(path, record, size=size, crc32=crc32)
         file.seek(0)
@@ -242,6 +237,29 @@ def remove_tree(path: Path, *, first: str) -> None:
             shutil.rmtree(path)
 
 
+def fsync_file(path: Path) -> None:
+    """Force a plain file's content to the disk, whoever has written it.
+
+    Raises:
+        ValueError: It is something else: a directory, a link.
+        OSError: It could not be forced there.
+    """
+    with open(path, "rb", opener=_open_plain) as file:
+        os.fsync(file.fileno())
+
+
+def measure_file(path: Path) -> FileRecord:
+    """Return what a plain file holds, whoever has written it.
+
+    Raises:
+        ValueError: It is something else: a directory, a link.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb", opener=_open_plain) as file:
+        size, crc32 = _measure(file)
+    return FileRecord(path.name, size, crc32)
+
+
 def fsync_directory(path: Path) -> None:
     """Force the directory's names to the disk, where its file system can do that."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -302,6 +320,30 @@ def _lock(file: BinaryIO, how: int) -> bool | None:
     except OSError:  # Some network file systems have none.
         return None
     return True
+
+
+def _open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
+    try:
+        return open(path, "rb", opener=_open_plain)
+    except FileNotFoundError as error:
+        text = f"{path} is missing; it had {record.size} bytes."
+        raise DamagedFileError(text) from error
+    except ValueError as error:
+        raise DamagedFileError(str(error)) from error
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Open a plain file only: no link that leads elsewhere, no pipe to hang on."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link, not a plain file.") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is not a plain file.")
+    return descriptor
 
 
 def _measure(file: io.BufferedReader) -> tuple[int, int]:

@@ -112,6 +112,8 @@ class CheckpointStore:
             except FileNotFoundError:  # no manifest: it does not exist
                 continue
             except (DamagedFileError, OSError) as error:
+                if is_torn(path):  # It was removed while it was read.
+                    continue
                 damaged[path.name] = str(error)
                 self._bad_numbers.add(number_of(path))
             else:

@@ -20,21 +20,25 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from elasticrun import AtomicDirectory
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
+from tests.support.power import Recorder, Tree, lay_out
 
 REPOSITORY = Path(files.__file__).parents[2]
 OPERATIONS = ("open", "fsync", "ftruncate", "mkdir", "unlink", "rmdir", "replace")
+
 
 # One life of a job
 
@@ -116,22 +120,24 @@ def assert_survived(directory: Path, *, newest: tuple[int, ...] = (3, 4)) -> int
     A checkpoint found damaged would warn, and so fail: a crash leaves none.
     """
     store, generation, found = start(directory)
-    assert found is not None
-    assert found.number in newest
-    assert_whole(found)
-    assert generation > found.manifest.generation
-    save(store, generation=generation, carry=found)
-    again = store.find_newest()
-    assert again is not None
-    assert again.number > found.number
-    assert_whole(again)
+    try:
+        assert found is not None
+        assert found.number in newest
+        assert_whole(found)
+        assert generation > found.manifest.generation
+        save(store, generation=generation, carry=found)
+        again = store.find_newest()
+        assert again is not None
+        assert again.number > found.number
+        assert_whole(again)
+    finally:
+        store.release()
     left = sorted(path.name for path in directory.iterdir())
     assert left == [
         *(path.name for path in (found.path, again.path)),
         "generation",
         "lock",
     ]
-    store.release()
     return found.number
 
 
@@ -173,7 +179,7 @@ def before_each_operation(act: Callable[[str], None]) -> Iterator[None]:
 
     def open_noticed(path: Path, mode: str = "r", **keywords: Any) -> Any:
         if mode == "rb":
-            return builtins.open(path, mode)
+            return builtins.open(path, mode, **keywords)
         notice("create")
         return io.BufferedWriter(NoticedFile(path, mode.replace("b", "")))
 
@@ -266,6 +272,21 @@ def test_failed_start_can_be_repeated(tmp_path: Path, code: int) -> None:
     assert position > 5
 
 
+def test_short_writes_are_completed(memory: Path) -> None:
+    class ShortFile(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(memoryview(data)[: len(data) // 2 or 1])
+
+    def open_short(path: Path, mode: str = "r", **keywords: Any) -> Any:
+        if mode == "rb":
+            return builtins.open(path, mode, **keywords)
+        return io.BufferedWriter(ShortFile(path, mode.replace("b", "")))
+
+    with mock.patch.object(files, "open", open_short, create=True):
+        make_old(memory / "job")
+    assert_survived(memory / "job", newest=(3,))
+
+
 # Kills
 
 
@@ -338,92 +359,208 @@ def main(directory: Path) -> None:
 # Power failures
 
 
-class Disk:
-    """What a power failure would leave: only what fsync has forced to the disk.
+@dataclass
+class PowerCut:
+    """What a power cut may leave, and the checkpoint that must be found in it."""
 
-    Tracked by inode, and each is held open so that its number is not used again.
+    operation: str
+    tree: Tree
+    expected: tuple[int, ...]
+
+
+def cut_power_during(
+    directory: Path, act: Callable[[Callable[[], None]], None]
+) -> list[PowerCut]:
+    """Return the states that power cuts may leave while `act` makes 4 from 3.
+
+    Args:
+        act: Calls what it is given when the commit has returned.
     """
+    cuts: list[PowerCut] = []
+    recorder = Recorder(directory)
+    expected: tuple[int, ...] = (3,)
 
-    def __init__(self) -> None:
-        self.contents: dict[int, bytes] = {}
-        self.names: dict[int, dict[str, tuple[int, bool]]] = {}
-        self._held: list[int] = []
+    def note(operation: str, tree: Tree) -> None:
+        nonlocal expected
+        if operation == "rename" and "checkpoint-00000004" in tree:
+            expected = expected if 4 in expected else (3, 4)
+        cuts.append(PowerCut(operation, tree, expected))
 
-    def close(self) -> None:
-        for descriptor in self._held:
-            os.close(descriptor)
+    def note_committed() -> None:
+        nonlocal expected
+        expected = (4,)
+        recorder.forget()
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        fsync = os.fsync
-
-        def fsync_and_note(descriptor: int) -> None:
-            fsync(descriptor)
-            self._held.append(os.dup(descriptor))
-            self._note(Path(f"/proc/self/fd/{descriptor}"))
-
-        with mock.patch.object(os, "fsync", fsync_and_note):
-            yield
-
-    def _note(self, path: Path) -> None:
-        inode = path.stat().st_ino
-        if path.is_dir():
-            self.names[inode] = list_names(path)
-        else:
-            self.contents[inode] = path.read_bytes()
-
-    def leave_forced(self, inode: int, target: Path) -> None:
-        """Write what is left if names and contents need an fsync."""
-        target.mkdir()
-        for name, (child, is_directory) in self.names.get(inode, {}).items():
-            if is_directory:
-                self.leave_forced(child, target / name)
-            else:
-                (target / name).write_bytes(self.contents.get(child, b""))
-
-    def leave_names(self, source: Path, target: Path) -> None:
-        """Write what is left if names come to the disk by themselves."""
-        target.mkdir()
-        for name, (child, is_directory) in list_names(source).items():
-            if is_directory:
-                self.leave_names(source / name, target / name)
-            else:
-                (target / name).write_bytes(self.contents.get(child, b""))
+    recorder.on_state = note
+    with recorder.watch():
+        act(note_committed)
+    return cuts
 
 
-def list_names(path: Path) -> dict[str, tuple[int, bool]]:
-    with os.scandir(path) as entries:
-        return {entry.name: (entry.inode(), entry.is_dir()) for entry in entries}
+def live_and_tell(directory: Path, committed: Callable[[], None]) -> None:
+    """Live once; say when the checkpoint is committed, before old ones are removed."""
+    store, generation, newest = start(directory)
+    prune = store.prune
+
+    def tell_and_prune() -> None:
+        committed()
+        prune()
+
+    with mock.patch.object(store, "prune", tell_and_prune):
+        save(store, generation=generation, carry=newest)
+    store.release()
 
 
-@pytest.mark.parametrize("has_names", [False, True])
-def test_power_failure_leaves_the_old_or_the_new(
-    tmp_path: Path, has_names: bool
+def broken(cuts: list[PowerCut], directory: Path) -> Iterator[str]:
+    """Yield what is wrong after those power cuts from which a job does not recover."""
+    for number, cut in enumerate(cuts):
+        target = directory / f"left-{number}"
+        lay_out(cut.tree, target)
+        try:
+            assert_survived(target, newest=cut.expected)
+        except (AssertionError, CheckpointWarning, CheckpointError, OSError) as error:
+            yield f"after {cut.operation}: {error} in {cut.tree}"
+        shutil.rmtree(target)
+
+
+def test_power_failure_leaves_the_old_or_the_new(memory: Path) -> None:
+    make_old(memory / "job")
+    cuts = cut_power_during(
+        memory / "job", lambda committed: live_and_tell(memory / "job", committed)
+    )
+    assert len(cuts) > 50
+    assert {cut.expected for cut in cuts} == {(3,), (3, 4), (4,)}
+    assert list(broken(cuts, memory)) == []
+
+
+def test_power_failure_in_the_first_life_leaves_nothing_or_the_new(
+    memory: Path,
 ) -> None:
-    disk, parent, counter = Disk(), tmp_path / "parent", itertools.count(1)
-    parent.mkdir()
+    states: list[Tree] = []
+    (memory / "job").mkdir()
+    recorder = Recorder(memory / "job")
+    recorder.on_state = lambda operation, tree: states.append(tree)
+    with recorder.watch():
+        live(memory / "job")
+    found = set()
+    for number, tree in enumerate(states):
+        lay_out(tree, memory / str(number))
+        store, _, newest = start(memory / str(number))
+        if newest is not None:
+            assert newest.number == 1
+            assert_whole(newest)
+        found.add(newest is not None)
+        store.release()
+    assert found == {False, True}
+    live(memory / "job")
 
-    def leave(operation: str = "") -> None:
-        target = tmp_path / f"left-{next(counter)}"
-        if has_names:
-            disk.leave_names(parent, target)
-        else:
-            disk.leave_forced(parent.stat().st_ino, target)
 
-    with disk.watch():
-        make_old(parent / "job")
-        with before_each_operation(leave):
-            live(parent / "job")
-    leave()
-    disk.close()
+def without_syncing_directories(path: Path) -> None:
+    """What a commit must not be: names that come to the disk whenever they like."""
 
-    num_left = next(counter) - 1
-    assert num_left > 30
-    left = [tmp_path / f"left-{n + 1}" / "job" for n in range(num_left)]
-    found = [assert_survived(directory) for directory in left]
-    assert found == sorted(found)
-    assert set(found) == {3, 4}
-    assert found[-1] == 4  # a commit that has returned is never lost
+
+def write_without_renaming(path: Path, data: bytes) -> None:
+    """What a commit must not be: a manifest that is there before it is whole."""
+    with files.open(path, "wb") as file:  # type: ignore[attr-defined]
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    files.fsync_directory(path.parent)
+
+
+def write_without_syncing(path: Path, data: bytes) -> None:
+    """What a commit must not be: a name that is there before its content."""
+    with files.open(path.with_name("tmp"), "wb") as file:  # type: ignore[attr-defined]
+        file.write(data)
+    os.replace(path.with_name("tmp"), path)
+    files.fsync_directory(path.parent)
+
+
+def write_file_without_syncing(
+    path: Path, write: Callable[[Any], object]
+) -> FileRecord:
+    """What a commit must not be: states that come to the disk after the manifest."""
+    with files.open(path, "xb") as file:  # type: ignore[attr-defined]
+        writer = files.ChecksumWriter(file)
+        write(writer)
+    return FileRecord(path.name, writer.size, writer.crc32)
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("fsync_directory", without_syncing_directories),
+        ("write_atomically", write_without_renaming),
+        ("write_atomically", write_without_syncing),
+        ("write_file", write_file_without_syncing),
+    ],
+)
+def test_power_failures_would_show_a_mistake(
+    memory: Path, name: str, mistake: Callable[..., Any]
+) -> None:
+    make_old(memory / "job")
+
+    def act(committed: Callable[[], None]) -> None:
+        with mock.patch.object(files, name, mistake):
+            live_and_tell(memory / "job", committed)
+
+    cuts = cut_power_during(memory / "job", act)
+    assert next(broken(cuts[::-1], memory), None) is not None
+
+
+@pytest.mark.parametrize("old", [None, b"old" * 100])
+def test_power_failure_leaves_the_old_or_the_new_file(
+    memory: Path, old: bytes | None
+) -> None:
+    """The same for what replaces a single file, as `atomic_save` does."""
+    directory, new = memory / "files", b"new" * 5000
+    directory.mkdir()
+    if old is not None:
+        (directory / "model.pt").write_bytes(old)
+    states: list[Tree] = []
+    recorder = Recorder(directory)
+    recorder.on_state = lambda operation, tree: states.append(tree)
+    with recorder.watch():
+        files.replace_file(directory / "model.pt", lambda file: file.write(new))
+    assert {tree.get("model.pt") for tree in states} == {old, new}
+    assert {tree.get("model.pt") for tree in recorder.states()} == {new}
+    assert any(tree.keys() - {"model.pt"} for tree in states)  # What was left ...
+    for number, tree in enumerate(states):
+        lay_out(tree, memory / str(number))
+        path = memory / str(number) / "model.pt"
+        files.replace_file(path, lambda file: file.write(b"next"))
+        assert path.read_bytes() == b"next"
+        assert os.listdir(path.parent) == ["model.pt"]  # ... is cleared away.
+
+
+def test_power_failure_leaves_a_version_or_none(memory: Path) -> None:
+    """The same for an `AtomicDirectory`, whose files others write."""
+    directory = AtomicDirectory(memory / "exports", keep=1)
+    texts = [b"old" * 10, b"new" * 10]
+    with directory.prepare() as version:
+        (version / "text").write_bytes(texts[0])
+    states: list[Tree] = []
+    recorder = Recorder(directory.directory)
+    recorder.on_state = lambda operation, tree: states.append(tree)
+    with (
+        recorder.watch(),
+        directory.prepare() as version,
+        recorder.open(version / "text", "xb") as file,
+    ):
+        file.write(texts[1])
+    states += recorder.states()
+    found = []
+    for number, tree in enumerate(states):
+        lay_out(tree, memory / str(number))
+        left = AtomicDirectory(memory / str(number))
+        newest = left.latest()
+        assert newest is not None
+        found.append(texts.index((newest / "text").read_bytes()))
+        with left.prepare() as version:
+            (version / "text").write_bytes(b"next")
+        assert left.latest() == version.path
+    assert set(found) == {0, 1}
+    assert found[-1] == 1
 
 
 def test_commit_forces_all_before_the_manifest_has_its_name(tmp_path: Path) -> None:

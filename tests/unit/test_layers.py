@@ -30,7 +30,7 @@ ROWS: list[list[str]] = [
     ["checkpoint.listing"],
     # 2
     ["checkpoint.store", "checkpoint.generators"],
-    ["data.plan", "data.elastic_sampler"],
+    ["atomic", "data.plan", "data.elastic_sampler"],
     ["data.order"],
     # 3
     ["position", "registry"],

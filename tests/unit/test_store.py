@@ -16,13 +16,15 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticrun import errors
-from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint import files
+from elasticrun.checkpoint.draft import Checkpoint, Draft, remove_checkpoint
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
@@ -304,13 +306,25 @@ def test_missing_state_file_is_named(store: CheckpointStore) -> None:
         assert store.find_newest() == older
 
 
-def test_unreadable_file_is_named(store: CheckpointStore) -> None:
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+def test_what_is_no_plain_file_is_named_and_not_followed(
+    store: CheckpointStore, tmp_path: Path, kind: str
+) -> None:
     older = save(store)
-    path = save(store).path / "model"
-    path.unlink()
-    path.mkdir()
-    with pytest.warns(CheckpointWarning, match="Is a directory"):
+    newer = save(store)
+    path = newer.path / "model"
+    path.rename(tmp_path / "elsewhere")
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(path)
+    text = f"{path} is (a link, )?not a plain file."
+    with pytest.warns(CheckpointWarning, match=text):
         assert store.find_newest() == older
+    with pytest.raises(DamagedFileError, match=text):
+        store.begin(3).copy(newer, "model")
 
 
 def test_renamed_directory_is_not_trusted(store: CheckpointStore) -> None:
@@ -478,6 +492,38 @@ def test_sweep_removes_only_what_was_never_committed(
     store.sweep()
     assert names(store) == [saved.path.name, mine.name]
     assert caplog.messages == [f"removing {torn}, which was never committed"]
+
+
+def test_a_link_is_removed_but_not_what_it_leads_to(
+    directory: Path, tmp_path: Path
+) -> None:
+    store = CheckpointStore(directory, job="digits", keep=1)
+    store.acquire(timeout=0)
+    old = save(store).path
+    old.rename(tmp_path / "moved")
+    old.symlink_to(tmp_path / "moved")
+    assert load(store.find_newest()) == STATES
+    save(store)
+    store.prune()
+    store.release()
+    assert names(store) == ["checkpoint-00000002"]
+    assert sorted(os.listdir(tmp_path / "moved")) == sorted([*STATES, "manifest.json"])
+
+
+def test_one_that_somebody_else_removes_is_no_damage(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = save(store), save(store)
+    open_checked = files.open_checked
+
+    def remove_first(path: Path, record: FileRecord) -> BinaryIO:
+        if newer.path.is_dir():
+            remove_checkpoint(newer.path)
+        return open_checked(path, record)
+
+    monkeypatch.setattr(files, "open_checked", remove_first)
+    assert store.find_newest() == older
+    remove_checkpoint(newer.path)
 
 
 def test_sweep_leaves_what_it_cannot_reach(store: CheckpointStore) -> None:

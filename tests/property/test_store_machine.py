@@ -1,0 +1,243 @@
+"""Registry and store over any history of starts, saves, failures and damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from elasticrun.checkpoint import files
+from elasticrun.checkpoint.state import BaseState
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.env import Environment
+from elasticrun.errors import CheckpointError, CheckpointWarning, StateNameError
+from elasticrun.joining import Membership
+from elasticrun.opening import open_directory
+from elasticrun.registry import Registry
+from elasticrun.saving import Saver
+
+NAMES = st.sampled_from(["a", "b", "c"])
+VALUES = st.binary(max_size=20)
+ALONE = Membership(Environment(), torch.device("cpu"), None, None, owns_group=False)
+Content = dict[str, bytes]
+
+
+class Value(BaseState):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.value = b"initial"
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(self.value)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self.value = fileobj.read()
+
+
+class Histories(RuleBasedStateMachine):
+    """What is on the disk is in `kept`; what the running program knows in the rest.
+
+    Attributes:
+        kept: The content of each committed checkpoint, by number.
+        damaged: Those whose bytes were changed; True if their sizes were, too.
+        newest: What the running program resumed from or saved last.
+        bad: Those that the running program found damaged at its start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.directory = Path(tempfile.mkdtemp(dir=parent))
+        self.kept: dict[int, Content] = {}
+        self.damaged: dict[int, bool] = {}
+        self.newest: int | None = None
+        self.content: Content = {}
+        self.bad: set[int] = set()
+        self.generation = -1
+        self.states: dict[str, Value] = {}
+        self.store: CheckpointStore | None = None
+        self.keep = 1
+
+    @initialize(keep=st.integers(1, 3))
+    def choose(self, keep: int) -> None:
+        self.keep = keep
+
+    def teardown(self) -> None:
+        self.end()
+        shutil.rmtree(self.directory)
+
+    def end(self) -> None:
+        if self.store is not None:
+            self.store.release()
+        self.store, self.states = None, {}
+
+    @property
+    def is_running(self) -> bool:
+        return self.store is not None
+
+    # The life of a program.
+
+    @precondition(lambda self: not self.is_running)
+    @rule()
+    def start(self) -> None:
+        store = CheckpointStore(self.directory, job="job", keep=self.keep)
+        good = [number for number in self.kept if number not in self.damaged]
+        skipped = {n for n in self.kept if not good or n > max(good)}
+        if self.kept and not good:
+            with pytest.raises(CheckpointError, match="is whole"):
+                open_directory(store, ALONE)
+            for path in self.directory.glob("checkpoint-*"):
+                shutil.rmtree(path)
+            self.kept, self.damaged = {}, {}
+            return
+        start, told = warned(lambda: open_directory(store, ALONE))
+        assert [f"checkpoint-{n:08d}" for n in sorted(skipped, reverse=True)] == [
+            text.split()[0] for text in told
+        ]
+        assert start.generation > self.generation
+        assert (start.newest.number if start.newest else None) == max(
+            good, default=None
+        )
+        self.generation = start.generation
+        self.newest = max(good, default=None)
+        self.content = self.kept[self.newest] if self.newest is not None else {}
+        self.bad = skipped
+        self.store, self.registry = store, Registry(0)
+        self.saver = Saver(store, self.registry, ALONE, start)
+
+    @precondition(lambda self: self.is_running)
+    @rule(leaves_draft=st.booleans())
+    def die(self, leaves_draft: bool) -> None:
+        assert self.store is not None
+        if leaves_draft:
+            draft = self.store.begin(self.store.next_number())
+            draft.write("a", lambda file: file.write(b"half"))
+        self.end()
+
+    @precondition(lambda self: self.is_running)
+    @rule(name=NAMES)
+    def register(self, name: str) -> None:
+        state = Value(name)
+        if name in self.states:
+            with pytest.raises(StateNameError):
+                self.registry.add(state)
+            return
+        if self.newest in self.damaged and name in self.content:
+            return  # Whether the damage is in this file is not known here.
+        self.registry.add(state)
+        was_there = self.registry.load(state, self.saver.newest)
+        assert was_there == (name in self.content)
+        assert state.value == self.content.get(name, b"initial")
+        self.states[name] = state
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data(), value=VALUES)
+    def change(self, data: st.DataObject, value: bytes) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        self.states[name].value = value
+
+    # Saving.
+
+    @precondition(lambda self: self.is_running)
+    @rule()
+    def save(self) -> None:
+        carried = {n: v for n, v in self.content.items() if n not in self.states}
+        if carried and self.newest in self.damaged:
+            return
+        checkpoint, told = warned(lambda: self.saver.save({}, timeout=1))
+        assert checkpoint is not None
+        assert told == []
+        self.content = {n: state.value for n, state in self.states.items()} | carried
+        self.newest = checkpoint.number
+        self.kept[checkpoint.number] = self.content
+        self.forget_old()
+
+    def forget_old(self) -> None:
+        num_good = 0
+        for number in sorted(self.kept, reverse=True):
+            if num_good < self.keep:
+                has_wrong_size = self.damaged.get(number, False)
+                num_good += number not in self.bad and not has_wrong_size
+            else:
+                del self.kept[number]
+                self.damaged.pop(number, None)
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data(), code=st.sampled_from([errno.EIO, errno.ENOSPC]))
+    def fail_to_save(self, data: st.DataObject, code: int) -> None:
+        name = data.draw(st.sampled_from(["write_file", "write_atomically"]))
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with mock.patch.object(files, name, fail):
+            checkpoint, told = warned(lambda: self.saver.save({}, timeout=1))
+        assert checkpoint is None
+        assert "was not saved" in told[0]
+
+    # The disk.
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data(), truncates=st.booleans())
+    def damage(self, data: st.DataObject, truncates: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.kept)))
+        path = self.directory / f"checkpoint-{number:08d}"
+        names = sorted(each.name for each in path.iterdir() if each.stat().st_size)
+        path /= data.draw(st.sampled_from(names))
+        content = bytearray(path.read_bytes())
+        if truncates:
+            del content[-1]
+        else:
+            # Not up to the length, which the time in a manifest decides.
+            content[data.draw(st.integers(0, 10_000)) % len(content)] ^= 1
+        if number in self.damaged:
+            return  # A second change could undo the first.
+        path.write_bytes(content)
+        # A manifest tells its damage whether its size changed or not.
+        self.damaged[number] = truncates or path.name == "manifest.json"
+
+    @invariant()
+    def the_disk_has_what_is_kept(self) -> None:
+        for number, content in self.kept.items():
+            if number not in self.damaged:
+                path = self.directory / f"checkpoint-{number:08d}"
+                found = {each.name: each.read_bytes() for each in path.iterdir()}
+                found.pop("manifest.json")
+                assert found == content
+        if self.is_running:
+            names = {each.name for each in self.directory.glob("checkpoint-*")}
+            assert names == {f"checkpoint-{number:08d}" for number in self.kept}
+
+
+def warned(act: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return what `act` returns, and the warnings about checkpoints that it gave."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = act()
+    return result, [
+        str(w.message) for w in caught if issubclass(w.category, CheckpointWarning)
+    ]
+
+
+TestHistories = pytest.mark.slow(Histories.TestCase)
+TestHistories.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
