@@ -48,7 +48,7 @@ ROWS: list[list[str]] = [
     ["lint.quiet", "lint.walk.core", "lint.mending", "lint.rules.replay_texts"],
     ["lint.rules.loop_texts", "lint.rules.value_texts", "lint.rules.other_texts"],
     ["lint.rules.table", "lint.walk.called", "lint.walk.truth"],
-    ["lint.rules.pages", "lint.walk.attributes"],
+    ["lint.rules.pages", "lint.walk.attributes", "lint.walk.entries"],
     ["lint.walk.expressions"],
     ["lint.walk.functions"],
     ["lint.walk.calls"],

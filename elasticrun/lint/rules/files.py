@@ -30,12 +30,12 @@ def check(program: Program) -> Iterator[Finding]:
             continue
         yield from _appended(program, event)
     for event in opened:
-        path, mode = event.data
+        mode = event.data[-1]
         if not mode.startswith("w") or is_checked(event.step):
             continue
         zone = program.zone(event.step)
         again = program.replayed(event) or program.is_before_epochs(event)
-        if again and _is_written_later(program, event, path, opened, written):
+        if again and _is_written_later(program, event, opened, written):
             loop = again if isinstance(again, DataLoop) else None
             message = (
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
@@ -69,26 +69,31 @@ def _appended(program: Program, event: Event) -> Iterator[Finding]:
 
 
 def _is_written_later(
-    program: Program,
-    event: Event,
-    path: str,
-    opened: list[Event],
-    written: list[Event],
+    program: Program, event: Event, opened: list[Event], written: list[Event]
 ) -> bool:
     assert event.value is not None
-    is_constant = path.startswith(("'", '"', "f'")) or path.isupper()
     own = [each for each in written if each.value is event.value]
     if event.step.epoch is not None:
         return any(program.zone(each.step) in ("L", "C") for each in own)
     if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
         return True
-    return bool(path) and any(
-        each.data[0] == path
-        and each.data[1].startswith("a")
-        and (is_constant or each.step.module is event.step.module)
+    return any(
+        each.data[-1].startswith("a") and _is_same_file(each, event)
         for each in opened
         if each is not event
     )
+
+
+def _is_same_file(one: Event, other: Event) -> bool:
+    """Return whether two files that are opened have the same path."""
+    path, text, _ = one.data
+    other_path, other_text, _ = other.data
+    if path is other_path or (path.kind == "const" and path.data == other_path.data):
+        return True
+    if not text or text != other_text:
+        return False
+    is_fixed = text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
+    return is_fixed or one.step.module is other.step.module
 
 
 def _moved(program: Program, event: Event) -> Iterator[Finding]:
@@ -111,7 +116,7 @@ def _moved(program: Program, event: Event) -> Iterator[Finding]:
 
 def _appending(event: Event) -> Fix | None:
     """Return the fix that opens a file to append."""
-    node, mode = event.at, event.data[1]
+    node, mode = event.at, event.data[-1]
     for each in ast.walk(node):
         if isinstance(each, ast.Constant) and each.value == mode:
             new = repr(mode.replace("w", "a"))

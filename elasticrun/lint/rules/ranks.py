@@ -88,7 +88,7 @@ def _paths(program: Program) -> Iterator[Finding]:
     for event in program.events("saved", "file_opened"):
         if _rank_guard(event.step) is not None:
             continue
-        if event.kind == "file_opened" and not str(event.data[1]).startswith(
+        if event.kind == "file_opened" and not str(event.data[-1]).startswith(
             ("w", "a")
         ):
             continue

@@ -102,6 +102,8 @@ class Assignment(Iteration):
         with self.into(self.sink_of(node.targets, frame)):
             value = self.evaluate(node.value, frame)
         value = self._handed_through(node, value, frame)
+        if value.kind == "unknown" and isinstance(node.value, ast.Call):
+            value.node, value.frame = value.node or node.value, self.current
         reads = {read.place for read in self.read_log[start:]}
         for target in node.targets:
             self.assign(target, value, frame, how=self._how(target, node.value))

@@ -135,6 +135,8 @@ class Core:
         self.bases: dict[int, Value] = {}
         self.catching: tuple[str, ...] = ()
         self.turns: tuple[ast.AST, ...] = ()
+        # Heads of plain `for` loops and the steps of their bodies, inner ones first.
+        self.repeats: list[tuple[int, range]] = []
 
     # The flow.
 

@@ -122,6 +122,9 @@ class Iteration(Methods):
         turns, self.turns = self.turns, (*self.turns, node)
         head, leaving = self._head(node, frame)
         body(element)
+        self.repeats.append(
+            (head.number, range(head.number + 1, len(self.graph.steps)))
+        )
         self._close(head, leaving, frame)
         self.current, self.turns = head, turns
 

@@ -118,10 +118,15 @@ class Methods(Containers):
             found = self._model_method(receiver, name, node, frame)
             if found is not None:
                 return found
+        if name == "load_state_dict":
+            return self._loaded(receiver, node, frame)
+        if name in ("parameters", "named_parameters") and not node.args:
+            part = Value("param", name, sure=False)
+            part.owner = receiver
+            return part
         if name == "open" and receiver.kind in ("unknown", "ext"):
             args, keywords = self.arguments(node, frame)
-            assert isinstance(node.func, ast.Attribute)
-            return self.open_file(node, args, keywords, ast.unparse(node.func.value))
+            return self.open_file(node, args, keywords, receiver)
         self._note_any(receiver, name, node)
         sink = _sink_of(receiver, name, self.sink)
         if sink is not None:
