@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from elasticrun.lint.naming import named
@@ -88,6 +89,7 @@ _CLASS_NAME_ROLES = (
 )
 
 
+@functools.cache
 def elastic_name(dotted: str) -> str:
     """Return the public elasticrun name behind a dotted one, or an empty text."""
     last = dotted.rpartition(".")[2]
@@ -99,6 +101,7 @@ def elastic_name(dotted: str) -> str:
     return last if last.startswith(unmistakable) else ""
 
 
+@functools.cache
 def made_by(dotted: str) -> str:
     """Return the kind of object that calling an external name makes."""
     if dotted.endswith("DataLoader"):
@@ -173,6 +176,7 @@ _HINTS = (
 )
 
 
+@functools.cache
 def hint(name: str) -> str:
     """Return what a name alone suggests that a value is, or an empty text."""
     name = name.rpartition(".")[2].lower()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Fix
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.mending import add_argument, replace
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts, is_checked
 from elasticrun.lint.walk.core import Event
 
@@ -23,8 +24,8 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
 def check(program: Program) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106."""
     opened = program.events("file_opened")
-    written = program.events("file_written")
-    for event in [*written, *program.events("appended")]:
+    filled = program.events("file_written")
+    for event in [*filled, *program.events("appended")]:
         mode = event.value.data if event.value is not None else "a"
         if not isinstance(mode, str) or not mode.startswith("a"):
             continue
@@ -35,7 +36,7 @@ def check(program: Program) -> Iterator[Finding]:
             continue
         zone = program.zone(event.step)
         again = program.replayed(event) or program.is_before_epochs(event)
-        if again and _is_written_later(program, event, opened, written):
+        if again and _is_written_later(program, event, opened, filled):
             loop = again if isinstance(again, DataLoop) else None
             message = (
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
@@ -69,10 +70,10 @@ def _appended(program: Program, event: Event) -> Iterator[Finding]:
 
 
 def _is_written_later(
-    program: Program, event: Event, opened: list[Event], written: list[Event]
+    program: Program, event: Event, opened: list[Event], filled: list[Event]
 ) -> bool:
     assert event.value is not None
-    own = [each for each in written if each.value is event.value]
+    own = [each for each in filled if each.value is event.value]
     if event.step.epoch is not None:
         return any(program.zone(each.step) in ("L", "C") for each in own)
     if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
@@ -138,7 +139,7 @@ def _is_made_just_before(event: Event) -> bool:
         source = node.func.value
     if source is None:
         return False
-    text = ast.unparse(source)
+    text = written(source)
     before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
     return any(
         text in line

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Guard, Step
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts, is_once
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
@@ -93,7 +94,7 @@ def _paths(program: Program) -> Iterator[Finding]:
         ):
             continue
         node = event.at
-        if isinstance(node, ast.Call) and "rank" in ast.unparse(node):
+        if isinstance(node, ast.Call) and "rank" in written(node):
             continue
         if program.zone(event.step):
             message = "every replica writes this path"

@@ -9,7 +9,6 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Step
 from elasticrun.lint.program import Program
 from elasticrun.lint.values import Class, Value
-from elasticrun.lint.walk.core import Event
 
 
 def check(program: Program) -> Iterator[Finding]:
@@ -145,10 +144,7 @@ def _unregistered(program: Program) -> Iterator[Finding]:
     }
     seen: set[int] = set()
     covered = _covered(program)
-    has_unseen = any(
-        event.data == "register" and _is_opaque(event)
-        for event in program.events("state_made")
-    )
+    has_unseen = bool(program.events("unseen_states"))
     for event in program.events(*kinds):
         value = event.value
         if value is None or event.step.epoch is None or has_unseen:
@@ -166,13 +162,6 @@ def _unregistered(program: Program) -> Iterator[Finding]:
         )
         yield program.finding("ER306", value.node, value.frame, message)
     yield from _unregistered_models(program, seen)
-
-
-def _is_opaque(event: Event) -> bool:
-    node = event.at
-    return isinstance(node, ast.Call) and any(
-        each.arg is None for each in node.keywords
-    )
 
 
 def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Finding]:

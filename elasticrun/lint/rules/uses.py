@@ -14,7 +14,7 @@ PARTIAL = ("update", "grow")  # writes that make the new value from the old one
 _UNUSED = frozenset(("own", "none"))
 # What lives in these is theirs to keep; attributes set on them are no plain values.
 _KEPT = named(
-    "model param optimizer param_groups group ext module class loader plain_loader "
+    "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file super opaque scheduler ema scaler"
 )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
 from elasticrun.lint import roles
-from elasticrun.lint.naming import named
+from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Class
 from elasticrun.lint.walk.core import Frame
 
+_WORD = re.compile(r"[^\W\d]\w*")
 _EPOCHS = "remaining_epochs_until"
 _WORTH = named(f"{_EPOCHS} AdaptiveDataLoader AdaptiveDataParallel Variables")
 
@@ -18,6 +20,7 @@ class Entries:
     """Which of a module's functions hold something elastic, and which call others."""
 
     def __init__(self, frame: Frame, classes: Iterable[Class]) -> None:
+        self._module = frame.module
         self._names: dict[ast.AST, frozenset[str]] = {}
         imported = {
             name: roles.elastic_name(value.name)
@@ -44,7 +47,7 @@ class Entries:
         if self._names_in(function) & self._elastic:
             return True
         return any(
-            isinstance(each, ast.For) and "loader" in ast.unparse(each.iter).lower()
+            isinstance(each, ast.For) and "loader" in written(each.iter).lower()
             for each in ast.walk(function)
         )
 
@@ -53,12 +56,14 @@ class Entries:
         return not self._names_in(function) & self._epochs, name in self._called
 
     def _names_in(self, function: ast.AST) -> frozenset[str]:
+        """Return the words in a function's text, names among them."""
         if function not in self._names:
-            self._names[function] = frozenset(
-                each.attr if isinstance(each, ast.Attribute) else each.id
-                for each in ast.walk(function)
-                if isinstance(each, ast.Attribute | ast.Name)
+            first, last = (
+                getattr(function, "lineno", 1),
+                getattr(function, "end_lineno", 1),
             )
+            text = "\n".join(self._module.lines[first - 1 : last])
+            self._names[function] = frozenset(_WORD.findall(text))
         return self._names[function]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.containers import CHANGING, GROWING, Containers
 from elasticrun.lint.walk.core import Frame
@@ -144,7 +145,7 @@ class Methods(Containers):
         return unknown(taints=taints)
 
     def _note_any(self, receiver: Value, name: str, node: ast.Call) -> None:
-        text = ast.unparse(node.func).lower()
+        text = written(node.func).lower()
         if name in catalog.LOG_METHODS:
             self.note("logged", node, receiver, name)
         elif name == "to_csv" and _appends(node):
@@ -196,5 +197,5 @@ def _appends(node: ast.Call) -> bool:
 def _is_insert(node: ast.Call) -> bool:
     if not node.args:
         return False
-    text = ast.unparse(node.args[0]).lstrip("fbr'\"( \\n").upper()
+    text = written(node.args[0]).lstrip("fbr'\"( \\n").upper()
     return text.startswith(("INSERT", "UPDATE", "DELETE"))

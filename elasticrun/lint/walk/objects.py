@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import roles
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.called import Called
 from elasticrun.lint.walk.effects import Effects
@@ -61,8 +62,8 @@ class Objects(Effects):
     def _path_text(self, node: ast.Call) -> str:
         function = node.func
         if isinstance(function, ast.Attribute) and not node.args:
-            return ast.unparse(function.value)
-        return ast.unparse(node.args[0]) if node.args else ""
+            return written(function.value)
+        return written(node.args[0]) if node.args else ""
 
 
 def is_model(value: Value) -> bool:
