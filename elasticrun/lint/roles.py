@@ -21,6 +21,7 @@ ELASTIC_NAMES = named(
 
 LOADERS = named("AdaptiveDataLoader CombinedLoader")
 
+_OTHER_LOADER = re.compile(r"^Adaptive\w*(?:Iterator|Loader)$")
 _OPTIMIZER = re.compile(
     r"(?:^|\.)(?:\w*Adam\w*|SGD\w*|\w*RMS[pP]rop\w*|Adagrad|Adadelta|Adafactor|LBFGS|"
     r"Lamb|LAMB|Lion\w*|LARS|Lars|Rprop|ASGD|Shampoo|SOAP|Muon|Sophia\w*|Novograd|"
@@ -93,6 +94,8 @@ _CLASS_NAME_ROLES = (
 def elastic_name(dotted: str) -> str:
     """Return the public elasticrun name behind a dotted one, or an empty text."""
     last = dotted.rpartition(".")[2]
+    if _OTHER_LOADER.search(last) and dotted.startswith(ELASTIC_ROOTS):
+        return "AdaptiveDataLoader"
     if last not in ELASTIC_NAMES:
         return ""
     if dotted.split(".", 1)[0] in ELASTIC_ROOTS:

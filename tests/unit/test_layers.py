@@ -83,6 +83,7 @@ ROWS: list[list[str]] = [
     ["launcher.options", "launcher.sockets", "launcher.functions"],
     ["launcher.directory", "launcher.hangs", "launcher.imports", "launcher.client"],
     ["launcher.orders", "launcher.reporter", "launcher.console", "launcher.reading"],
+    ["launcher.linting"],
     ["launcher.replica"],
     ["launcher.forkserver"],
     ["launcher.starter"],

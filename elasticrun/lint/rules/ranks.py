@@ -66,9 +66,22 @@ def _loops(program: Program) -> Iterator[Finding]:
 
 
 def _states(program: Program) -> Iterator[Finding]:
-    for event in program.events("state_made"):
+    events = program.events("state_made")
+    branches = {
+        (event.data, guard.number, guard.holds)
+        for event in events
+        for guard in event.step.guards
+    }
+    for event in events:
         step = event.step
-        taints = frozenset().union(*(guard.taints for guard in step.guards))
+        # What both branches make is made in any case.
+        taints = frozenset().union(
+            *(
+                guard.taints
+                for guard in step.guards
+                if (event.data, guard.number, not guard.holds) not in branches
+            )
+        )
         name = event.data if isinstance(event.data, str) else "state"
         if taints & _CHANGING:
             message = f"{name} is created under a condition that may differ"
