@@ -72,6 +72,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--start", choices=["fork", "exec"], default="fork",
         help="fork replicas from a process that has imported torch, or start each "
         "one anew")  # fmt: skip
+    add("--no-lint", dest="lint", action="store_false",
+        help="do not show what the linter finds in the script")  # fmt: skip
     add("--name", metavar="JOB", help="default: the script's file name")
     add("--log-dir", metavar="DIR", help="default: logs in the checkpoint directory")
     add("--nodes", metavar="MIN:MAX", help=argparse.SUPPRESS)

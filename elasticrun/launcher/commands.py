@@ -67,6 +67,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_exec=arguments.start == "exec",
         hang_timeout=parse_hang_timeout(arguments.hang_timeout),
         lifeline=arguments.lifeline,
+        is_linted=arguments.lint,
     )
 
 

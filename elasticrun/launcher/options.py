@@ -73,6 +73,7 @@ class Options:
         is_named: Whether the user gave the name, so that checkpoints get it too.
         hang_timeout: Seconds without a boundary; "auto"; None for never.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
+        is_linted: Whether errors that the linter finds in the script are shown.
     """
 
     program: Program
@@ -88,6 +89,7 @@ class Options:
     is_exec: bool = False
     hang_timeout: float | str | None = AUTO
     lifeline: int | None = None
+    is_linted: bool = True
 
 
 def parse_replicas(text: str) -> Replicas:

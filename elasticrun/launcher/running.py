@@ -12,6 +12,7 @@ from types import FrameType
 
 from elasticrun.launcher import directory, processes, sockets
 from elasticrun.launcher.console import Console, open_console
+from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.options import OptionError, Options
 from elasticrun.launcher.server import Server
@@ -45,6 +46,8 @@ def run_job(options: Options) -> int:
             if options.lifeline is not None:
                 loop.watch(options.lifeline, _on_lifeline(supervisor, options.lifeline))
             _keep_live(loop, console, book)
+            if options.is_linted:
+                stack.callback(Linting(options.program, console, loop).close)
             supervisor.start()
             while supervisor.exit_code is None:
                 loop.turn()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from elasticrun.lint.finding import Finding, Fix
 from elasticrun.lint.options import Options
 from elasticrun.lint.program import Program
-from elasticrun.lint.project import Module, Project, python_files
+from elasticrun.lint.project import Module, Project, imports_of, python_files
 from elasticrun.lint.rules import (
     data,
     effects,
@@ -133,24 +133,25 @@ def _roots(project: Project, result: Result) -> list[Module]:
 
 
 def _imports(project: Project, module: Module) -> list[Module]:
-    found = []
-    for node in ast.walk(module.tree) if module.tree is not None else ():
-        names: list[tuple[str, int]] = []
+    if module.imports is None:
+        module.imports = list(_imported(project, module))
+    return module.imports
+
+
+def _imported(project: Project, module: Module) -> Iterator[Module]:
+    for node in imports_of(module.tree) if module.tree is not None else ():
         if isinstance(node, ast.Import):
             names = [(alias.name, 0) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [(node.module or "", node.level)]
-            names += [
-                (f"{node.module or ''}.{alias.name}", node.level)
-                for alias in node.names
-            ]
+        else:
+            source = node.module or ""
+            inner = [f"{source}.{alias.name}" for alias in node.names]
+            names = [(each, node.level) for each in (source, *inner)]
         for name, level in names:
             if name.split(".", 1)[0] in ("elasticrun", "adaptdl", "torch"):
                 continue
             other = project.find(name, module, level)
             if other is not None and other is not module:
-                found.append(other)
-    return found
+                yield other
 
 
 def _imports_elastic(project: Project, module: Module, depth: int = 3) -> bool:

@@ -6,6 +6,7 @@ import ast
 
 from elasticrun.lint.finding import Edit, Fix, place_of
 from elasticrun.lint.graph import EpochLoop
+from elasticrun.lint.naming import written
 from elasticrun.lint.project import Module
 
 
@@ -107,14 +108,14 @@ def true_enumerate(loop: ast.AST, module: Module) -> Fix | None:
     inner = source.args[0]
     if name != "enumerate" or not isinstance(inner, ast.Name | ast.Attribute):
         return None
-    new = f"{ast.unparse(inner)}.enumerate()"
+    new = f"{written(inner)}.enumerate()"
     return replace(source, new, module, title="Count from the true index", is_safe=True)
 
 
 def bare_handler(handler: ast.ExceptHandler, module: Module) -> Fix | None:
     """Return the fix from a handler that catches the stop to one that does not."""
     if handler.type is not None:
-        if ast.unparse(handler.type) != "BaseException":
+        if written(handler.type) != "BaseException":
             return None
         return replace(
             handler.type, "Exception", module, title="Catch Exception", is_safe=False

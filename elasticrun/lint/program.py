@@ -76,7 +76,10 @@ class Program:
 
     def is_before_epochs(self, event: Event) -> bool:
         """Return whether an event happens again after every restart, before epochs."""
-        return self.zone(event.step) == "P" and not is_once(event.step)
+        has_epochs = bool(
+            self.walker.epochs
+        )  # without, ER002 says that all is repeated
+        return has_epochs and self.zone(event.step) == "P" and not is_once(event.step)
 
 
 def is_once(step: Step) -> bool:

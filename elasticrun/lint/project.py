@@ -8,6 +8,7 @@ import re
 import sys
 import tokenize
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 ELASTIC = re.compile(
@@ -16,6 +17,7 @@ ELASTIC = re.compile(
 _IGNORE = re.compile(r"#\s*elasticrun:\s*ignore(?:\[(?P<codes>[\w\s,]*)\])?")
 # Never the project's own, whatever lies beside the file.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "elasticrun", "adaptdl"}
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SKIPPED = {".git", ".venv", "venv", "__pycache__", "node_modules", "site-packages"}
 
 
@@ -37,6 +39,7 @@ class Module:
         self.is_elastic = bool(ELASTIC.search(text))
         self.frame: object = None
         self.imported_by: set[str] = set()
+        self.imports: list[Module] | None = None
         self._lines: list[str] | None = None
         self._suppressions: dict[int, tuple[set[str] | None, int]] | None = None
 
@@ -90,6 +93,29 @@ def read_suppressions(text: str) -> dict[int, tuple[set[str] | None, int]]:
     except (tokenize.TokenError, SyntaxError):
         pass
     return found
+
+
+def statements_of(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements in a body, of any depth, but not of functions in it."""
+    todo = [node]
+    while todo:
+        each = todo.pop()
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for inner in getattr(each, field, ()):
+                yield inner
+                if not isinstance(inner, _SCOPES):
+                    todo.append(inner)
+
+
+def imports_of(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield all imports, those in functions as well."""
+    todo = [tree]
+    while todo:
+        for each in statements_of(todo.pop()):
+            if isinstance(each, ast.Import | ast.ImportFrom):
+                yield each
+            elif isinstance(each, _SCOPES):
+                todo.append(each)
 
 
 def read_source(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import catalog
-from elasticrun.lint.naming import named
+from elasticrun.lint.naming import named, written
 
 _ALSO_QUIET = named(
     "request_checkpoint flush format item update refresh empty_cache synchronize "
@@ -52,7 +52,7 @@ def is_lazy(node: ast.If) -> bool:
     if wanted is None or node.orelse:
         return False
     stored = [
-        ast.unparse(target)
+        written(target)
         for each in node.body
         if isinstance(each, ast.Assign)
         for target in each.targets
@@ -63,10 +63,10 @@ def is_lazy(node: ast.If) -> bool:
 def _missing(test: ast.expr) -> str | None:
     """Return what a test like `x is None`, `not x` or `k not in x` finds missing."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return ast.unparse(test.operand)
+        return written(test.operand)
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     right = test.comparators[0]
     if isinstance(test.ops[0], ast.Is) and isinstance(right, ast.Constant):
-        return ast.unparse(test.left) if right.value is None else None
-    return ast.unparse(right) if isinstance(test.ops[0], ast.NotIn) else None
+        return written(test.left) if right.value is None else None
+    return written(right) if isinstance(test.ops[0], ast.NotIn) else None

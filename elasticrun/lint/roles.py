@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from elasticrun.lint.naming import named
@@ -20,6 +21,7 @@ ELASTIC_NAMES = named(
 
 LOADERS = named("AdaptiveDataLoader CombinedLoader")
 
+_OTHER_LOADER = re.compile(r"^Adaptive\w*(?:Iterator|Loader)$")
 _OPTIMIZER = re.compile(
     r"(?:^|\.)(?:\w*Adam\w*|SGD\w*|\w*RMS[pP]rop\w*|Adagrad|Adadelta|Adafactor|LBFGS|"
     r"Lamb|LAMB|Lion\w*|LARS|Lars|Rprop|ASGD|Shampoo|SOAP|Muon|Sophia\w*|Novograd|"
@@ -88,9 +90,12 @@ _CLASS_NAME_ROLES = (
 )
 
 
+@functools.cache
 def elastic_name(dotted: str) -> str:
     """Return the public elasticrun name behind a dotted one, or an empty text."""
     last = dotted.rpartition(".")[2]
+    if _OTHER_LOADER.search(last) and dotted.startswith(ELASTIC_ROOTS):
+        return "AdaptiveDataLoader"
     if last not in ELASTIC_NAMES:
         return ""
     if dotted.split(".", 1)[0] in ELASTIC_ROOTS:
@@ -99,6 +104,7 @@ def elastic_name(dotted: str) -> str:
     return last if last.startswith(unmistakable) else ""
 
 
+@functools.cache
 def made_by(dotted: str) -> str:
     """Return the kind of object that calling an external name makes."""
     if dotted.endswith("DataLoader"):
@@ -173,6 +179,7 @@ _HINTS = (
 )
 
 
+@functools.cache
 def hint(name: str) -> str:
     """Return what a name alone suggests that a value is, or an empty text."""
     name = name.rpartition(".")[2].lower()

@@ -47,6 +47,7 @@ class Value:
         parts: The elements of a sequence, or what a wrapper wraps.
         data: A constant, a syntax node, a mode; depends on the kind.
         registered: Saved in every checkpoint.
+        is_handed_on: Given to a function that cannot be seen, which may register it.
         in_epoch: The number of the epoch loop in whose body it was made, or 0.
     """
 
@@ -58,6 +59,7 @@ class Value:
         "frame",
         "in_epoch",
         "is_complete",
+        "is_handed_on",
         "kind",
         "loaded_by_hand",
         "name",
@@ -96,6 +98,7 @@ class Value:
         self.registered = False
         self.loaded_by_hand = False
         self.is_complete = True
+        self.is_handed_on = False
         self.in_epoch = 0
         self.uid = next(_uids)
 

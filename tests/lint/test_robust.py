@@ -1,11 +1,10 @@
-"""Nothing that Python parses makes the linter fail, and it is fast."""
+"""Nothing that Python parses makes the linter fail, and it imports little."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +40,14 @@ def test_the_standard_library_is_no_trouble(package: str) -> None:
 def test_the_whole_standard_library_is_no_trouble() -> None:
     for path in sorted(STDLIB.rglob("*.py")):
         if not {"site-packages", "test", "tests", "idlelib"} & set(path.parts):
+            assert problems_of(path) == [], path
+
+
+@pytest.mark.slow
+def test_installed_packages_are_no_trouble() -> None:
+    packages = Path(sysconfig.get_paths()["purelib"])
+    for name in ("_pytest", "hypothesis", "mypy", "setuptools", "sympy", "torch/utils"):
+        for path in sorted((packages / name).rglob("*.py")):
             assert problems_of(path) == [], path
 
 
@@ -96,23 +103,3 @@ def test_the_linter_imports_neither_torch_nor_the_rest() -> None:
         "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_a_thousand_lines_take_little_time() -> None:
-    parts = [PRELUDE, RULES["ER101"].right.replace("range", "range")]
-    while sum(part.count("\n") for part in parts) < 1000:
-        number = len(parts)
-        parts.append(
-            f"def helper_{number}(values, factor=2):\n"
-            "    total = 0\n    for value in values:\n"
-            "        if value > factor:\n            total += value * factor\n"
-            "    return {'total': total, 'mean': total / len(values)}\n\n"
-            f"helper_{number}([1, 2, 3])\n"
-        )
-    text = "".join(parts)
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        lint_text(text)
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.5  # a bound for busy machines; measured: about a fifth of it

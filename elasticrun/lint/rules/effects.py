@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint import catalog
 from elasticrun.lint.finding import Finding
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts
 
 
@@ -90,4 +91,4 @@ def _trackers(program: Program) -> Iterator[Finding]:
 
 
 def _saves_weights(node: ast.AST) -> bool:
-    return "state_dict" in ast.unparse(node) or "model" in ast.unparse(node)
+    return "state_dict" in written(node) or "model" in written(node)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Fix
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.mending import add_argument, replace
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts, is_checked
 from elasticrun.lint.walk.core import Event
 
@@ -23,19 +24,19 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
 def check(program: Program) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106."""
     opened = program.events("file_opened")
-    written = program.events("file_written")
-    for event in [*written, *program.events("appended")]:
+    filled = program.events("file_written")
+    for event in [*filled, *program.events("appended")]:
         mode = event.value.data if event.value is not None else "a"
         if not isinstance(mode, str) or not mode.startswith("a"):
             continue
         yield from _appended(program, event)
     for event in opened:
-        path, mode = event.data
+        mode = event.data[-1]
         if not mode.startswith("w") or is_checked(event.step):
             continue
         zone = program.zone(event.step)
         again = program.replayed(event) or program.is_before_epochs(event)
-        if again and _is_written_later(program, event, path, opened, written):
+        if again and _is_written_later(program, event, opened, filled):
             loop = again if isinstance(again, DataLoop) else None
             message = (
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
@@ -69,26 +70,31 @@ def _appended(program: Program, event: Event) -> Iterator[Finding]:
 
 
 def _is_written_later(
-    program: Program,
-    event: Event,
-    path: str,
-    opened: list[Event],
-    written: list[Event],
+    program: Program, event: Event, opened: list[Event], filled: list[Event]
 ) -> bool:
     assert event.value is not None
-    is_constant = path.startswith(("'", '"', "f'")) or path.isupper()
-    own = [each for each in written if each.value is event.value]
+    own = [each for each in filled if each.value is event.value]
     if event.step.epoch is not None:
         return any(program.zone(each.step) in ("L", "C") for each in own)
     if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
         return True
-    return bool(path) and any(
-        each.data[0] == path
-        and each.data[1].startswith("a")
-        and (is_constant or each.step.module is event.step.module)
+    return any(
+        each.data[-1].startswith("a") and _is_same_file(each, event)
         for each in opened
         if each is not event
     )
+
+
+def _is_same_file(one: Event, other: Event) -> bool:
+    """Return whether two files that are opened have the same path."""
+    path, text, _ = one.data
+    other_path, other_text, _ = other.data
+    if path is other_path or (path.kind == "const" and path.data == other_path.data):
+        return True
+    if not text or text != other_text:
+        return False
+    is_fixed = text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
+    return is_fixed or one.step.module is other.step.module
 
 
 def _moved(program: Program, event: Event) -> Iterator[Finding]:
@@ -111,7 +117,7 @@ def _moved(program: Program, event: Event) -> Iterator[Finding]:
 
 def _appending(event: Event) -> Fix | None:
     """Return the fix that opens a file to append."""
-    node, mode = event.at, event.data[1]
+    node, mode = event.at, event.data[-1]
     for each in ast.walk(node):
         if isinstance(each, ast.Constant) and each.value == mode:
             new = repr(mode.replace("w", "a"))
@@ -133,7 +139,7 @@ def _is_made_just_before(event: Event) -> bool:
         source = node.func.value
     if source is None:
         return False
-    text = ast.unparse(source)
+    text = written(source)
     before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
     return any(
         text in line

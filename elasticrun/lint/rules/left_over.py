@@ -112,7 +112,7 @@ def _as_step(uses: Uses, place: Place, seen: set[Place]) -> Read | None:
         kind = read.sink.kind
         if kind in ("track", "optimizer", "save"):
             return read
-        if kind == "test" and not _guards_optimizer(read):
+        if kind == "test" and not _guards_optimizer(read) and not _asks_first(read):
             return read
         if kind == "flow":
             for target in read.sink.places:
@@ -121,6 +121,26 @@ def _as_step(uses: Uses, place: Place, seen: set[Place]) -> Read | None:
                     if _as_step(uses, target, seen) is not None:
                         return read
     return None
+
+
+def _asks_first(read: Read) -> bool:
+    """Return whether a test is for the first batch, and nothing is left by it."""
+    statement = read.step.node
+    if not isinstance(statement, ast.If):
+        return False
+    if any(
+        isinstance(each, ast.Break | ast.Continue | ast.Return)
+        for each in ast.walk(statement)
+    ):
+        return False
+    return any(
+        isinstance(each, ast.Compare)
+        and each.left is read.at
+        and isinstance(each.ops[0], ast.Eq)
+        and isinstance(each.comparators[0], ast.Constant)
+        and each.comparators[0].value == 0
+        for each in ast.walk(statement.test)
+    )
 
 
 def _guards_optimizer(read: Read) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, EpochLoop, Step
 from elasticrun.lint.mending import bare_handler
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts
 
 _UNCERTAIN = frozenset(("rank", "random", "time", "entropy"))
@@ -156,7 +157,7 @@ def _iterators(program: Program) -> Iterator[Finding]:
 
 def _is_held(node: ast.AST, step: Step) -> bool:
     """Return whether an iterator is stored, not used up where it is made."""
-    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    name = written(node.func) if isinstance(node, ast.Call) else ""
     if name.endswith("cycle"):
         return True
     statement = step.node
@@ -228,7 +229,7 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    names = {ast.unparse(each).rpartition(".")[2] for each in kinds}
+    names = {written(each).rpartition(".")[2] for each in kinds}
     return bool(names & {"BaseException", "SystemExit", "JobStopped"})
 
 
@@ -268,5 +269,5 @@ def _ranges(program: Program) -> Iterator[Finding]:
 def _counts(turn: ast.AST) -> bool:
     if isinstance(turn, ast.While):
         return True
-    text = ast.unparse(turn.iter) if isinstance(turn, ast.For) else ""
+    text = written(turn.iter) if isinstance(turn, ast.For) else ""
     return "range(" in text or "count(" in text

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Guard, Step
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts, is_once
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
@@ -65,9 +66,22 @@ def _loops(program: Program) -> Iterator[Finding]:
 
 
 def _states(program: Program) -> Iterator[Finding]:
-    for event in program.events("state_made"):
+    events = program.events("state_made")
+    branches = {
+        (event.data, guard.number, guard.holds)
+        for event in events
+        for guard in event.step.guards
+    }
+    for event in events:
         step = event.step
-        taints = frozenset().union(*(guard.taints for guard in step.guards))
+        # What both branches make is made in any case.
+        taints = frozenset().union(
+            *(
+                guard.taints
+                for guard in step.guards
+                if (event.data, guard.number, not guard.holds) not in branches
+            )
+        )
         name = event.data if isinstance(event.data, str) else "state"
         if taints & _CHANGING:
             message = f"{name} is created under a condition that may differ"
@@ -88,12 +102,12 @@ def _paths(program: Program) -> Iterator[Finding]:
     for event in program.events("saved", "file_opened"):
         if _rank_guard(event.step) is not None:
             continue
-        if event.kind == "file_opened" and not str(event.data[1]).startswith(
+        if event.kind == "file_opened" and not str(event.data[-1]).startswith(
             ("w", "a")
         ):
             continue
         node = event.at
-        if isinstance(node, ast.Call) and "rank" in ast.unparse(node):
+        if isinstance(node, ast.Call) and "rank" in written(node):
             continue
         if program.zone(event.step):
             message = "every replica writes this path"

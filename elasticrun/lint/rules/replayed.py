@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Fix
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.mending import move_to_end
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.walk.core import Event
 
@@ -73,7 +74,7 @@ def _changes_weights(event: Event) -> bool:
         return True
     node = event.at
     text = (
-        ast.unparse(node.args[0]).lower()
+        written(node.args[0]).lower()
         if isinstance(node, ast.Call) and node.args
         else ""
     )

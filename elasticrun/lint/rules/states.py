@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding
+from elasticrun.lint.graph import Step
 from elasticrun.lint.program import Program
 from elasticrun.lint.values import Class, Value
-from elasticrun.lint.walk.core import Event
 
 
 def check(program: Program) -> Iterator[Finding]:
@@ -144,10 +144,7 @@ def _unregistered(program: Program) -> Iterator[Finding]:
     }
     seen: set[int] = set()
     covered = _covered(program)
-    has_unseen = any(
-        event.data == "register" and _is_opaque(event)
-        for event in program.events("state_made")
-    )
+    has_unseen = bool(program.events("unseen_states"))
     for event in program.events(*kinds):
         value = event.value
         if value is None or event.step.epoch is None or has_unseen:
@@ -167,37 +164,36 @@ def _unregistered(program: Program) -> Iterator[Finding]:
     yield from _unregistered_models(program, seen)
 
 
-def _is_opaque(event: Event) -> bool:
-    node = event.at
-    return isinstance(node, ast.Call) and any(
-        each.arg is None for each in node.keywords
-    )
-
-
 def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Finding]:
     """Yield models whose parameters a stepped optimizer has, and that no state has."""
     every = [each for each in program.walker.objects if is_model_like(each)]
     covered = _covered(program)
+    reported: set[int] = set()
     for event in program.events("optimizer_made"):
         optimizer = event.value
         if optimizer is None or optimizer.uid not in stepped:
             continue
-        for part in optimizer.parts:
-            model = _model_of(part)
-            if model is None or is_saved(model) or model.node is None:
+        for model in _models_of(optimizer):
+            if model.uid in covered or model.uid in reported or is_saved(model):
                 continue
-            if model.uid in covered:
+            if any(is_saved(each) for each in every if model in each.parts):
                 continue
-            wrappers = [each for each in every if model in each.parts]
-            if any(is_saved(each) for each in wrappers) or not model.sure:
+            if not _is_known(model, optimizer) or model.node is None:
                 continue
-            if model.frame is None or not hasattr(model.frame, "number"):
+            if not isinstance(model.frame, Step):
                 continue
             message = (
                 "this model is trained and in no state: a restart begins with a new one"
             )
-            model.registered = True
+            reported.add(model.uid)
             yield program.finding("ER306", model.node, model.frame, message)
+
+
+def _is_known(model: Value, optimizer: Value) -> bool:
+    """Return whether nothing that cannot be seen may have registered a model."""
+    if model.kind == "unknown":  # known by the use of its parameters
+        return is_saved(optimizer) and not model.is_handed_on
+    return model.sure
 
 
 def _covered(program: Program) -> set[int]:
@@ -213,14 +209,13 @@ def _covered(program: Program) -> set[int]:
     return covered
 
 
-def _model_of(value: Value) -> Value | None:
+def _models_of(value: Value, depth: int = 4) -> Iterator[Value]:
+    """Yield the models whose parameters a value holds."""
     if value.kind == "param" and value.owner is not None:
-        return value.owner
-    for part in value.parts:
-        found = _model_of(part)
-        if found is not None:
-            return found
-    return None
+        yield value.owner
+    elif depth:
+        for part in (*value.parts, *value.attrs.values()):
+            yield from _models_of(part, depth - 1)
 
 
 def is_model_like(value: Value) -> bool:

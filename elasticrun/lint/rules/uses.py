@@ -14,7 +14,7 @@ PARTIAL = ("update", "grow")  # writes that make the new value from the old one
 _UNUSED = frozenset(("own", "none"))
 # What lives in these is theirs to keep; attributes set on them are no plain values.
 _KEPT = named(
-    "model param optimizer param_groups group ext module class loader plain_loader "
+    "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file super opaque scheduler ema scaler"
 )
 
@@ -41,36 +41,40 @@ class Uses:
 
     def killers(self, place: Place) -> set[int]:
         """Return the steps whose value for a place owes nothing to the old one."""
+        emptied = (place[0], "[]")  # a container made anew loses all its items
+        writes = [*self.writes[place], *self.writes.get(emptied, ())]
         return {
             write.step.number
-            for write in self.writes[place]
+            for write in writes
             if write.how in ("set", "target", "bind")
         }
 
     def killers_of_epochs(self, place: Place) -> set[int]:
-        """Return the killers, and the loops whose every batch has one of them.
+        """Return the killers, and the loops whose every turn has one of them.
 
-        A loop without a batch would leave the old value, but that is nobody's case.
+        A loop without a turn would leave the old value, but that is nobody's case.
         """
         killers = self.killers(place)
-        graph = self.program.graph
-        for loop in self.program.walker.loops:
-            if not any(graph.steps[each].loop is loop for each in killers):
-                continue
-
-            def passes(step: Step, loop: DataLoop = loop) -> bool:
-                return step.loop is loop and step.number not in killers
-
-            body = [
-                each
-                for each in graph.steps[loop.head].following
-                if graph.steps[each].loop is loop
-            ]
-            if any(each in killers for each in body) or loop.head not in graph.forward(
-                body, passes
-            ):
-                killers.add(loop.head)
+        walker, steps = self.program.walker, self.program.graph.steps
+        for head, body in walker.repeats:
+            if not killers.isdisjoint(body):
+                self._add_head(head, killers, body)
+        for loop in walker.loops:
+            if any(steps[each].loop is loop for each in killers):
+                inside = {each.number for each in steps if each.loop is loop}
+                self._add_head(loop.head, killers, inside)
         return killers
+
+    def _add_head(self, head: int, killers: set[int], body: range | set[int]) -> None:
+        """Add a loop's head to the killers if no turn goes around all of them."""
+        graph = self.program.graph
+        first = [each for each in graph.steps[head].following if each in body]
+        around = graph.forward(
+            [each for each in first if each not in killers],
+            lambda step: step.number in body and step.number not in killers,
+        )
+        if head not in around:
+            killers.add(head)
 
     def is_sum(self, write: Write, loop: DataLoop) -> bool:
         """Return whether a write in a loop adds to what an earlier batch left."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Place, Sink
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, is_key, unknown
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.iteration import Iteration, element_of
@@ -69,9 +70,9 @@ class Assignment(Iteration):
         if not value.name and value.kind == "unknown":
             value.name = str(name)
         if base.kind == "class":
-            self.write((base.uid, name), target, how, value, ast.unparse(target))
+            self.write((base.uid, name), target, how, value, written(target))
             return
-        text = ast.unparse(target)
+        text = written(target)
         self.write((base.uid, name), target, how, value, text)
         if isinstance(target, ast.Subscript) and name != "[]":
             self.write((base.uid, "[]"), target, "weak", value, text)
@@ -102,6 +103,8 @@ class Assignment(Iteration):
         with self.into(self.sink_of(node.targets, frame)):
             value = self.evaluate(node.value, frame)
         value = self._handed_through(node, value, frame)
+        if value.kind == "unknown" and isinstance(node.value, ast.Call):
+            value.node, value.frame = value.node or node.value, self.current
         reads = {read.place for read in self.read_log[start:]}
         for target in node.targets:
             self.assign(target, value, frame, how=self._how(target, node.value))
@@ -139,8 +142,11 @@ class Assignment(Iteration):
         """Return `update` where the new value is made from the old one."""
         if isinstance(value, ast.Constant | ast.Name):
             return "set"
-        is_own = any(is_same(each, target) for each in ast.walk(value))
-        return "update" if is_own else "set"
+        how = self.ways.get((target, value))
+        if how is None:
+            is_own = any(is_same(each, target) for each in ast.walk(value))
+            how = self.ways[target, value] = "update" if is_own else "set"
+        return how
 
     def sink_of(self, targets: list[ast.expr], frame: Frame) -> Sink:
         """Return where an assigned value goes, so that its use can be followed."""
@@ -201,7 +207,7 @@ class Assignment(Iteration):
         with self.into(self.sink_of([node.target], frame)):
             value = self.evaluate(node.value, frame)
         if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
-            self.write_content(old, node, "grow", ast.unparse(node.target))
+            self.write_content(old, node, "grow", written(node.target))
             self.note("container_grows", node, old, "+=")
             old.is_complete = False
             return
@@ -255,7 +261,7 @@ class Assignment(Iteration):
                 target.slice, ast.Constant
             ):
                 name = str(target.slice.value)
-            text = ast.unparse(target)
+            text = written(target)
             self.note("durable_update", node, base, (operator, name, text))
 
     def _quietly(self, node: ast.expr, frame: Frame) -> Value:

@@ -82,6 +82,8 @@ class Attributes(Truth):
         for each in cls.lineage():
             if name in each.constants:
                 value = self.evaluate(each.constants[name], each.frame)
+                if value.kind in ("list", "dict", "set"):
+                    value.registered |= base.is_durable
                 base.attrs[name] = value
                 self.read((base.uid, name), node)
                 return value

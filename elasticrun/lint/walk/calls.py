@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint.graph import VALUE
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     Class,
     Value,
@@ -67,7 +68,7 @@ class Calls(Functions):
         if _is_callable_instance(callee):
             method = self.attribute(callee, "__call__", node, frame)
             return self._call_known(method, node, frame)
-        name = ast.unparse(node.func) if callee.kind == "unknown" else callee.name
+        name = written(node.func) if callee.kind == "unknown" else callee.name
         return self.call_unknown(callee, name, node, frame, is_iterated=is_iterated)
 
     def _as_listed(self, name: str, node: ast.Call, frame: Frame) -> Value | None:
@@ -75,14 +76,14 @@ class Calls(Functions):
         options = self.options
         if not options.idempotent and not options.non_idempotent:
             return None
-        written = ast.unparse(node.func)
-        names = {name, name.rpartition(".")[2], written, written.rpartition(".")[2]}
+        text = written(node.func)
+        names = {name, name.rpartition(".")[2], text, text.rpartition(".")[2]}
         is_effect = not names.isdisjoint(options.non_idempotent)
         if not is_effect and names.isdisjoint(options.idempotent):
             return None
         args, keywords = self.arguments(node, frame)
         if is_effect:
-            self.note("outside", node, data=written)
+            self.note("outside", node, data=text)
         return unknown(taints=self.taints_of([*args, *keywords.values()]))
 
     def _call_known(self, callee: Value, node: ast.Call, frame: Frame) -> Value:

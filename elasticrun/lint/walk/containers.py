@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint.graph import flow_to
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.trained import Trained
@@ -51,7 +52,7 @@ class Containers(Trained):
 
     def _text(self, node: ast.Call) -> str:
         assert isinstance(node.func, ast.Attribute)
-        return ast.unparse(node.func.value)
+        return written(node.func.value)
 
     def _read_container(
         self, receiver: Value, name: str, node: ast.Call, frame: Frame

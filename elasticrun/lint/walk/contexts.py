@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, join, unknown
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.definitions import Definitions
@@ -26,8 +27,8 @@ class Contexts(Definitions):
                 self.assign(item.optional_vars, value, frame)
         outer = self.catching
         for item in node.items:
-            if "suppress" in ast.unparse(item.context_expr):
-                self.catching += (ast.unparse(item.context_expr),)
+            if "suppress" in written(item.context_expr):
+                self.catching += (written(item.context_expr),)
         self.run(node.body, frame)
         self.catching = outer
 
@@ -50,8 +51,7 @@ class Contexts(Definitions):
         first, before = len(self.graph.steps), dict(frame.env)
         loops, outer = len(self.loops), self.catching
         self.catching += tuple(
-            "" if each.type is None else ast.unparse(each.type)
-            for each in node.handlers
+            "" if each.type is None else written(each.type) for each in node.handlers
         )
         self.run(node.body, frame)
         self.catching = outer

@@ -134,7 +134,10 @@ class Core:
         self.root_module: Any = None
         self.bases: dict[int, Value] = {}
         self.catching: tuple[str, ...] = ()
+        self.ways: dict[tuple[ast.AST, ast.AST], str] = {}
         self.turns: tuple[ast.AST, ...] = ()
+        # Heads of plain `for` loops and the steps of their bodies, inner ones first.
+        self.repeats: list[tuple[int, range]] = []
 
     # The flow.
 

@@ -69,6 +69,10 @@ class Definitions(Assignment):
         source = node.module or ""
         origin = self._imported(source, frame, node.level)
         for alias in node.names:
+            if alias.name == "*" and _is_elastic(source):
+                for name in roles.ELASTIC_NAMES:
+                    frame.env.setdefault(name, external(f"{source}.{name}"))
+                continue
             if alias.name == "*":
                 if origin.kind == "module" and origin.data is not None:
                     for key, value in list(origin.data.env.items()):

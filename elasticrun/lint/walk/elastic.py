@@ -6,6 +6,7 @@ import ast
 
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import SAVE, VALUE, DataLoop
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
     Value,
@@ -56,6 +57,7 @@ class Elastic(Calls):
                 if value.kind == "instance":
                     register_reachable(value)
             self.note("state_made", node, data="register")
+            self._note_unseen(node, frame)
             return constant(None)
         if name == "Variables":
             return self._make_variables(node, keywords)
@@ -66,6 +68,14 @@ class Elastic(Calls):
             self.note("collective", node, data=name)
             return unknown()
         return unknown(name, _ELASTIC_TAINTS.get(name, NO_TAINTS))
+
+    def _note_unseen(self, node: ast.Call, frame: Frame) -> None:
+        """Note that something is registered of which not even the number is known."""
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                value = self.evaluate(keyword.value, frame)
+                if not value.attrs and not value.parts:
+                    self.note("unseen_states", node)
 
     def _make_loader(
         self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]
@@ -107,7 +117,7 @@ class Elastic(Calls):
         found = self.loaders_in(loader)
         if not found:
             return
-        loop = DataLoop(node, frame.module, ast.unparse(node)[:60], found[0])
+        loop = DataLoop(node, frame.module, written(node)[:60], found[0])
         loop.sure = sure and found[0].sure
         loop.is_elastic = found[0].kind == "loader"
         loop.call, loop.epoch, loop.outer = frame.call, self.epoch, self.loop

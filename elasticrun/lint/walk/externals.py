@@ -70,6 +70,8 @@ class Externals(Language):
             if self.epoch is None or it.is_iterated or looks_like_class:
                 return Value("wrapped", it.last, parts=it.values, node=it.node)
             self.assume_loop(loaders[0], it.node, it.frame, sure=False)
+        for each in it.values:
+            each.is_handed_on = True
         value = unknown(taints=it.taints)
         self.write((value.uid, "[]"), it.node, "set", value, "")
         return value

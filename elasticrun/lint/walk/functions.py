@@ -6,6 +6,7 @@ import ast
 
 from elasticrun.lint import roles
 from elasticrun.lint.graph import VALUE, Call, Sink, flow_to
+from elasticrun.lint.project import statements_of
 from elasticrun.lint.values import (
     NO_TAINTS,
     Value,
@@ -37,9 +38,7 @@ class Functions(Expressions):
                 if keyword.arg is not None:
                     keywords[keyword.arg] = value
                 else:
-                    keywords.update(
-                        {k: v for k, v in value.attrs.items() if isinstance(k, str)}
-                    )
+                    keywords.update(unpacked(value))
         return values, keywords
 
     def _bound_arguments(
@@ -67,9 +66,7 @@ class Functions(Expressions):
             if keyword.arg is not None:
                 keywords[keyword.arg] = value
             else:
-                keywords.update(
-                    {k: v for k, v in value.attrs.items() if isinstance(k, str)}
-                )
+                keywords.update(unpacked(value))
         return args, keywords
 
     # Walking through.
@@ -206,25 +203,28 @@ class Functions(Expressions):
         return [(name, self.evaluate(default, outer)) for name, default in pairs]
 
 
-def is_generator(node: ast.AST) -> bool:
-    """Return whether a function's own body holds a `yield`."""
-    cached: bool | None = getattr(node, "_elasticrun_generator", None)
-    if cached is not None:
-        return cached
-    todo: list[ast.AST] = (
-        list(getattr(node, "body", [])) if not isinstance(node, ast.Lambda) else []
-    )
-    found = False
-    while todo and not found:
-        each = todo.pop()
-        if isinstance(each, ast.Yield | ast.YieldFrom):
-            found = True
-        elif not isinstance(
-            each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-        ):
-            todo.extend(ast.iter_child_nodes(each))
-    node._elasticrun_generator = found  # type: ignore[attr-defined]
+def unpacked(value: Value) -> dict[str, Value]:
+    """Return what `**value` gives; under made-up names where the keys are unknown."""
+    found = {str(k): v for k, v in value.attrs.items() if isinstance(k, str)}
+    found.update({f"**{i}": each for i, each in enumerate(value.parts)})
     return found
+
+
+def is_generator(node: ast.AST) -> bool:
+    """Return whether a function's own body holds a `yield` as or in a statement."""
+    cached: bool | None = getattr(node, "_elasticrun_generator", None)
+    if cached is None:
+        own = () if isinstance(node, ast.Lambda) else statements_of(node)
+        cached = any(
+            isinstance(_value_of(each), ast.Yield | ast.YieldFrom) for each in own
+        )
+        node._elasticrun_generator = cached  # type: ignore[attr-defined]
+    return cached
+
+
+def _value_of(statement: ast.AST) -> ast.AST | None:
+    value: ast.AST | None = getattr(statement, "value", None)
+    return value.value if isinstance(value, ast.Await) else value
 
 
 def _hinted_taints(name: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from elasticrun.lint import roles
 from elasticrun.lint.graph import DataLoop, EpochLoop, Step
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.core import Frame, Leaving
 from elasticrun.lint.walk.methods import Methods
@@ -62,8 +63,7 @@ class Iteration(Methods):
     def _wrapped(self, value: Value, node: ast.AST, frame: Frame, body: Body) -> None:
         inner = self._looped_part(value)
         if value.name == "enumerate":
-            index = unknown("index", frozenset(("enumerated",)))
-            shaped = self._shaping(body, index)
+            shaped = self._counting(body)
         elif value.name == "true_enumerate":
             shaped = self._shaping(body, unknown("batch_index"))
         elif value.name == "zip":
@@ -79,6 +79,17 @@ class Iteration(Methods):
             self._repeated(node, frame, shaped, unknown(taints=value.taints))
         else:
             self.iterate(inner, node, frame, shaped)
+
+    def _counting(self, body: Body) -> Body:
+        """Return the body of an enumerate, whose index counts from 0 at a restart."""
+        outside = self.loop
+
+        def counted(element: Value) -> None:
+            is_own = self.loop is not outside  # not a list inside of a dataset loop
+            index = unknown("index", frozenset(("enumerated",) if is_own else ()))
+            body(Value("tuple", parts=[index, element]))
+
+        return counted
 
     def _shaping(self, body: Body, index: Value) -> Body:
         return lambda element: body(Value("tuple", parts=[index, element]))
@@ -122,6 +133,9 @@ class Iteration(Methods):
         turns, self.turns = self.turns, (*self.turns, node)
         head, leaving = self._head(node, frame)
         body(element)
+        self.repeats.append(
+            (head.number, range(head.number + 1, len(self.graph.steps)))
+        )
         self._close(head, leaving, frame)
         self.current, self.turns = head, turns
 
@@ -258,7 +272,7 @@ def loop_text(node: ast.AST) -> str:
     """Return what a loop iterates, as the program writes it."""
     source = getattr(node, "iter", None)
     if source is None:
-        return ast.unparse(node)[:60]
+        return written(node)[:60]
     while isinstance(source, ast.Call):
         if source.args:
             source = source.args[0]
@@ -266,4 +280,4 @@ def loop_text(node: ast.AST) -> str:
             source = source.func.value
         else:
             break
-    return ast.unparse(source)[:60]
+    return written(source)[:60]

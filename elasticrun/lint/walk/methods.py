@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.containers import CHANGING, GROWING, Containers
 from elasticrun.lint.walk.core import Frame
@@ -118,10 +119,15 @@ class Methods(Containers):
             found = self._model_method(receiver, name, node, frame)
             if found is not None:
                 return found
+        if name == "load_state_dict":
+            return self._loaded(receiver, node, frame)
+        if name in ("parameters", "named_parameters") and not node.args:
+            part = Value("param", name, sure=False)
+            part.owner = receiver
+            return part
         if name == "open" and receiver.kind in ("unknown", "ext"):
             args, keywords = self.arguments(node, frame)
-            assert isinstance(node.func, ast.Attribute)
-            return self.open_file(node, args, keywords, ast.unparse(node.func.value))
+            return self.open_file(node, args, keywords, receiver)
         self._note_any(receiver, name, node)
         sink = _sink_of(receiver, name, self.sink)
         if sink is not None:
@@ -139,7 +145,7 @@ class Methods(Containers):
         return unknown(taints=taints)
 
     def _note_any(self, receiver: Value, name: str, node: ast.Call) -> None:
-        text = ast.unparse(node.func).lower()
+        text = written(node.func).lower()
         if name in catalog.LOG_METHODS:
             self.note("logged", node, receiver, name)
         elif name == "to_csv" and _appends(node):
@@ -191,5 +197,5 @@ def _appends(node: ast.Call) -> bool:
 def _is_insert(node: ast.Call) -> bool:
     if not node.args:
         return False
-    text = ast.unparse(node.args[0]).lstrip("fbr'\"( \\n").upper()
+    text = written(node.args[0]).lstrip("fbr'\"( \\n").upper()
     return text.startswith(("INSERT", "UPDATE", "DELETE"))

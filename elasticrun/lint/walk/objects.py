@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import roles
-from elasticrun.lint.values import Value, constant
+from elasticrun.lint.naming import written
+from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.called import Called
 from elasticrun.lint.walk.effects import Effects
 
@@ -19,7 +20,7 @@ class Objects(Effects):
     def object_made(self, it: Called) -> Value | None:
         """Return the object that a call makes; None if none is known."""
         if it.name in _OPENERS:
-            path = ast.unparse(it.node.args[0]) if it.node.args else ""
+            path = it.args[0] if it.args else unknown()
             return self.open_file(it.node, it.args[1:], it.keywords, path)
         if it.name in _COPIERS and it.args:
             return self._copied(it.args[0], it.node)
@@ -48,15 +49,21 @@ class Objects(Effects):
         return self.made(copied) if original.is_object else copied
 
     def open_file(
-        self, node: ast.Call, rest: list[Value], keywords: dict[str, Value], path: str
+        self, node: ast.Call, rest: list[Value], keywords: dict[str, Value], path: Value
     ) -> Value:
-        """Return an open file, noting the mode and the path as it is written."""
+        """Return an open file, noting its path and mode."""
         mode_value = keywords.get("mode") or (rest[0] if rest else constant("r"))
         is_known = mode_value.kind == "const" and isinstance(mode_value.data, str)
         mode = mode_value.data if is_known else "?"
-        value = self.made(Value("file", path, node=node, data=mode))
-        self.note("file_opened", node, value, (path, mode))
+        value = self.made(Value("file", path.name, node=node, data=mode))
+        self.note("file_opened", node, value, (path, self._path_text(node), mode))
         return value
+
+    def _path_text(self, node: ast.Call) -> str:
+        function = node.func
+        if isinstance(function, ast.Attribute) and not node.args:
+            return written(function.value)
+        return written(node.args[0]) if node.args else ""
 
 
 def is_model(value: Value) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from elasticrun.lint import roles
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, flow_to
+from elasticrun.lint.naming import written
 from elasticrun.lint.quiet import is_lazy, is_quiet
 from elasticrun.lint.values import Value, join
 from elasticrun.lint.walk.contexts import Contexts, merged
@@ -46,7 +47,7 @@ class Statements(Contexts):
         with self.into(NONE):
             self.evaluate(node.value, frame)
         if isinstance(node.value, ast.Call):
-            name = ast.unparse(node.value.func)
+            name = written(node.value.func)
             if name in _EXITS:
                 self.here = []
 

@@ -8,6 +8,7 @@ from elasticrun.lint.options import Options
 from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import Class, Value, register_reachable, unknown
 from elasticrun.lint.walk.core import Frame
+from elasticrun.lint.walk.entries import Entries
 from elasticrun.lint.walk.functions import is_generator
 from elasticrun.lint.walk.statements import Statements
 
@@ -25,14 +26,13 @@ class Walker(Statements):
         frame = self.load_module(self.root_module)
         if frame is None:
             return
-        for value in list(frame.env.values()):
-            is_own = value.kind == "func" and value.frame is frame
-            is_new = is_own and value.node not in self.visited
-            if is_new and self._is_worth_it(value.node):
+        own = [each for each in self.classes if each.module is self.root_module]
+        entries = Entries(frame, own)
+        for function, value in _functions(frame, entries):
+            if function not in self.visited and entries.is_worth_it(function):
                 self._enter_alone(value, frame)
-        for cls in list(self.classes):
-            if cls.module is self.root_module:
-                self._try_class(cls, frame)
+        for cls in own:
+            self._try_class(cls, frame, entries)
 
     def load_module(self, module: Module) -> Frame | None:
         """Walk through a module's top level once; return its names."""
@@ -53,20 +53,6 @@ class Walker(Statements):
         if not self.here:
             self.here = [len(self.graph.steps) - 1]
         return frame
-
-    def _is_worth_it(self, function: ast.AST | None) -> bool:
-        """Return whether a function that nobody calls holds something elastic."""
-        if function is None:
-            return False
-        names = {
-            each.attr if isinstance(each, ast.Attribute) else each.id
-            for each in ast.walk(function)
-            if isinstance(each, ast.Attribute | ast.Name)
-        }
-        return bool(names & _WORTH) or any(
-            isinstance(each, ast.For) and _mentions_loader(each.iter)
-            for each in ast.walk(function)
-        )
 
     def _enter_alone(self, value: Value, frame: Frame) -> None:
         """Walk through a function as a program of its own, its arguments unknown."""
@@ -91,11 +77,11 @@ class Walker(Statements):
             if value.kind == "const":
                 frame.env[name] = unknown(name)
 
-    def _try_class(self, cls: Class, frame: Frame) -> None:
+    def _try_class(self, cls: Class, frame: Frame, entries: Entries) -> None:
         methods = [
             each
             for each in cls.methods.values()
-            if each not in self.visited and self._is_worth_it(each)
+            if each not in self.visited and entries.is_worth_it(each)
         ]
         methods = [each for each in methods if each.name != "__init__"]
         if not methods or cls.role in ("model", "dataset", "state"):
@@ -108,7 +94,7 @@ class Walker(Statements):
             if method.kind == "func":
                 self._enter_alone(method, frame)
         # Those with an epoch loop first: they call the others.
-        for each in sorted(methods, key=lambda m: not _has_epochs(m)):
+        for each in sorted(methods, key=lambda m: entries.order(m, m.name)):
             if each not in self.visited:
                 method = self.attribute(made, each.name, cls.node, frame)
                 if method.kind == "func":
@@ -117,23 +103,11 @@ class Walker(Statements):
             register_reachable(made)
 
 
-_WORTH = frozenset(
-    [
-        "remaining_epochs_until",
-        "AdaptiveDataLoader",
-        "AdaptiveDataParallel",
-        "Variables",
+def _functions(frame: Frame, entries: Entries) -> list[tuple[ast.AST, Value]]:
+    """Return the functions that a module defines, callers before what they call."""
+    found = [
+        (value.node, value)
+        for value in frame.env.values()
+        if value.kind == "func" and value.frame is frame and value.node is not None
     ]
-)
-
-
-def _mentions_loader(node: ast.expr) -> bool:
-    return "loader" in ast.unparse(node).lower()
-
-
-def _has_epochs(function: ast.AST) -> bool:
-    return any(
-        (isinstance(each, ast.Attribute) and each.attr == "remaining_epochs_until")
-        or (isinstance(each, ast.Name) and each.id == "remaining_epochs_until")
-        for each in ast.walk(function)
-    )
+    return sorted(found, key=lambda each: entries.order(each[0], each[1].name))

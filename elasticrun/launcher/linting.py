@@ -1,0 +1,94 @@
+"""Linting the script while its replicas start, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticrun.launcher.console import Console
+from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.options import Program
+
+_SECONDS = 5.0  # what a job that is already over waits for the linter
+
+
+class Linting:
+    """Shows as warnings what the linter is sure of; never keeps the job from training.
+
+    The linter runs beside replicas that import torch meanwhile, so nobody waits for it.
+    What it says is read when its end of the pipe is closed.
+    """
+
+    def __init__(self, program: Program, console: Console, loop: Loop) -> None:
+        self._console = console
+        self._loop = loop
+        self._output = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        path = source_of(program)
+        if path is None:
+            return
+        command = [sys.executable, "-m", "elasticrun.lint", "--format", "json", path]
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            loop.watch(self._process.stdout, self._read)
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        more = os.read(self._process.stdout.fileno(), 1 << 16)
+        self._output += more
+        if not more:
+            self._end()
+
+    def _end(self) -> None:
+        """Show what was found, and let the process be forgotten."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._loop.forget(process.stdout)
+        try:
+            more, _ = process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return
+        self._show(self._output + more)
+
+    close = _end
+
+    def _show(self, output: bytes) -> None:
+        try:
+            findings: list[dict[str, Any]] = json.loads(output)["findings"]
+        except (ValueError, KeyError):
+            return  # a linter that failed has nothing to warn of
+        errors = [each for each in findings if each["severity"] == "E"]
+        for each in errors:
+            place = f"{each['path']}:{each['line']}:{each['column']}"
+            self._console.event(f"warning: {place}: {each['code']} {each['message']}")
+        if errors:
+            codes = " ".join(sorted({each["code"] for each in errors}))
+            self._console.event(
+                f"`elasticrun rule {codes}` explains; --no-lint does without"
+            )
+
+
+def source_of(program: Program) -> str | None:
+    """Return the file that a program begins with, if it is known without importing."""
+    if program.kind == "script":
+        return program.target
+    if program.kind == "module":
+        base = Path(*program.target.split("."))
+        for path in (base.with_suffix(".py"), base / "__main__.py"):
+            if path.is_file():
+                return str(path)
+    return None

@@ -1,0 +1,64 @@
+"""`elasticrun run` shows what the linter is sure of, and trains all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticrun.launcher.linting import source_of
+from elasticrun.launcher.options import Program
+from elasticrun.lint.rules.rule import PRELUDE
+from elasticrun.lint.rules.table import RULES
+from tests.launcher.running import running
+from tests.support.stage import Stage
+
+# The mistake is in a function that nobody calls.
+WRONG = "".join(
+    f"    {line}\n" for line in (PRELUDE + RULES["ER101"].wrong).splitlines()
+)
+SCRIPT = f"def main(train_set, valid_set, step, evaluate):\n{WRONG}\nprint('trained')\n"
+
+
+@pytest.fixture
+def script(stage: Stage) -> Path:
+    path = stage.root / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--no-lint",)])
+def test_errors_are_shown_as_warnings(
+    stage: Stage, script: Path, options: tuple[str, ...]
+) -> None:
+    with running(stage, "--replicas", 1, *options, script=script) as job:
+        assert job.wait() == 0, job.events
+    assert "trained" in job.output
+    line = SCRIPT.splitlines().index("        scheduler.step()") + 1
+    warning = f"elasticrun: warning: {script}:{line}:9: ER101 LR scheduler stepped"
+    assert (warning in job.events) == (not options)
+    assert ("`elasticrun rule ER101` explains" in job.events) == (not options)
+
+
+@pytest.mark.slow
+def test_a_script_that_cannot_be_linted_is_run(stage: Stage, script: Path) -> None:
+    script.write_bytes(b"# coding: latin-1\nprint('trained \xe9')  # elasticrun\n")
+    with running(stage, "--replicas", 1, script=script) as job:
+        assert job.wait() == 0, job.events
+    assert "trained" in job.output
+    assert "warning" not in job.events
+
+
+def test_what_begins_a_module_is_found_without_importing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.py").touch()
+    (tmp_path / "pack" / "train.py").touch()
+    assert source_of(Program("script", "a.py", (), ())) == "a.py"
+    assert source_of(Program("module", "pack.train", (), ())) == "pack/train.py"
+    assert source_of(Program("module", "pack", (), ())) == "pack/__main__.py"
+    assert source_of(Program("module", "elsewhere", (), ())) is None
+    assert source_of(Program("function", "folder", (), ())) is None

@@ -1,0 +1,190 @@
+"""What other tools meet: SARIF, flake8's entry point, the hook, and the voice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrun.lint import flake8
+from elasticrun.lint.engine import Problem, lint_paths, lint_text
+from elasticrun.lint.options import Options
+from elasticrun.lint.report import report
+from elasticrun.lint.rules.rule import PRELUDE
+from elasticrun.lint.rules.table import RULES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Of the schema of SARIF 2.1.0: the properties that an object must have, and may have.
+# It allows no others.
+OBJECTS: dict[str, tuple[str, str]] = {
+    "log": ("version runs", "$schema"),
+    "run": ("tool", "columnKind results invocations"),
+    "tool": ("driver", ""),
+    "driver": ("name", "rules informationUri version"),
+    "rule": (
+        "id",
+        "name shortDescription fullDescription help helpUri defaultConfiguration",
+    ),
+    "configuration": ("", "level enabled"),
+    "message": ("text", ""),
+    "result": ("message", "ruleId ruleIndex level locations properties"),
+    "location": ("", "physicalLocation"),
+    "physical": ("artifactLocation", "region"),
+    "artifact": ("uri", ""),
+    "region": ("startLine", "startColumn endLine endColumn"),
+    "invocation": ("executionSuccessful", "toolExecutionNotifications"),
+    "notification": ("message", "level"),
+}
+LEVELS = {"none", "note", "warning", "error"}
+
+
+def check(kind: str, value: dict[str, Any]) -> dict[str, Any]:
+    required, optional = (set(each.split()) for each in OBJECTS[kind])
+    assert required <= value.keys() <= required | optional, (kind, value)
+    return value
+
+
+def check_log(log: dict[str, Any]) -> None:
+    assert check("log", log)["version"] == "2.1.0"
+    for run in log["runs"]:
+        driver = check("driver", check("tool", check("run", run)["tool"])["driver"])
+        for rule in driver["rules"]:
+            check("rule", rule)
+            for key in ("shortDescription", "fullDescription", "help"):
+                check("message", rule[key])
+            level = check("configuration", rule["defaultConfiguration"])["level"]
+            assert level in LEVELS
+        assert run["columnKind"] in {"utf16CodeUnits", "unicodeCodePoints"}
+        for result in run["results"]:
+            check_result(result, driver["rules"])
+        for invocation in run["invocations"]:
+            check("invocation", invocation)
+            for each in invocation["toolExecutionNotifications"]:
+                check("message", check("notification", each)["message"])
+
+
+def check_result(result: dict[str, Any], rules: list[dict[str, Any]]) -> None:
+    check("message", check("result", result)["message"])
+    assert result["level"] in LEVELS
+    assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+    for location in result["locations"]:
+        place = check("physical", check("location", location)["physicalLocation"])
+        assert " " not in check("artifact", place["artifactLocation"])["uri"]
+        region = check("region", place["region"])
+        start = (region["startLine"], region["startColumn"])
+        assert min(start) >= 1
+        assert start < (region["endLine"], region["endColumn"])
+
+
+@pytest.mark.parametrize("code", sorted(RULES))
+def test_sarif_keeps_to_its_schema(code: str) -> None:
+    text = PRELUDE + RULES[code].wrong
+    result = lint_text(text, name="a train.py", options=Options(pedantic=True))
+    result.problems.append(Problem("other.py", 1, "cannot be read."))
+    log = json.loads(report(result, "sarif"))
+    assert code in {each["ruleId"] for each in log["runs"][0]["results"]}
+    check_log(log)
+
+
+def test_flake8_finds_the_plugin() -> None:
+    (entry,) = [
+        each
+        for each in entry_points(group="flake8.extension")
+        if each.value.startswith("elasticrun.")
+    ]
+    assert entry.load() is flake8.Plugin
+    assert all(code.startswith(entry.name) for code in RULES)
+
+
+def test_the_hook_of_pre_commit_lints(tmp_path: Path) -> None:
+    lines = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8").splitlines()
+    settings = dict(line.strip("- ").split(": ", 1) for line in lines if ": " in line)
+    script = tmp_path / "train.py"
+    script.write_text(PRELUDE + RULES["ER101"].wrong, encoding="utf-8")
+    python, *command = settings["entry"].split()
+    assert python == "python"
+    result = subprocess.run(
+        [sys.executable, *command, script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "ER101" in result.stdout
+
+
+def test_the_examples_have_no_findings() -> None:
+    result = lint_paths([ROOT / "examples"], Options(pedantic=True))
+    assert result.programs
+    assert result.findings == []
+    assert result.problems == []
+
+
+# The voice.
+
+BODY = (
+    "    for epoch in remaining_epochs_until(3):\n"
+    "        for x in train:\n            net(x)\n"
+    "        {}.step()\n"
+    "        for x in valid:\n            net(x)\n"
+)
+
+
+def test_a_name_alone_lowers_the_voice() -> None:
+    known = PRELUDE + "def main():\n" + BODY.format("scheduler")
+    named = PRELUDE + "def main(lr_scheduler):\n" + BODY.format("lr_scheduler")
+    unnamed = PRELUDE + "def main(thing):\n" + BODY.format("thing")
+    assert [each.severity for each in lint_text(known).findings] == ["E"]
+    assert [each.severity for each in lint_text(named).findings] == ["W"]
+    assert lint_text(unnamed).findings == []
+
+
+LOUD = {
+    "E": """
+        ER101 ER102 ER103 ER104 ER107 ER108 ER201 ER203 ER204 ER205 ER206 ER208 ER210
+        ER301 ER303 ER401 ER402 ER502 ER504
+    """,
+    "W": """
+        ER001 ER002 ER105 ER106 ER109 ER110 ER207 ER209 ER211 ER302 ER304 ER305 ER306
+        ER307 ER501 ER503
+    """,
+    "H": "ER111 ER112 ER202 ER403",
+}
+
+
+@pytest.mark.parametrize(
+    ("severity", "code"),
+    [(severity, code) for severity, codes in LOUD.items() for code in codes.split()],
+)
+def test_the_severity_of_a_rule(severity: str, code: str) -> None:
+    text = PRELUDE + RULES[code].wrong
+    found = lint_text(text, options=Options(pedantic=True)).findings
+    assert severity in {each.severity for each in found if each.code == code}
+    shown = lint_text(text).findings
+    assert (severity == "H") == (code not in {each.code for each in shown})
+
+
+def test_every_rule_has_a_severity() -> None:
+    assert sorted(" ".join(LOUD.values()).split()) == sorted(RULES)
+
+
+def test_what_both_branches_of_a_rank_test_make_is_made_anyway() -> None:
+    text = (
+        "import elasticrun\n"
+        "if elasticrun.rank() == 0:\n"
+        "    data = download()\n"
+        "    loader = elasticrun.AdaptiveDataLoader(data, 64)\n"
+    )
+    other = "else:\n    loader = elasticrun.AdaptiveDataLoader(cached(), 64)\n"
+    loop = (
+        "for epoch in elasticrun.remaining_epochs_until(3):\n"
+        "    for x in loader:\n        print(x)\n"
+    )
+    assert [each.code for each in lint_text(text + loop).findings] == ["ER402"]
+    assert lint_text(text + other + loop).findings == []
