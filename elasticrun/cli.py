@@ -76,8 +76,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="do not show what the linter finds in the script")  # fmt: skip
     add("--name", metavar="JOB", help="default: the script's file name")
     add("--log-dir", metavar="DIR", help="default: logs in the checkpoint directory")
-    add("--nodes", metavar="MIN:MAX", help=argparse.SUPPRESS)
-    add("--rdzv-endpoint", metavar="HOST:PORT", help=argparse.SUPPRESS)
+    add("--nodes", metavar="N|MIN:MAX",
+        help="how many machines take part; the same command on each")  # fmt: skip
+    add("--rdzv-endpoint", metavar="HOST:PORT",
+        help="where they meet: the address of one, and a free port")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")

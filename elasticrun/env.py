@@ -85,14 +85,25 @@ def configured_checkpoint_dir() -> str | None:
     return os.environ.get("ELASTICRUN_CHECKPOINT_DIR") or None
 
 
-def environment_of(*, rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a replica on this machine."""
+def environment_of(
+    *,
+    rank: int,
+    world_size: int,
+    port: int,
+    local_rank: int | None = None,
+    local_world_size: int | None = None,
+    address: str = "127.0.0.1",
+) -> dict[str, str]:
+    """Return the variables that torchrun sets for a replica.
+
+    Without the last three all replicas are on this machine.
+    """
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank if local_rank is None else local_rank),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "LOCAL_WORLD_SIZE": str(local_world_size or world_size),
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }

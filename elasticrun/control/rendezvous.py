@@ -56,7 +56,8 @@ def _serve_anew(environment: Environment) -> JobStore:
     host = reachable = "127.0.0.1"
     if environment.local_world_size < environment.world_size:
         host = reachable = _outgoing_host(environment)
-        if host.startswith("127."):
+        # A name for this machine may stand for another address elsewhere.
+        if host.startswith("127.") and environment.master_address != host:
             host, reachable = "0.0.0.0", environment.master_address or host
     server, port = _serve(host, 0)
     return JobStore(Address(reachable, port), server, interface=host)

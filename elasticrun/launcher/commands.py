@@ -17,6 +17,7 @@ from elasticrun.launcher.options import (
     Program,
     make_program,
     parse_hang_timeout,
+    parse_nodes,
     parse_replicas,
     parse_seconds,
 )
@@ -31,7 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     from elasticrun.launcher import running
 
     try:
-        running.check_nodes(arguments.nodes, arguments.rdzv_endpoint)
         return running.run_job(_options(arguments))
     except OptionError as error:
         return _fail(str(error), EXIT_USAGE)
@@ -53,6 +53,13 @@ def _options(arguments: argparse.Namespace) -> Options:
         parse_seconds("--save-interval", interval, also=" (or 0, or off)")
     if arguments.max_restarts < 0:
         raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
+    nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint)
+    if arguments.fresh and nodes is not None:
+        raise OptionError(
+            "--fresh with --nodes: the machines start one after another, so one would "
+            "move aside what another has begun. Move the checkpoint directory yourself "
+            "before you start, or give another --checkpoint-dir."
+        )
     return Options(
         program=program,
         replicas=parse_replicas(arguments.replicas),
@@ -68,6 +75,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         hang_timeout=parse_hang_timeout(arguments.hang_timeout),
         lifeline=arguments.lifeline,
         is_linted=arguments.lint,
+        nodes=nodes,
     )
 
 

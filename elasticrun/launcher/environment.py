@@ -26,6 +26,15 @@ def of_forkserver() -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
 
 
+def of_rendezvous() -> dict[str, str]:
+    """Return the variables of the process that meets other nodes."""
+    return {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # The launcher says what matters.
+        **of_forkserver(),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # Each generation has its own.
+    }
+
+
 def runtime_directory() -> Path:
     """Return where this user's control sockets are; it need not exist."""
     given = os.environ.get("XDG_RUNTIME_DIR")

@@ -21,7 +21,7 @@ from typing import Any
 from elasticrun.launcher import processes, replica
 
 MAX_MESSAGE = 1 << 16
-NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and rank 0's listener.
+NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and up to two listeners.
 
 _TORCH = (
     "torch.distributed",
@@ -74,7 +74,7 @@ def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
     groups: set[int] = set()
     while True:
         data, descriptors, _, _ = socket.recv_fds(
-            launcher, MAX_MESSAGE, NUM_DESCRIPTORS + 1
+            launcher, MAX_MESSAGE, NUM_DESCRIPTORS + 2
         )
         if not data:
             break

@@ -72,9 +72,10 @@ class Generation:
 
     Args:
         number: Of the generation, for the logs.
+        offset: The rank of the first replica.
 
     Attributes:
-        members: By rank.
+        members: Of this node, by rank.
         is_killed: Whether the launcher has killed it.
     """
 
@@ -83,11 +84,13 @@ class Generation:
         parked: Sequence[Parked],
         *,
         number: int,
+        offset: int,
         loop: Loop,
         log_dir: Path,
         listener: Listener,
     ) -> None:
         self.number = number
+        self._offset = offset
         self.is_killed = False
         self.started_at = time.monotonic()
         self._kills_before = processes.num_out_of_memory_kills()
@@ -97,7 +100,7 @@ class Generation:
 
     @property
     def size(self) -> int:
-        """How many replicas it has, or had."""
+        """How many replicas it has, or had, on this node."""
         return len(self.members)
 
     @property
@@ -122,7 +125,7 @@ class Generation:
 
     @property
     def has_job(self) -> bool:
-        """Whether every replica's program has come to make its job."""
+        """Whether every program on this node has come to make its job."""
         return all(member.report for member in self.members)
 
     def newest_checkpoint(self, default: Path) -> int:
@@ -177,10 +180,11 @@ class Generation:
             processes.kill_group(member.pid)
 
     def _enroll(self, parked: Parked, log_dir: Path) -> Member:
-        log = open_log(log_dir, generation=self.number, rank=parked.rank)
+        rank = self._offset + parked.rank
+        log = open_log(log_dir, generation=self.number, rank=rank)
         now = time.monotonic()
         pidfd = os.pidfd_open(parked.pid)
-        member = Member(parked.rank, parked.pid, parked, pidfd, now, log, moved_at=now)
+        member = Member(rank, parked.pid, parked, pidfd, now, log, moved_at=now)
         for descriptor, is_error in zip(parked.outputs, (False, True), strict=True):
             reader = LineReader(descriptor, self._on_line(member, is_error=is_error))
             member.readers.append(reader)

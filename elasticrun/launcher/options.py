@@ -10,6 +10,7 @@ from pathlib import Path
 from elasticrun.launcher import environment
 
 AUTO = "auto"
+_RENDEZVOUS_PORT = 29400  # As torchrun's.
 _MOST_CORES = 8  # More replicas than that on one CPU mostly wait for each other.
 
 
@@ -65,6 +66,27 @@ class Program:
 
 
 @dataclass(frozen=True)
+class NodeSettings:
+    """How many machines take part, and where they meet.
+
+    Attributes:
+        patience: Seconds to wait for the endpoint, and for enough nodes.
+    """
+
+    least: int
+    most: int
+    host: str
+    port: int
+    patience: float = 600.0
+
+    @property
+    def endpoint(self) -> str:
+        """Where they meet, as it was given."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True)
 class Options:
     """Everything that `elasticrun run` was told.
 
@@ -74,6 +96,7 @@ class Options:
         hang_timeout: Seconds without a boundary; "auto"; None for never.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
         is_linted: Whether errors that the linter finds in the script are shown.
+        nodes: The machines of the job; None for this one alone.
     """
 
     program: Program
@@ -90,6 +113,7 @@ class Options:
     hang_timeout: float | str | None = AUTO
     lifeline: int | None = None
     is_linted: bool = True
+    nodes: NodeSettings | None = None
 
 
 def parse_replicas(text: str) -> Replicas:
@@ -111,6 +135,41 @@ def parse_replicas(text: str) -> Replicas:
     if match[2] is None:
         return Replicas(least, 1, 1 << 16)
     return Replicas(min(max(suggested, least), most), least, most)
+
+
+def parse_nodes(nodes: str | None, endpoint: str | None) -> NodeSettings | None:
+    """Return what `--nodes` and `--rdzv-endpoint` mean together.
+
+    Raises:
+        OptionError: One of them is missing, or is not what it should be.
+    """
+    if nodes is None and endpoint is None:
+        return None
+    match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", nodes or "")
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if nodes is not None and not 1 <= least <= most:
+        raise OptionError(
+            f"--nodes {nodes}: give a number from 1 up, or MIN:MAX with "
+            "1 <= MIN <= MAX."
+        )
+    if nodes is None or endpoint is None:
+        raise OptionError(
+            "--nodes MIN:MAX says how many machines take part, and --rdzv-endpoint "
+            "HOST:PORT where they meet; one makes no sense without the other. HOST is "
+            "the address of one of the machines, PORT a free one there."
+        )
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or endpoint.endswith("]"):
+        host, port = endpoint, str(_RENDEZVOUS_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not re.fullmatch(r"[\w.:-]+", host) or not port.isdecimal():
+        raise OptionError(
+            f"--rdzv-endpoint {endpoint}: give HOST:PORT, where HOST is the name or "
+            "the address of one of the machines."
+        )
+    if not 0 < int(port) < 1 << 16:
+        raise OptionError(f"--rdzv-endpoint {endpoint}: ports go from 1 to 65535.")
+    return NodeSettings(least, most, host, int(port))
 
 
 def suggested_replicas() -> int:

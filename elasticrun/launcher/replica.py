@@ -93,18 +93,24 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
     """On rank 0, serve the store at which the replicas of this generation meet.
 
     The launcher has bound the port, so that nobody can take it, and others who come
-    earlier wait in its queue.
+    earlier wait in its queue. It has bound one on loopback and, if there may be other
+    nodes, one that they reach.
     """
-    if not listeners:
+    if order["rank"] != 0 or not listeners:
+        for descriptor in listeners:
+            os.close(descriptor)
         return None
     from torch.distributed import TCPStore
 
+    chosen = listeners.pop(-1 if order["is_outward"] else 0)
+    for descriptor in listeners:
+        os.close(descriptor)
     return TCPStore(
-        "127.0.0.1",
+        order["host"],
         order["port"],
         is_master=True,
         wait_for_workers=False,
-        master_listen_fd=listeners[0],
+        master_listen_fd=chosen,
     )
 
 

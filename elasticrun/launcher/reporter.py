@@ -112,7 +112,7 @@ class Reporter:
         if self._has_trained and self._inherited is not None:
             names = installed_modules(but=self._inherited)
             self._inherited = None
-            if names and job.rank == 0:
+            if names and job.environment.local_rank == 0:
                 self._channel.send({"type": "modules", "names": names})
 
 

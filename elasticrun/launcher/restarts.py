@@ -14,11 +14,12 @@ class Budget:
     Attributes:
         max_restarts: Restarts after crashes without a newer checkpoint between them.
         num_used: How many of them are used.
+        newest_at_crash: The newest checkpoint at the last crash.
     """
 
     max_restarts: int
     num_used: int = 0
-    _newest_at_crash: int = 0
+    newest_at_crash: int = 0
 
     def on_crash(self, newest: int) -> float | None:
         """Count a crash.
@@ -30,9 +31,9 @@ class Budget:
             Seconds to wait before the restart, or None if the budget is spent. The
             first restart comes at once, each further one after twice the time.
         """
-        if newest > self._newest_at_crash:
+        if newest > self.newest_at_crash:
             self.num_used = 0
-        self._newest_at_crash = newest
+        self.newest_at_crash = newest
         if self.num_used >= self.max_restarts:
             return None
         self.num_used += 1

@@ -14,7 +14,9 @@ from elasticrun.launcher import directory, processes, sockets
 from elasticrun.launcher.console import Console, open_console
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.loop import Loop
-from elasticrun.launcher.options import OptionError, Options
+from elasticrun.launcher.many_nodes import ManyNodes
+from elasticrun.launcher.nodes import Listener, Nodes, OneNode
+from elasticrun.launcher.options import Options
 from elasticrun.launcher.server import Server
 from elasticrun.launcher.status import StatusBook
 from elasticrun.launcher.supervisor import Supervisor
@@ -38,7 +40,9 @@ def run_job(options: Options) -> int:
             loop = Loop()
             wakeups = stack.enter_context(_signals_as_bytes())
             listener = stack.enter_context(sockets.listening())
-            supervisor = Supervisor(options, console, loop)
+            supervisor = Supervisor(
+                options, console, loop, meet=_meeting(options, console, loop)
+            )
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
             Server(listener, supervisor, book)
@@ -52,6 +56,21 @@ def run_job(options: Options) -> int:
             while supervisor.exit_code is None:
                 loop.turn()
             return supervisor.exit_code
+
+
+def _meeting(
+    options: Options, console: Console, loop: Loop
+) -> Callable[[Listener], Nodes]:
+    settings = options.nodes
+    if settings is None:
+        return OneNode
+
+    def meet(listener: Listener) -> Nodes:
+        return ManyNodes(
+            settings, options.name, loop=loop, listener=listener, say=console.event
+        )
+
+    return meet
 
 
 def _is_finished(options: Options, console: Console) -> bool:
@@ -129,18 +148,3 @@ def _keep_live(loop: Loop, console: Console, book: StatusBook) -> None:
         loop.call_later(_LIVE_SECONDS, show)
 
     show()
-
-
-def check_nodes(nodes: str | None, endpoint: str | None) -> None:
-    """Refuse what this launcher does not do.
-
-    Raises:
-        OptionError: Several nodes are asked for.
-    """
-    if nodes not in (None, "1", "1:1") or endpoint is not None:
-        raise OptionError(
-            "--nodes and --rdzv-endpoint: elasticrun run starts replicas on one "
-            "machine. For several, start `torchrun --nnodes MIN:MAX --rdzv-backend "
-            "c10d --rdzv-endpoint HOST:PORT --nproc-per-node N script.py` on each; "
-            "scripts run unchanged under it (docs/usage.md)."
-        )

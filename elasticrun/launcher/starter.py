@@ -19,6 +19,7 @@ from elasticrun.launcher.wire import Channel, Message
 
 _MAX_ATTEMPTS = 3
 _MODULES_AT_ONCE = 200
+_BACKLOG = 1024
 
 
 @dataclass
@@ -28,14 +29,15 @@ class Parked:
     Attributes:
         channel: For orders and reports.
         outputs: The reading ends of its stdout and stderr.
-        port: Where rank 0 is to serve the store; 0 on the others.
+        ports: Where it could serve the store: on loopback, and at the address that
+            other nodes reach; none but for the first one of this node.
     """
 
     rank: int
     pid: int
     channel: Channel
     outputs: tuple[int, int]
-    port: int
+    ports: tuple[int, ...]
 
     def discard(self) -> None:
         """Let it end, since it is not needed."""
@@ -68,6 +70,7 @@ class Starter:
 
     Attributes:
         pid: Of the forkserver; 0 when there is none.
+        outward: The address at which other nodes are to reach rank 0, or nothing.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Starter:
         self._loop = loop
         self._imports = list(imports)
         self.is_exec = is_exec
+        self.outward = ""
         self._say = say
         self._on_failure = on_failure
         self._batches: deque[_Batch] = deque()
@@ -92,7 +96,7 @@ class Starter:
         self._groups: list[int] = []
         self._learned: list[str] = []
         self._may_learn = True
-        self._asked: tuple[Channel, tuple[int, int], int] | None = None
+        self._asked: tuple[Channel, tuple[int, int], tuple[int, ...]] | None = None
 
     @property
     def pid(self) -> int:
@@ -228,25 +232,35 @@ class Starter:
             stack.callback(other.close)
             stack.callback(os.close, out[1])
             stack.callback(os.close, err[1])
-            port = 0
-            if not batch.parked:
-                listener = stack.enter_context(
-                    socket.create_server(("127.0.0.1", 0), backlog=1024)
-                )
-                port = listener.getsockname()[1]
-                passed.append(listener.fileno())
+            listeners = self._listen() if not batch.parked else []
+            passed += [stack.enter_context(each).fileno() for each in listeners]
+            ports = tuple(listener.getsockname()[1] for listener in listeners)
             order = json.dumps({"type": "fork", "number": len(batch.parked)}).encode()
-            self._asked = Channel(own), (out[0], err[0]), port
+            self._asked = Channel(own), (out[0], err[0]), ports
             with contextlib.suppress(OSError):  # It has ended: `_on_end` comes.
                 socket.send_fds(self._connection, [order], passed)
 
+    def _listen(self) -> list[socket.socket]:
+        """Take the ports at which rank 0 could serve the store of its generation."""
+        listeners = [socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)]
+        if self.outward not in ("", "127.0.0.1"):
+            family = socket.AF_INET6 if ":" in self.outward else socket.AF_INET
+            # An address that has vanished is lost to the rendezvous as well.
+            with contextlib.suppress(OSError):
+                listeners.append(
+                    socket.create_server(
+                        (self.outward, 0), family=family, backlog=_BACKLOG
+                    )
+                )
+        return listeners
+
     def _on_forked(self, pid: int) -> None:
         assert self._asked is not None
-        channel, outputs, port = self._asked
+        channel, outputs, ports = self._asked
         self._asked = None
         batch = self._batches[0]
         rank = len(batch.parked)
-        batch.parked.append(Parked(rank, pid, channel, outputs, port))
+        batch.parked.append(Parked(rank, pid, channel, outputs, ports))
         if len(batch.parked) == batch.size:
             self._batches.popleft()
             batch.on_ready(batch.parked)

@@ -51,7 +51,8 @@ class StatusBook:
         supervisor.on_reported.append(self._note)
 
     def _note(self, member: Member) -> None:
-        if member.rank == 0:
+        generation = self._supervisor.generation
+        if generation is not None and member is generation.members[0]:
             self._speed.note(member.report)
 
     def status(self) -> Message:
@@ -59,7 +60,8 @@ class StatusBook:
         supervisor = self._supervisor
         options, generation = supervisor.options, supervisor.generation
         members = generation.running if generation is not None else []
-        report = members[0].report if members and members[0].rank == 0 else {}
+        is_first = bool(generation and members[:1] == generation.members[:1])
+        report = members[0].report if is_first else {}
         saved_at = report.get("saved_at")
         return {
             "job": options.name,
@@ -67,6 +69,7 @@ class StatusBook:
             "state": supervisor.state,
             "replicas": len(members),
             "target": supervisor.size,
+            **self._describe_nodes(),
             "generation": generation.number if generation is not None else None,
             "position": report.get("position"),
             "epoch": report.get("epoch"),
@@ -77,12 +80,25 @@ class StatusBook:
             "seconds_since_checkpoint": (
                 None if saved_at is None else max(0.0, time.time() - saved_at)
             ),
-            "restarts": supervisor.num_restarts,
-            "causes": supervisor.causes,
+            "restarts": supervisor.crashes.num_restarts,
+            "causes": supervisor.crashes.causes,
             "checkpoint_dir": str(options.checkpoint_dir),
             "log_dir": str(options.log_dir),
-            "seconds": time.time() - supervisor.started_at,
+            "seconds": time.time() - supervisor.judge.started_at,
             "members": [self._describe(member) for member in members],
+        }
+
+    def _describe_nodes(self) -> Message:
+        """Return what there is of a job on many machines."""
+        round_ = self._supervisor.nodes.round
+        if self._supervisor.options.nodes is None or round_ is None:
+            return {}
+        if self._supervisor.generation is None:
+            return {}
+        return {
+            "node": round_.node,
+            "nodes": round_.num_nodes,
+            "world_size": round_.size,
         }
 
     def live(self) -> str:

@@ -2,78 +2,75 @@
 
 from __future__ import annotations
 
-import enum
-import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from elasticrun.launcher import directory, processes
-from elasticrun.launcher.causes import (
-    STOP_CODES,
-    Ending,
-    first_cause,
-)
 from elasticrun.launcher.console import Console
+from elasticrun.launcher.crashes import CrashBook
 from elasticrun.launcher.generation import Generation, Member
 from elasticrun.launcher.hangs import HangClock
 from elasticrun.launcher.imports import imports_of
+from elasticrun.launcher.judging import EXIT_STOPPED, Judge, Next, Stop
 from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.nodes import END, LEAVE, SCALE, Nodes, Offer, Round
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.orders import make_orders
+from elasticrun.launcher.outcomes import CRASHED, LEFT, Outcome, outcome_of
 from elasticrun.launcher.output import marked
-from elasticrun.launcher.restarts import Budget
+from elasticrun.launcher.reserve import Reserve
 from elasticrun.launcher.starter import Parked, Starter
 from elasticrun.launcher.stragglers import Stragglers
 from elasticrun.launcher.watchdog import Watchdog
 
-EXIT_FAILED = 1
-EXIT_STOPPED = 75
 _AFTER_GRACE_SECONDS = 3.0
-
-
-class Stop(enum.Enum):
-    """Why the launcher asked the running generation to save and exit."""
-
-    NONE = 0
-    SCALE = 1
-    END = 2
 
 
 class Supervisor:
     """Keeps a job running: starts generations, judges their ends, obeys requests.
 
+    Args:
+        meet: Makes the nodes of the job, which tell this supervisor what they do.
+
     Attributes:
         generation: The one that runs, or None between two.
-        size: How many replicas the next generation gets.
-        num_restarts: Restarts after crashes so far.
-        causes: What they were, the last ones.
+        size: How many replicas the next generation gets on this node.
+        nodes: The machines of the job.
+        crashes: The crashes so far.
+        judge: Decides what follows from the end of a generation.
         on_ready: Called when all replicas of a generation have made their job.
         on_reported: Called with each replica that said where it is.
     """
 
-    def __init__(self, options: Options, console: Console, loop: Loop) -> None:
+    def __init__(
+        self,
+        options: Options,
+        console: Console,
+        loop: Loop,
+        *,
+        meet: Callable[[Supervisor], Nodes],
+    ) -> None:
         self.options = options
         self.loop = loop
         self.generation: Generation | None = None
         self.size = options.replicas.initial
-        self.num_restarts = 0
-        self.causes: list[str] = []
+        self.crashes = CrashBook(
+            options.max_restarts,
+            newest_at_start=directory.newest_checkpoint(options.checkpoint_dir),
+        )
+        self.judge = Judge(options, console, self.crashes)
         self.exit_code: int | None = None
-        self.started_at = time.time()
         self.on_ready: list[Callable[[], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
         self._console = console
-        self._budget = Budget(options.max_restarts)
         self._stragglers = Stragglers()
         self._watchdog = Watchdog(loop, console.event, HangClock(options.hang_timeout))
         self._stop = Stop.NONE
         self._stop_code = EXIT_STOPPED
-        self._parked: list[Parked] | None = None
-        self._num_asked = 0
+        self._is_hurried = False
+        self._is_judging = False
         self._may_begin = True
         self._last_number = -1
-        self._has_trained = False
-        self._newest_at_start = directory.newest_checkpoint(options.checkpoint_dir)
-        self._last_trace = ""
         self._is_known_ready = False
         self._starter = Starter(
             loop,
@@ -82,19 +79,23 @@ class Supervisor:
             say=console.event,
             on_failure=self._fail,
         )
+        self._reserve = Reserve(self._starter, self._begin_if_ready)
+        self._offered: list[Parked] = []
+        self.nodes = meet(self)
 
     # From outside.
 
     def start(self) -> None:
         """Start the forkserver, and with it the first generation."""
         self._starter.start()
-        self._prepare()
+        self.nodes.open()
 
     def close(self) -> None:
         """Leave no process behind."""
         self._starter.close()
         if self.generation is not None:
             self.generation.kill()
+        self.nodes.close(is_hurried=self._is_hurried)
         processes.kill_children(but=set())
 
     @property
@@ -120,83 +121,103 @@ class Supervisor:
         before, self.size = self.size, size
         text = f"rescaling from {before} to {size} replicas"
         self._console.event(text)
-        self._prepare()
+        self._reserve.prepare(size)
         if self.generation is not None and self._stop is Stop.NONE:
+            self.nodes.wish(SCALE, text)
             self._ask_to_stop(Stop.SCALE, f"a rescaling to {size} replicas")
         return text
 
-    def stop(self, cause: str, code: int) -> None:
-        """Save and end the job; the second time, end it at once."""
+    def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
+        """Save and end the job here; the second time, end it at once.
+
+        Args:
+            is_for_all: End it on all nodes, not only here.
+        """
         if self._stop is Stop.END:
             self._console.event(f"{cause} again: ending at once")
+            self._is_hurried = True
             self.exit_code = self._stop_code
             return
         self._stop_code = code
+        wish = END if is_for_all or self.nodes.is_needed else LEAVE
         generation = self.generation
+        if self._is_judging:
+            self._stop = Stop.END
+            self.nodes.wish(wish, cause)
+            return
         if generation is None or not any(m.report for m in generation.members):
             self._console.event(f"{cause}: ending; nothing was trained since the start")
+            self.nodes.leave(wish, cause)
             self.exit_code = code
             return
         self._console.event(
             f"{cause}: saving at the next boundary (again: ends at once)"
         )
+        self.nodes.wish(wish, cause)
         self._ask_to_stop(Stop.END, cause)
 
     # Beginning.
 
-    def _prepare(self) -> None:
-        """Have replicas wait for the next generation."""
-        if self._parked is not None:
-            for parked in self._parked:
-                parked.discard()
-            self._parked = None
-        self._num_asked += 1
-        number = self._num_asked
-
-        def on_ready(parked: list[Parked]) -> None:
-            if number != self._num_asked:
-                for each in parked:
-                    each.discard()
-                return
-            self._parked = parked
+    def on_open(self, bind: str) -> None:
+        """Have replicas wait that other nodes can reach, and begin with them."""
+        if bind != self._starter.outward:
+            self._starter.outward = bind
+            self._reserve.discard()
+        if self.generation is None and not (self._reserve.is_asked or self._offered):
+            self._reserve.prepare(self.size)
             self._begin_if_ready()
 
-        self._starter.park(self.size, on_ready)
-
     def _begin_if_ready(self) -> None:
-        if self.generation is not None or not self._may_begin or self._parked is None:
+        is_between = self.generation is None and not self._is_judging
+        if is_between and self._may_begin and not self._offered:
+            self.nodes.join()
+
+    def on_seat(self) -> None:
+        """Offer the replicas that wait for it."""
+        if not self._reserve.is_ready or not self._may_begin:
             return
-        parked, self._parked = self._parked, None
-        pids = [each.pid for each in parked]
-        processes.kill_children(but={self._starter.pid, *pids})
+        self._offered = self._reserve.take()
         number = max(directory.next_generation(self.options.checkpoint_dir), 0)
-        if self._has_trained and number <= self._last_number:
+        if self.crashes.has_trained and number <= self._last_number:
             number = self._last_number + 1  # The script has another directory.
-        self._last_number = number
+        self.nodes.offer(
+            Offer(
+                share=len(self._offered),
+                ports=self._offered[0].ports,
+                number=number,
+                has_trained=self.crashes.has_trained,
+                newest_at_crash=self.crashes.budget.newest_at_crash,
+                num_used=self.crashes.budget.num_used,
+            )
+        )
+
+    def on_round(self, round_: Round) -> None:
+        """Let the replicas go that were offered."""
+        parked, self._offered = self._offered, []
+        pids = {each.pid for each in parked}
+        waiting = self._reserve.pids | self.nodes.pids
+        processes.kill_children(but={self._starter.pid, *pids, *waiting})
+        self._last_number = round_.number
+        self.crashes.adopt(round_)
         self._stop = Stop.NONE
         self._is_known_ready = False
         generation = Generation(
             parked,
-            number=number,
+            number=round_.number,
+            offset=round_.offset,
             loop=self.loop,
             log_dir=self.options.log_dir,
             listener=self,
         )
         self.generation = generation
         self._watchdog.begin(generation)
-        self._starter.note_running(pids)
-        generation.start(
-            make_orders(
-                self.options,
-                generation=number,
-                size=len(parked),
-                port=parked[0].port,
-            )
-        )
-        self._console.event(
-            f"generation {number}: {len(parked)} replica"
-            f"{'s' * (len(parked) > 1)} started"
-        )
+        self._starter.note_running(sorted(pids))
+        generation.start(make_orders(self.options, round_))
+        self._console.event(round_.describe())
+        if round_.share != self.size:  # Rescaled after it was offered.
+            cause = f"a rescaling to {self.size} replicas"
+            self.nodes.wish(SCALE, cause)
+            self._ask_to_stop(Stop.SCALE, cause)
 
     # While it runs.
 
@@ -220,7 +241,7 @@ class Supervisor:
         for report_to in self.on_reported:
             report_to(member)
         if member.report["has_trained"]:
-            self._has_trained = True
+            self.crashes.has_trained = True
         slow = self._stragglers.note([each.report for each in generation.members])
         if slow:
             self._console.event(slow)
@@ -232,89 +253,92 @@ class Supervisor:
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""
         self._watchdog.on_trouble()
+        self.nodes.note_trouble()
+
+    def on_trouble_elsewhere(self) -> None:
+        """End a generation in which a replica on another node has failed."""
+        self._watchdog.on_trouble()
+
+    def on_broken(self, text: str) -> None:
+        """End a generation that has lost a node."""
+        if self.generation is not None and not self.generation.is_killed:
+            self._console.event(f"generation {self.generation.number} ends: {text}")
+            self.generation.kill()
+
+    def on_wish(self, kind: str, cause: str) -> None:
+        """Save and exit because of another node."""
+        if self._stop is Stop.END:
+            return
+        is_end = kind == END
+        if is_end:
+            self._stop_code = EXIT_STOPPED
+        if self.generation is None and not self._is_judging:
+            if is_end:
+                self._console.event(f"{cause}: ending")
+                self.exit_code = EXIT_STOPPED
+        elif is_end or self._stop is Stop.NONE:
+            self._console.event(f"{cause}: saving at the next boundary, on all nodes")
+            if not is_end:
+                self._reserve.prepare(self.size)
+            self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
 
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
-        assert self.generation is not None
-        if self._stop is Stop.NONE:
-            self.generation.ask_to_stop(cause)
+        if self.generation is not None:
+            if self._stop is Stop.NONE:
+                self.generation.ask_to_stop(cause)
+            self._watchdog.expect_end(
+                grace=self.options.grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
+            )
         self._stop = stop
-        self._watchdog.expect_end(
-            grace=self.options.grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
-        )
 
     # Its end.
 
     def on_all_ended(self) -> None:
-        """Judge how the generation ended, and begin the next one or end the job."""
+        """Hear how the generation ended on the other nodes."""
         generation, self.generation = self.generation, None
         assert generation is not None
         self._watchdog.end()
         self._starter.note_running([])
-        cause = first_cause(generation.endings)
-        if cause is None and all(ending.code == 0 for ending in generation.endings):
-            self._finish()
-        elif self._stop is Stop.END:
-            self._end_stopped(generation, cause)
-        elif cause is not None or self._watchdog.reason:
-            self._restart(generation, cause)
-        elif self._stop is Stop.SCALE:
-            self._begin_if_ready()
-        else:
-            code = max(e.code for e in generation.endings if e.code in STOP_CODES)
-            self._console.event(
-                f"stopped by itself with exit code {code}; the same command goes on"
-            )
-            self.exit_code = code
-
-    def _finish(self) -> None:
-        directory.note_finished(self.options.checkpoint_dir, self.options.program)
-        self._console.event(
-            f"finished after {time.time() - self.started_at:.0f} s"
-            + (f" and {self.num_restarts} restarts" if self.num_restarts else "")
+        self._is_judging = True
+        outcome = outcome_of(
+            generation,
+            reason=self._watchdog.reason,
+            directory=self.options.checkpoint_dir,
         )
-        self.exit_code = 0
+        self.nodes.conclude(replace(outcome, has_trained=self.crashes.has_trained))
 
-    def _end_stopped(self, generation: Generation, cause: Ending | None) -> None:
-        if cause is None:
-            newest = generation.newest_checkpoint(self.options.checkpoint_dir)
-            saved = f"checkpoint {newest} is saved" if newest else "nothing was saved"
-            self._console.event(f"stopped; {saved}; the same command goes on")
-        else:
-            reason = self._watchdog.reason or generation.explain(cause)
-            self._console.event(f"stopped without a new checkpoint: {reason}")
-        self.exit_code = self._stop_code
-
-    def _restart(self, generation: Generation, cause: Ending | None) -> None:
-        text = self._watchdog.reason or (generation.explain(cause) if cause else "")
-        where = generation.members[0].report.get("position", "the start of the script")
-        self.causes = [*self.causes[-9:], f"generation {generation.number}: {text}"]
-        self._console.event(
-            f"generation {generation.number} crashed at {where}: {text}"
+    def on_verdict(self, outcome: Outcome) -> None:
+        """Begin the next generation, or end the job."""
+        self._is_judging = False
+        round_ = self.nodes.round
+        next_ = self.judge.judge(
+            outcome,
+            number=self._last_number,
+            stop=self._stop,
+            code=self._stop_code,
+            is_first=round_ is None or round_.node == 0,
         )
-        self._last_trace = cause.failure.trace if cause and cause.failure else ""
-        newest = generation.newest_checkpoint(self.options.checkpoint_dir)
-        if not self._has_trained and newest <= self._newest_at_start:
-            self._fail("this was before the first batch, so it is not tried again")
+        if outcome.kind in (CRASHED, LEFT):
+            self._stop = Stop.NONE
+        self._go_on(next_)
+
+    def on_closed(self) -> None:
+        """End: the job has, on the other nodes."""
+        self._go_on(self.judge.on_closed())
+
+    def on_no_nodes(self, why: str) -> None:
+        """Fail: there is nobody to go on with."""
+        self._fail(why)
+
+    def _go_on(self, next_: Next) -> None:
+        self.exit_code = next_.exit_code
+        if next_.exit_code is not None:
             return
-        delay = self._budget.on_crash(newest)
-        if delay is None:
-            self._fail(
-                f"{self.options.max_restarts} restarts without a newer checkpoint are "
-                "used up (--max-restarts)"
-            )
-            return
-        self.num_restarts += 1
-        self._console.event(
-            f"restart {self._budget.num_used} of {self.options.max_restarts}"
-            + (f" in {delay:.0f} s" if delay else "")
-            + (f" from checkpoint {newest}" if newest else " from the beginning")
-        )
-        self._stop = Stop.NONE
-        self._may_begin = delay == 0
-        if delay:
-            self.loop.call_later(delay, self._end_delay)
-        if self._parked is None:
-            self._prepare()
+        self._may_begin = next_.delay == 0
+        if next_.delay:
+            self.loop.call_later(next_.delay, self._end_delay)
+        if not self._reserve.is_asked:
+            self._reserve.prepare(self.size)
         self._begin_if_ready()
 
     def _end_delay(self) -> None:
@@ -322,7 +346,4 @@ class Supervisor:
         self._begin_if_ready()
 
     def _fail(self, why: str) -> None:
-        if self._last_trace:
-            self._console.detail(self._last_trace)
-        self._console.event(f"failed: {why}")
-        self.exit_code = EXIT_FAILED
+        self._go_on(self.judge.fail(why))

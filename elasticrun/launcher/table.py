@@ -17,6 +17,11 @@ def _render_job(job: Status) -> str:
     size = f"{job['replicas']} replica{'s' * (job['replicas'] != 1)}"
     if job["target"] != job["replicas"]:
         size += f" (going to {job['target']})"
+    if "nodes" in job:
+        size += (
+            f" on node {job['node']}, {job['world_size']} on {job['nodes']} "
+            f"node{'s' * (job['nodes'] != 1)}"
+        )
     lines = [f"{job['job']} ({job['pid']}): {job['state']}, {size}"]
     if job["generation"] is not None:
         lines[0] += f", generation {job['generation']}"

@@ -23,9 +23,12 @@ ELASTICRUN = [sys.executable, "-m", "elasticrun"]
 class Running:
     """A launcher that runs, and what is known of its job."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stage: Stage) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], stage: Stage, name: str = ""
+    ) -> None:
         self.process = process
         self.stage = stage
+        self.name = name
 
     @property
     def pid(self) -> int:
@@ -34,11 +37,11 @@ class Running:
     @property
     def events(self) -> str:
         """What it has said on stderr."""
-        return (self.stage.root / "stderr").read_text()
+        return (self.stage.root / f"stderr{self.name}").read_text()
 
     @property
     def output(self) -> str:
-        return (self.stage.root / "stdout").read_text()
+        return (self.stage.root / f"stdout{self.name}").read_text()
 
     def wait(self) -> int:
         return self.process.wait(DEADLINE)
@@ -106,18 +109,24 @@ def elasticrun(stage: Stage, *arguments: object) -> subprocess.CompletedProcess[
 
 @contextmanager
 def running(
-    stage: Stage, *options: object, script: object = None, **more: object
+    stage: Stage,
+    *options: object,
+    script: object = None,
+    name: str = "",
+    before: tuple[str, ...] = (),
+    **more: object,
 ) -> Iterator[Running]:
     """Run the program, or a script with what follows `script`, under the launcher.
 
-    Options of the launcher come before those of the program, which `"--"` begins.
+    Several launchers of one stage need names; `before` is what starts this one. Options
+    of the launcher come before those of the program, which `"--"` begins.
     """
     own, program = split(options)
     target = [PROGRAM, stage.root] if script is None else [script]
-    command = [*ELASTICRUN, "run", *own, *target, *program]
+    command = [*before, *ELASTICRUN, "run", *own, *target, *program]
     with (
-        open(stage.root / "stdout", "ab") as out,
-        open(stage.root / "stderr", "ab") as err,
+        open(stage.root / f"stdout{name}", "ab") as out,
+        open(stage.root / f"stderr{name}", "ab") as err,
     ):
         process = subprocess.Popen(
             list(map(str, command)),
@@ -129,7 +138,7 @@ def running(
             start_new_session=True,
         )
     try:
-        yield Running(process, stage)
+        yield Running(process, stage, name)
     finally:
         process.kill()
         process.wait()

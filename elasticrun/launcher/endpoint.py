@@ -1,0 +1,84 @@
+"""Where the nodes of a job meet, and the address at which each reaches the others."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+import psutil
+
+_BACKLOG = 1024
+_EVERYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+
+
+@dataclass(frozen=True)
+class OwnAddress:
+    """How this node stands in the network.
+
+    Attributes:
+        told: What the other nodes are told.
+        bind: Where to listen for them.
+        interface: The network interface, if it is known.
+    """
+
+    told: str
+    bind: str
+    interface: str
+
+
+def own_address(host: str, port: int) -> OwnAddress:
+    """Return the address with which this node reaches the endpoint; sends nothing.
+
+    Raises:
+        OSError: The name is not known, or there is no way there.
+    """
+    family, there = _resolve(host, port)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((there, port))
+        own = str(probe.getsockname()[0])
+    if _is_loopback(own) and not _is_loopback(host):
+        # The machine's own name, which stands for a loopback address here and for
+        # another one elsewhere.
+        return OwnAddress(host, _EVERYWHERE[family], "")
+    return OwnAddress(own, own, _interface_of(own))
+
+
+def listen(host: str, port: int) -> socket.socket | None:
+    """Listen at the endpoint if it is on this machine and nobody does; else None.
+
+    Raises:
+        OSError: The name is not known.
+    """
+    for family, address in _resolve(host, port):
+        if _is_loopback(address) and not _is_loopback(host):
+            address = _EVERYWHERE[family]
+        try:
+            return socket.create_server(
+                (address, port), family=family, backlog=_BACKLOG
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return None
+    return None
+
+
+def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [(each[0], str(each[4][0])) for each in found]
+    return sorted(addresses, key=lambda each: each[0] != socket.AF_INET)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _interface_of(address: str) -> str:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    return ""

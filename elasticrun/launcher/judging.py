@@ -1,0 +1,137 @@
+"""What follows from how a generation ended: another one, or the job's exit code."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass
+
+from elasticrun.launcher import directory
+from elasticrun.launcher.console import Console
+from elasticrun.launcher.crashes import CrashBook
+from elasticrun.launcher.options import Options
+from elasticrun.launcher.outcomes import CRASHED, FINISHED, LEFT, Outcome
+
+EXIT_FAILED = 1
+EXIT_STOPPED = 75
+
+
+class Stop(enum.Enum):
+    """Why the running generation was asked to save and exit."""
+
+    NONE = 0
+    SCALE = 1
+    END = 2
+
+
+@dataclass(frozen=True)
+class Next:
+    """What to do now.
+
+    Attributes:
+        exit_code: Of the launcher, or None to begin another generation.
+        delay: Seconds to wait before that.
+    """
+
+    exit_code: int | None = None
+    delay: float = 0.0
+
+
+class Judge:
+    """Decides, and says what it has decided.
+
+    Attributes:
+        started_at: When the launcher started.
+    """
+
+    def __init__(self, options: Options, console: Console, crashes: CrashBook) -> None:
+        self.started_at = time.time()
+        self._options = options
+        self._console = console
+        self._crashes = crashes
+
+    def judge(
+        self, outcome: Outcome, *, number: int, stop: Stop, code: int, is_first: bool
+    ) -> Next:
+        """Decide what follows.
+
+        Args:
+            outcome: On all nodes together.
+            number: Of the generation.
+            stop: Why it was to end, if it was.
+            code: The exit code if the job was to end.
+            is_first: Whether this is the node that notes the end of the program.
+        """
+        self._crashes.note(outcome)
+        if outcome.kind == FINISHED:
+            return self._finish(is_first=is_first)
+        if stop is Stop.END:
+            return self._end_stopped(outcome, code)
+        if outcome.kind == LEFT:
+            return self._go_on_without(outcome, number)
+        if outcome.kind == CRASHED:
+            return self._restart(outcome, number)
+        if stop is Stop.SCALE:
+            return Next()
+        self._console.event(
+            f"stopped by itself with exit code {outcome.code}; the same command goes on"
+        )
+        return Next(outcome.code)
+
+    def on_closed(self) -> Next:
+        """Decide what follows when the job has ended on the other nodes."""
+        if self._has_finished():
+            return self._finish(is_first=False)
+        self._console.event("the job was ended on the other nodes")
+        return Next(EXIT_STOPPED)
+
+    def fail(self, why: str, *, trace: str = "") -> Next:
+        """Give up."""
+        if trace:
+            self._console.detail(trace)
+        self._console.event(f"failed: {why}")
+        return Next(EXIT_FAILED)
+
+    def _finish(self, *, is_first: bool) -> Next:
+        if is_first:
+            directory.note_finished(self._options.checkpoint_dir, self._options.program)
+        num_restarts = self._crashes.num_restarts
+        self._console.event(
+            f"finished after {time.time() - self.started_at:.0f} s"
+            + (f" and {num_restarts} restarts" if num_restarts else "")
+        )
+        return Next(0)
+
+    def _has_finished(self) -> bool:
+        where, program = self._options.checkpoint_dir, self._options.program
+        return directory.finished_at(where, program) is not None
+
+    def _end_stopped(self, outcome: Outcome, code: int) -> Next:
+        if outcome.kind in (CRASHED, LEFT):
+            self._console.event(f"stopped without a new checkpoint: {outcome.text}")
+        else:
+            newest = outcome.newest
+            saved = f"checkpoint {newest} is saved" if newest else "nothing was saved"
+            self._console.event(f"stopped; {saved}; the same command goes on")
+        return Next(code)
+
+    def _go_on_without(self, outcome: Outcome, number: int) -> Next:
+        """Restart because a node is gone, which counts as no crash."""
+        if self._has_finished():
+            return self._finish(is_first=False)
+        newest = outcome.newest
+        self._console.event(
+            f"generation {number} has lost a node: {outcome.text}; going on "
+            + (f"from checkpoint {newest}" if newest else "from the beginning")
+        )
+        return Next()
+
+    def _restart(self, outcome: Outcome, number: int) -> Next:
+        self._console.event(
+            f"generation {number} crashed at {outcome.where}: {outcome.text}"
+        )
+        delay, text = self._crashes.decide(outcome, number)
+        if delay is None:
+            return self.fail(text, trace=outcome.trace)
+        self._console.event(text)
+        return Next(delay=delay)

@@ -1,0 +1,59 @@
+"""The replicas that wait for the next generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elasticrun.launcher.starter import Parked, Starter
+
+
+class Reserve:
+    """Keeps as many as were asked for last.
+
+    Args:
+        on_ready: Called when all are there.
+    """
+
+    def __init__(self, starter: Starter, on_ready: Callable[[], None]) -> None:
+        self._starter = starter
+        self._on_ready = on_ready
+        self._parked: list[Parked] = []
+        self._num_asked = 0
+        self.is_asked = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all are there."""
+        return bool(self._parked)
+
+    @property
+    def pids(self) -> set[int]:
+        """Their process numbers."""
+        return {each.pid for each in self._parked}
+
+    def prepare(self, size: int) -> None:
+        """Have so many wait, and none of those that did."""
+        self.discard()
+        self._num_asked += 1
+        self.is_asked = True
+        number = self._num_asked
+
+        def on_ready(parked: list[Parked]) -> None:
+            self._parked += parked
+            if number == self._num_asked:
+                self._on_ready()
+            else:
+                self.discard()
+
+        self._starter.park(size, on_ready)
+
+    def take(self) -> list[Parked]:
+        """Return them, to be let go."""
+        taken, self._parked = self._parked, []
+        self.is_asked = False
+        return taken
+
+    def discard(self) -> None:
+        """Let them end."""
+        for each in self.take():
+            each.discard()

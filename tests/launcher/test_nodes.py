@@ -1,0 +1,295 @@
+"""Several launchers, each a node of its own: they join, leave, die, and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from elasticrun.testing import read_trace
+from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
+from tests.launcher.running import (
+    Running,
+    processes_of,
+    running,
+    wait_until_nothing_is_left,
+)
+from tests.support.stage import Stage, wait_until
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., Running]
+HOLDS = ["--hold", "0:9", "--hold", "1:19", "--hold", "2:29"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def endpoint() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def start(stage: Stage, endpoint: str) -> Iterator[Start]:
+    """Return what starts one node more; the first one serves the endpoint."""
+    with ExitStack() as stack:
+        number = 0
+
+        def start_node(*options: object, nodes: str, **more: object) -> Running:
+            nonlocal number
+            own = ["--nodes", nodes, "--rdzv-endpoint", endpoint, *options]
+            own = own if "--replicas" in options else ["--replicas", 1, *own]
+            name = f"-{number}"
+            number += 1
+            node = stack.enter_context(running(stage, *own, name=name, **more))
+            wait_until(lambda: is_served(endpoint) or node.process.poll() is not None)
+            return node
+
+        yield start_node
+
+
+def is_served(endpoint: str) -> bool:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except OSError:
+        return False
+    return True
+
+
+def sizes(stage: Stage) -> dict[int, int]:
+    return {line["generation"]: line["world_size"] for line in read_trace(stage.trace)}
+
+
+def ends(*nodes: Running) -> list[int]:
+    codes = [node.wait() for node in nodes]
+    wait_until_nothing_is_left(nodes[0].stage)
+    return codes
+
+
+def check_every_sample_was_trained(stage: Stage) -> None:
+    for epoch in range(NUM_EPOCHS):
+        assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_two_nodes_train_one_job_to_its_end(
+    stage: Stage, start: Start, method: str
+) -> None:
+    options = ["--start", method, "--", "--hold", "0:9", "--workers", 1]
+    first = start("--replicas", 2, *options, nodes="2")
+    second = start("--replicas", 1, *options, nodes="2:2")
+    first.wait_until_held(0, 3)
+    wait_until(lambda: len(first.ask("status").stdout.split("\n\n")) == 2)
+    text = first.ask("status").stdout
+    assert "2 replicas on node 0, 3 on 2 nodes, generation 0" in text
+    assert "1 replica on node 1, 3 on 2 nodes, generation 0" in text
+    for node in (first, second):
+        with open(f"/proc/{node.pid}/status") as file:
+            [resident] = [line for line in file if line.startswith("VmRSS:")]
+        assert int(resident.split()[1]) < 60 * 1024
+    stage.mark("go-0")
+    assert ends(first, second) == [0, 0]
+    assert sizes(stage) == {0: 3}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+    logs = stage.checkpoints / "logs" / "generation-0000"
+    assert sorted(path.name for path in logs.iterdir()) == [
+        f"rank-{rank}.log" for rank in range(3)
+    ]
+    again = start(*options, nodes="2")
+    assert again.wait() == 0
+    assert "test is finished" in again.events
+
+
+def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) -> None:
+    options = ["--max-restarts", 0, "--", *HOLDS, "--workers", 1]
+    stays = start(*options, nodes="1:2")
+    stays.wait_until_held(0, 1)
+    comes = start("--replicas", 2, *options, nodes="1:2")
+    stays.wait_until_said("another node has come: saving at the next boundary")
+    stage.mark("go-0")
+    comes.wait_until_held(1, 3)
+    comes.process.terminate()
+    stays.wait_until_said("node 1")
+    stage.mark("go-1")
+    assert comes.wait() == 143
+    assert "stopped; checkpoint" in comes.events
+    stays.wait_until_held(2, 1)
+    assert stays.status()["restarts"] == 0
+    stage.mark("go-2")
+    assert ends(stays) == [0]
+    assert sizes(stage) == {0: 1, 1: 3, 2: 1}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
+    stage: Stage, start: Start
+) -> None:
+    options = ["--max-restarts", 0, "--save-interval", 0, "--", *HOLDS, "--workers", 1]
+    stays = start(*options, nodes="1:2")
+    stays.wait_until_held(0, 1)
+    dies = start("--replicas", 2, *options, nodes="1:2")
+    stays.wait_until_said("another node has come")
+    stage.mark("go-0")
+    stays.wait_until_held(1, 3)
+    os.kill(dies.pid, signal.SIGKILL)
+    stays.wait_until_said("generation 1 has lost a node: node 1")
+    assert "going on from checkpoint 19" in stays.events
+    stage.mark("go-2")
+    assert ends(stays) == [0]
+    assert sizes(stage) == {0: 1, 1: 3, 2: 1}
+    assert "crashed" not in stays.events
+    check_every_sample_was_trained(stage)
+
+
+def test_scaling_on_one_node_never_forms_a_smaller_world(
+    stage: Stage, start: Start
+) -> None:
+    options = ["--max-restarts", 0, "--", *HOLDS]
+    nodes = [start(*options, nodes="3:4") for _ in range(3)]
+    nodes[0].wait_until_held(0, 3)
+    with ThreadPoolExecutor(1) as threads:
+        scaling = threads.submit(nodes[1].ask, "scale", 2, nodes[1].pid)
+        for node in nodes:
+            node.wait_until_said("rescaling from 1 to 2 replicas")
+        stage.mark("go-0")
+        more = scaling.result()
+    assert more.returncode == 0, more.stderr
+    assert more.stdout.endswith("generation 1 trains with 2 replicas\n")
+    stage.mark("go-1")
+    assert ends(*nodes) == [0, 0, 0]
+    assert sizes(stage) == {0: 3, 1: 4}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
+    stage: Stage, start: Start
+) -> None:
+    options = ["--save-interval", 0, "--", "--at", "0:1:30:raise"]
+    nodes = [start(*options, nodes="2") for _ in range(2)]
+    assert ends(*nodes) == [0, 0]
+    for node in nodes:
+        assert "rank 1 raised ValueError: the loss is not a number" in node.events
+        assert "restart 1 of 3 from checkpoint 30" in node.events
+        assert "finished after" in node.events
+    assert sizes(stage) == {0: 2, 1: 2}
+    check_every_sample_was_trained(stage)
+
+
+def test_a_crash_before_the_first_batch_fails_on_all_nodes(
+    stage: Stage, start: Start
+) -> None:
+    script = stage.root / "script.py"
+    script.write_text(
+        "import elasticrun\nelasticrun.init()\n"
+        "if elasticrun.rank() == 1: raise KeyError('no such layer')\n"
+        "elasticrun.current_job().pass_boundary()\n"
+        "import threading; threading.Event().wait()\n"
+    )
+    nodes = [start(nodes="2", script=script) for _ in range(2)]
+    assert ends(*nodes) == [1, 1]
+    for node in nodes:
+        assert "rank 1 raised KeyError: 'no such layer'" in node.events
+        assert "before the first batch" in node.events
+
+
+def test_a_budget_is_spent_on_all_nodes_together(stage: Stage, start: Start) -> None:
+    options = ["--max-restarts", 1, "--"]
+    for generation in range(2):
+        options += ["--at", f"{generation}:1:7:exit"]
+    nodes = [start(*options, nodes="2") for _ in range(2)]
+    assert ends(*nodes) == [1, 1]
+    for node in nodes:
+        assert "rank 1 exited with code 3" in node.events
+        assert "1 restarts without a newer checkpoint are used up" in node.events
+
+
+def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
+    nodes = [start("--", *HOLDS, nodes="2") for _ in range(2)]
+    nodes[0].wait_until_held(0, 2)
+    with ThreadPoolExecutor(1) as threads:
+        stopping = threads.submit(nodes[1].ask, "stop", nodes[1].pid)
+        for node in nodes:
+            node.wait_until_said("elasticrun stop: saving at the next boundary")
+        stage.mark("go-0")
+        assert stopping.result().returncode == 0
+    assert ends(*nodes) == [75, 75]
+    for node in nodes:
+        assert "stopped; checkpoint 1 is saved" in node.events
+    assert start("--replicas", 2, nodes="1").wait() == 0
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_the_end_of_who_serves_the_endpoint_ends_the_job_with_a_checkpoint(
+    stage: Stage, start: Start
+) -> None:
+    nodes = [start("--", *HOLDS, nodes="2") for _ in range(2)]
+    nodes[0].wait_until_held(0, 2)
+    nodes[0].process.terminate()
+    nodes[1].wait_until_said("SIGTERM: saving at the next boundary, on all nodes")
+    stage.mark("go-0")
+    assert ends(*nodes) == [143, 75]
+    assert len(stage.committed()) == 1
+
+
+def test_the_others_look_for_an_endpoint_that_was_killed(
+    stage: Stage, start: Start, endpoint: str
+) -> None:
+    """On one machine a launcher that is left takes it over."""
+    options = ["--save-interval", 0, "--", *HOLDS]
+    dies, stays = (start(*options, nodes="1:2") for _ in range(2))
+    dies.wait_until_said("another node has come")
+    stage.mark("go-0")
+    stays.wait_until_held(1, 2)
+    os.kill(dies.pid, signal.SIGKILL)
+    stays.wait_until_said(f"{endpoint} is lost")
+    stage.mark("go-2")
+    assert ends(stays) == [0]
+    assert sizes(stage) == {0: 1, 1: 2, 2: 1}
+    assert "crashed" not in stays.events
+    check_every_sample_was_trained(stage)
+
+
+def test_a_program_that_stops_by_itself_stops_on_all_nodes(
+    stage: Stage, start: Start
+) -> None:
+    nodes = [start("--", "--at", "0:1:9:stop", nodes="2") for _ in range(2)]
+    assert ends(*nodes) == [75, 75]
+    for node in nodes:
+        assert "stopped by itself with exit code 75" in node.events
+
+
+def test_jobs_of_other_names_do_not_meet(stage: Stage, start: Start) -> None:
+    (stage.root / "other").mkdir()
+    other = Stage(stage.root / "other")
+    first = start("--", *HOLDS, nodes="1:2")
+    first.wait_until_held(0, 1)
+    second = start(
+        *("--name", "other", "--checkpoint-dir", other.checkpoints),
+        nodes="1:2",
+        ELASTICRUN_TRACE=other.trace,
+    )
+    assert second.wait() == 0
+    stage.mark("go-0")
+    assert ends(first) == [0]
+    for each in (stage, other):
+        assert sizes(each) == {0: 1}
+        each.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_signal_while_it_waits_for_others_leaves_nothing(
+    stage: Stage, start: Start
+) -> None:
+    alone = start(nodes="2")
+    wait_until(lambda: alone.ask("status").stdout.startswith("test"))
+    alone.process.terminate()
+    assert alone.wait() == 143
+    assert processes_of(stage) == []
