@@ -42,13 +42,16 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
     _add_stop(add("stop", "save and end a running job"))
     _add_logs(add("logs", "show what replicas printed"))
     _add_checkpoints(commands)
-    for name, text, add_name, main_name in (
-        ("lint", "find what a restart would break", "add_arguments", "main"),
-        ("rule", "explain a rule of the linter", "add_rule_arguments", "rule_main"),
-    ):
+    for name, package, text, add_name, main_name in (
+        ("lint", "lint", "find what a restart would break", "add_arguments", "main"),
+        ("rule", "lint", "explain a rule of the linter", "add_rule_arguments",
+         "rule_main"),
+        ("check", "check", "run a script with and without restarts, and compare",
+         "add_arguments", "main"),
+    ):  # fmt: skip
         command = add(name, text)
         if name == chosen:
-            module = import_module("elasticrun.lint.command")
+            module = import_module(f"elasticrun.{package}.command")
             getattr(module, add_name)(command)
             command.set_defaults(run=getattr(module, main_name))
     return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elasticrun.data.loader import AdaptiveDataLoader
 
 _job: Job | None = None
+_make_job: Callable[..., Job] = Job
 
 
 def current_job() -> Job:
@@ -36,7 +37,7 @@ def current_job() -> Job:
             "out of the data set and the collate function."
         )
     if _job is None or _job.is_closed:
-        _job = Job()
+        _job = _make_job()
         atexit.register(_job.close)
     if _job.pid != os.getpid():
         raise ElasticRunError(
@@ -79,7 +80,7 @@ def init(
             "init() came after the job had started, so its settings cannot take "
             "effect. Call it first, before loaders, models and epoch loops are made."
         )
-    _job = Job(
+    _job = _make_job(
         checkpoint_dir=checkpoint_dir,
         save_interval=save_interval,
         keep=keep,
@@ -98,6 +99,12 @@ def use_job(job: Job) -> Iterator[Job]:
     finally:
         _job = previous
         job.close()
+
+
+def make_jobs_with(make: Callable[..., Job]) -> None:
+    """Let `make` stand for `Job` in this process; before the program runs."""
+    global _make_job
+    _make_job = make
 
 
 def close_current_job() -> None:

@@ -44,6 +44,7 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
 def _remaining_epochs(num_epochs: int) -> Iterator[int]:
     job = current_job()
     _check_not_nested(job)
+    num_epochs = job.epochs_until(num_epochs)
     epoch = job.progress.skip_epochs(num_epochs)
     if epoch >= num_epochs:
         _say_finished(job)

@@ -196,6 +196,14 @@ class Job:
 
     # Loops and epochs.
 
+    def epochs_until(self, num_epochs: int) -> int:
+        """Return where an epoch loop is to end; `elasticrun check` ends it sooner."""
+        return num_epochs
+
+    def samples_of(self, num_samples: int, batch_size: int) -> int:
+        """Return how much of an order a loop delivers; in a check only its start."""
+        return num_samples
+
     def begin_loop(self, loader: AdaptiveDataLoader, where: str) -> Position | None:
         """Begin a loop; return where it starts, or None if it is to be skipped."""
         if self.loader is not None:

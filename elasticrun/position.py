@@ -142,6 +142,11 @@ class Progress:
         """Epochs that the program has finished or skipped."""
         return self._cursor.finished_epochs
 
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """Where the program is, which during replay is before `position`."""
+        return self._cursor.place
+
     def resume_at(self, position: Position) -> None:
         """Let the program go on at `position`, as a loader's own state asks.
 

@@ -122,8 +122,9 @@ class AdaptiveDataLoader(DataLoader[Any]):
         self.shuffle = bool(shuffle)
         self.seed_each = seed_each
         self.progress = progress
-        num_samples = len(dataset) if sampler is None else len(sampler)
+        self._order_length = len(dataset) if sampler is None else len(sampler)
         self._order_sampler = sampler
+        num_samples = job.samples_of(self._order_length, batch_size)
         self._shares = Shares(
             num_samples=num_samples,
             batch_size=batch_size,
@@ -295,7 +296,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         return LoopPlan(
             shares,
             order_of(
-                shares.num_samples,
+                self._order_length,
                 self._order_sampler,
                 key=derive_seed(key, 1) if self.shuffle else None,
             ),

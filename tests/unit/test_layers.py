@@ -105,6 +105,15 @@ ROWS: list[list[str]] = [
     ["launcher.server"],
     ["launcher.running"],
     ["launcher.commands", "launcher.calling"],
+    # 6, the check: starts replicas with the launcher, and asks the linter.
+    ["check.places", "check.file_watch", "check.fields", "check.perturbation"],
+    ["check.plan", "check.variables", "check.guard", "check.sweep", "check.moments"],
+    ["check.recorder", "check.routes", "check.scratch", "check.tolerance"],
+    ["check.checked_job", "check.engine", "check.waiting", "check.comparing"],
+    ["check.line_watch", "check.blame"],
+    ["check.observing", "check.report"],
+    ["check.checker"],
+    ["check.command"],
     # 7
     ["cli"],
     ["__main__"],
@@ -115,7 +124,7 @@ ROWS: list[list[str]] = [
 HEIGHT = {module: height for height, row in enumerate(ROWS) for module in row}
 
 # They hand on what they are asked for, or hold nothing.
-EXEMPT = {"", "checkpoint", "control", "data", "launcher"}
+EXEMPT = {"", "check", "checkpoint", "control", "data", "launcher"}
 EXEMPT |= {"inspection", "lint", "lint.rules", "lint.walk"}
 
 

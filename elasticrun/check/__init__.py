@@ -1,0 +1,1 @@
+"""`elasticrun check`: runs a script with and without restarts, and compares."""

@@ -1,0 +1,316 @@
+"""From a difference to what causes it: the zone, the field, the line and the rule."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elasticrun.check.comparing import MISSING, Difference, Mask, show
+from elasticrun.check.engine import Run
+from elasticrun.check.file_watch import FILE_PREFIX
+from elasticrun.check.moments import LineChange, Moment, Replay, replays_of
+from elasticrun.check.scratch import Source, original_path
+from elasticrun.lint.finding import Finding
+
+_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
+_DRAW_RULES = ("ER109", "ER501")
+
+
+class Change(NamedTuple):
+    """Something that a replay changed, though nothing should."""
+
+    name: str
+    zone: str
+    before: Any
+    after: Any
+
+
+class Cause(NamedTuple):
+    """Where a difference comes from, as far as it is known.
+
+    Attributes:
+        how: "replayed", "lost" (a plain variable), "drawn" (a random number), or
+            "unknown".
+        name: The field, file or variable that shows it.
+        before: What it was when the job stopped.
+        after: What it was when the program went on.
+        path: The file of the line, in the user's directory; empty if unknown.
+        rule: The linter's rule that describes such a line; empty if none does.
+    """
+
+    how: str
+    name: str
+    zone: str
+    before: Any
+    after: Any
+    path: str = ""
+    line: int = 0
+    rule: str = ""
+    message: str = ""
+    source: str = ""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What tells it from another cause, whatever the values are."""
+        known = (self.path, str(self.line)) if self.path else (self.name, self.zone)
+        return (self.how, *known)
+
+    def describe(self) -> str:
+        """Return the change in words."""
+        change = f"{self.name} {show(self.before)} -> {show(self.after)}"
+        if self.how == "replayed":
+            return f"replayed code in zone {self.zone} changed {change}"
+        if self.how == "lost":
+            return f"the plain variable {change} was not kept over the restart"
+        if self.how == "drawn":
+            return f"zone {self.zone} draws random numbers, which a replay draws anew"
+        return "no registered state and no variable that was looked at explains it"
+
+
+def replayed_changes(run: Run, mask: Mask) -> list[Change]:
+    """Return what the replays of a run changed, with the zone that did it."""
+    changes: list[Change] = []
+    for replay in replays_of(run.moments):
+        before, after = _visible(replay.stopped), _visible(replay.resumed)
+        for name in before:
+            # A state that is registered later in the program cannot have changed yet.
+            if mask.hides(name) or before[name] == after.get(name, before[name]):
+                continue
+            zone = _zone_of(name, replay)
+            changes.append(Change(name, zone, before[name], after[name]))
+        gone = _new_files(replay, before, after, mask)
+        changes += gone
+    return changes
+
+
+def _new_files(
+    replay: Replay, before: dict[str, Any], after: dict[str, Any], mask: Mask
+) -> list[Change]:
+    return [
+        Change(name, _zone_of(name, replay), None, after[name])
+        for name in after
+        if name.startswith(FILE_PREFIX) and name not in before and not mask.hides(name)
+    ]
+
+
+def _visible(moment: Moment) -> dict[str, Any]:
+    files = {FILE_PREFIX + path: entry for path, entry in moment.files.items()}
+    return {**moment.fields, **files}
+
+
+def _zone_of(name: str, replay: Replay) -> str:
+    last = _visible(replay.stopped).get(name)
+    for zone, moment in replay.steps:
+        value = _visible(moment).get(name, last)
+        if value != last:
+            return zone
+    return replay.steps[-1][0]
+
+
+def lost_variables(run: Run, noise: Iterable[str]) -> list[Change]:
+    """Return the plain variables that were something else when the program went on."""
+    changes = []
+    for replay in replays_of(run.moments):
+        before, after = replay.stopped.variables, replay.resumed.variables
+        for name, value in before.items():
+            if name in noise or value == after.get(name, MISSING):
+                continue
+            if name in after or replay.resumed.key.kind != "exit":
+                zone = replay.steps[-1][0]
+                changes.append(Change(name, zone, value, after.get(name, MISSING)))
+    return changes
+
+
+class Detective:
+    """Finds causes with what runs showed and what the linter knows.
+
+    Args:
+        findings: The linter's, hints included.
+        noise: Variables that differ from run to run by themselves.
+        drawing: The zones in which the program draws random numbers.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        findings: Sequence[Finding],
+        *,
+        mask: Mask,
+        noise: set[str],
+        drawing: set[str],
+    ) -> None:
+        self._source = source
+        self._findings = findings
+        self._mask = mask
+        self._noise = noise
+        self.drawing = drawing
+
+    def causes(
+        self, run: Run, differences: Sequence[Difference], lines: Sequence[LineChange]
+    ) -> list[Cause]:
+        """Return what explains the differences of a run, the best explanation first.
+
+        Args:
+            lines: What a second run of the same route, looked at line by line, showed.
+        """
+        changes = replayed_changes(run, self._mask)
+        names = {difference.name for difference in differences}
+        # What explains the first difference, and what a replay did besides.
+        changes.sort(key=lambda change: (change.name not in names, _rank(change)))
+        causes = self._replayed(changes, lines, run)
+        if causes:
+            return causes
+        drawn = self._drawn(lines)
+        lost = self._lost(run)
+        if drawn and not any(cause.rule for cause in lost):
+            return drawn
+        return [*lost, *drawn] or [Cause("unknown", "", "", None, None)]
+
+    def _replayed(
+        self, changes: Sequence[Change], lines: Sequence[LineChange], run: Run
+    ) -> list[Cause]:
+        by_place: dict[tuple[str, ...], Cause] = {}
+        for change in changes:
+            line = next((each for each in lines if each.field == change.name), None)
+            path = "" if line is None else original_path(line.path, self._source)
+            number = 0 if line is None else line.line
+            zone = change.zone if line is None else line.zone
+            rule, message = self._rule_at(path, number)
+            cause = Cause(
+                "replayed", change.name, zone, change.before, change.after, path,
+                number, rule or _likely_rule(change, run), message,
+                _source_line(path, number),
+            )  # fmt: skip
+            by_place.setdefault(cause.place, cause)
+        return list(by_place.values())
+
+    def _lost(self, run: Run) -> list[Cause]:
+        causes = []
+        for change in lost_variables(run, self._noise):
+            finding = self._finding_about(change.name, _LOST_RULES)
+            if finding is None and change.after == MISSING:
+                continue
+            cause = Cause("lost", change.name, change.zone, change.before, change.after)
+            causes.append(cause if finding is None else _at(cause, finding))
+        causes.sort(key=lambda cause: (not cause.rule, cause.name))
+        return causes
+
+    def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
+        causes = []
+        for line in lines:
+            if line.field.startswith("random.") and line.zone in self.drawing:
+                path = original_path(line.path, self._source)
+                rule, message = self._rule_at(path, line.line, _DRAW_RULES)
+                cause = Cause(
+                    "drawn", line.field, line.zone, None, None, path, line.line,
+                    rule or "ER109", message, _source_line(path, line.line),
+                )  # fmt: skip
+                causes.append(cause)
+        return list({(each.path, each.line): each for each in causes}.values())
+
+    def _rule_at(
+        self, path: str, line: int, prefixes: Sequence[str] = ("ER1",)
+    ) -> tuple[str, str]:
+        own = [
+            finding
+            for finding in self._findings
+            if finding.code.startswith(tuple(prefixes)) and _is_same(finding.path, path)
+        ]
+        # A file is written when its block ends, which Python counts as its first line.
+        for last in (line, _end_of_block(path, line)):
+            for finding in own:
+                if finding.line <= last and line <= finding.end_line:
+                    return finding.code, finding.message
+        return "", ""
+
+    def _finding_about(self, name: str, rules: Sequence[str]) -> Finding | None:
+        """Return the linter's finding about a variable, the most telling rule first."""
+        bare = name.rpartition(".")[2].removeprefix("len(").rstrip(")").split("[")[0]
+        about = [
+            finding
+            for finding in self._findings
+            if finding.code in rules and _mentions(finding, bare)
+        ]
+        return min(about, key=lambda each: rules.index(each.code), default=None)
+
+
+def _at(cause: Cause, finding: Finding) -> Cause:
+    return cause._replace(
+        path=os.path.realpath(finding.path),
+        line=finding.line,
+        rule=finding.code,
+        message=finding.message,
+        source=finding.source,
+    )
+
+
+def _mentions(finding: Finding, name: str) -> bool:
+    """Return whether a finding is about a name: one that it quotes, or assigns."""
+    quoted = re.findall(r"`([^`]+)`", finding.message)
+    if quoted:
+        return any(name == each.rpartition(".")[2] for each in quoted)
+    return name in re.findall(r"\w+", finding.source.partition("=")[0])
+
+
+def _is_same(one: str, other: str) -> bool:
+    return bool(other) and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _end_of_block(path: str, line: int) -> int:
+    """Return the last line of the `with` statement that begins at a line."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, ValueError, SyntaxError):
+        return line
+    ends = [
+        node.end_lineno or line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and node.lineno == line
+    ]
+    return max(ends, default=line)
+
+
+def _source_line(path: str, line: int) -> str:
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[line - 1] if 0 < line <= len(lines) else ""
+
+
+def _rank(change: Change) -> tuple[int, bool, str]:
+    """Return what puts the most telling field first: counters before tensors."""
+    is_count = isinstance(change.after, int) and not isinstance(change.after, bool)
+    is_plain = not isinstance(change.after, dict)
+    is_hidden = "._" in change.name
+    return (2 - is_count - is_plain, is_hidden, change.name)
+
+
+def _likely_rule(change: Change, run: Run) -> str:
+    """Return the rule for such a change where the linter has nothing at its line."""
+    if change.name.startswith(FILE_PREFIX):
+        is_appended = change.before and change.after
+        return "ER104" if is_appended else "ER106"
+    kinds = _kinds_of(change.name, run)
+    if "LRScheduler" in kinds:
+        return "ER101"
+    if {"Module", "Optimizer"} & kinds:
+        return "ER108" if isinstance(change.after, float) else "ER107"
+    if isinstance(change.before, list) or change.name.startswith("len("):
+        return "ER103"
+    return "ER102"
+
+
+def _kinds_of(name: str, run: Run) -> set[str]:
+    kinds = run.moments[-1].kinds if run.moments else {}
+    bare = name.removeprefix("len(")
+    found = [
+        (state, names)
+        for state, names in kinds.items()
+        if bare == state or bare.startswith((f"{state}.", f"{state}["))
+    ]
+    return set(max(found, key=lambda pair: len(pair[0]))[1]) if found else set()

@@ -1,0 +1,134 @@
+"""The command line of the check: `elasticrun check`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from elasticrun.check import report as verdicts
+from elasticrun.check.checker import Checker, Wish
+from elasticrun.check.engine import Engine, EngineError
+from elasticrun.check.places import parse_place
+from elasticrun.check.plan import Limits
+from elasticrun.check.report import Report, as_json, as_text
+from elasticrun.check.scratch import find_source
+from elasticrun.launcher.options import OptionError, parse_seconds
+
+_DEFAULT_SIZES = "1,2,3"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `elasticrun check`."""
+    add = parser.add_argument
+    add("--at", action="append", default=[], metavar="E:L:K",
+        help="restart only here: after K batches of loop L of epoch E, or E:end; "
+        "several for several restarts of one run")  # fmt: skip
+    add("--replicas", default=None, metavar="N,N,...",
+        help=f"numbers of replicas to check with (default: {_DEFAULT_SIZES}); with "
+        "--at, those of one generation after another")  # fmt: skip
+    add("--max-epochs", type=int, default=3, metavar="N",
+        help="of each epoch loop; 0 for all (default: 3)")  # fmt: skip
+    add("--max-batches", type=int, default=4, metavar="N",
+        help="of each loop; 0 for all (default: 4)")  # fmt: skip
+    add("--kill", action="store_true",
+        help="kill -9 replicas as well, after a checkpoint")  # fmt: skip
+    add("--float64", action="store_true",
+        help="compute in double precision, where rounding explains little")  # fmt: skip
+    add("--ignore", action="append", default=[], metavar="PATTERN",
+        help="a field or file that may differ")  # fmt: skip
+    add("--link", action="append", default=[], metavar="PATH",
+        help="data that is only read: link it instead of copying it")  # fmt: skip
+    add("--hang-timeout", default="60", metavar="SECONDS",
+        help="without a boundary (default: 60)")  # fmt: skip
+    add("--format", choices=("text", "json"), default="text")
+    add("script", metavar="SCRIPT")
+    add("args", nargs=argparse.REMAINDER, metavar="ARGS")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Check a script; return the exit code."""
+    try:
+        report = check(options)
+    except (OptionError, ValueError) as error:
+        report = Report(exit_code=verdicts.USAGE, problem=f"{error}")
+    except EngineError as error:
+        report = Report(exit_code=verdicts.SCRIPT_FAILS, problem=f"{error}")
+    if options.format == "json":
+        sys.stdout.write(as_json(report) + "\n")
+    else:
+        sys.stdout.write(as_text(report) + "\n")
+    return report.exit_code
+
+
+def check(options: argparse.Namespace) -> Report:
+    """Run the check that a command line asks for.
+
+    Raises:
+        OptionError: An option cannot be.
+        ValueError: A place or a number of replicas is none.
+    """
+    arguments = list(options.args)
+    if arguments[:1] == ["--"]:
+        del arguments[0]
+    wish = _wish(options, arguments)
+    source = find_source(options.script, directory=os.getcwd(), linked=options.link)
+    hang_timeout = parse_seconds("--hang-timeout", options.hang_timeout)
+    with tempfile.TemporaryDirectory(prefix="elasticrun-check-") as folder:
+        engine = Engine(
+            source,
+            arguments,
+            folder=Path(os.path.realpath(folder)),
+            limits=Limits(options.max_epochs, options.max_batches),
+            is_float64=options.float64,
+            hang_timeout=hang_timeout,
+        )
+        with engine:
+            return Checker(engine, wish, _say_meanwhile).check()
+
+
+def _wish(options: argparse.Namespace, arguments: Sequence[str]) -> Wish:
+    places = tuple(parse_place(text) for text in options.at)
+    sizes = _sizes(options.replicas or ("1" if places else _DEFAULT_SIZES))
+    if places and len(sizes) not in (1, len(places) + 1):
+        raise OptionError(
+            f"--replicas {options.replicas} with {len(places)} --at: give one number, "
+            f"or one for each of the {len(places) + 1} generations."
+        )
+    for name in ("max_epochs", "max_batches"):
+        if getattr(options, name) < 0:
+            text = f"--{name.replace('_', '-')} {getattr(options, name)}"
+            raise OptionError(f"{text}: give a number from 1 up, or 0 for all.")
+
+    def command(route: Sequence[str]) -> list[str]:
+        kept = []
+        if options.max_epochs != 3:
+            kept += ["--max-epochs", str(options.max_epochs)]
+        if options.max_batches != 4:
+            kept += ["--max-batches", str(options.max_batches)]
+        kept += ["--float64"] * options.float64
+        for pattern in options.ignore:
+            kept += ["--ignore", pattern]
+        for path in options.link:
+            kept += ["--link", path]
+        own = ["--", *arguments] if arguments else []
+        return ["elasticrun", "check", *route, *kept, options.script, *own]
+
+    return Wish(places, sizes, options.kill, tuple(options.ignore), command)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise OptionError(
+            f"--replicas {text}: give numbers from 1 up, with commas between them."
+        )
+    return tuple(map(int, parts))
+
+
+def _say_meanwhile(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{text}\n")

@@ -1,0 +1,206 @@
+"""Comparing a run with the baseline: the first moment at which something differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any, NamedTuple
+
+from elasticrun.check.file_watch import FILE_PREFIX
+from elasticrun.check.moments import Key, Moment, compared
+from elasticrun.check.tolerance import Tolerances, is_within
+
+MISSING = {"missing": True}
+
+
+class Difference(NamedTuple):
+    """Something that is not as it is without a restart.
+
+    Attributes:
+        name: The field; a file with the prefix `file:`; or "samples", "loops".
+        expected: Its value in the baseline.
+        found: Its value in the run.
+        key: The moment at which it was first seen.
+    """
+
+    name: str
+    expected: Any
+    found: Any
+    key: Key | None = None
+
+
+@dataclass
+class Mask:
+    """What is not compared, and why.
+
+    Attributes:
+        ignored: Patterns that the user gave for fields and files.
+        volatile_files: Files that differ from run to run; their lines are counted.
+        unnamed_files: Files that have another name in each run.
+        sized: Fields that depend on the number of replicas without any restart.
+        unseeded: Generators that begin anywhere; what they decide is seen elsewhere.
+    """
+
+    ignored: tuple[str, ...] = ()
+    volatile_files: set[str] = field(default_factory=set)
+    unnamed_files: set[str] = field(default_factory=set)
+    sized: set[str] = field(default_factory=set)
+    unseeded: set[str] = field(default_factory=set)
+
+    def hides(self, name: str) -> bool:
+        """Return whether the user does not want it to be compared."""
+        plain = name.removeprefix(FILE_PREFIX)
+        return any(fnmatch(plain, each) or fnmatch(name, each) for each in self.ignored)
+
+
+def compare_moments(
+    expected: list[Moment],
+    found: list[Moment],
+    *,
+    last_leg: int,
+    mask: Mask,
+    tolerances: Tolerances | None = None,
+    is_killed: bool = False,
+) -> list[Difference]:
+    """Return what differs at the first moment at which anything does.
+
+    Args:
+        tolerances: For fields that rounding moves; None to compare bit by bit.
+        is_killed: Whether files may hold more than they would without a kill.
+    """
+    wanted = compared(expected, last_leg=expected[-1].leg if expected else 0)
+    there = compared(found, last_leg=last_leg)
+    for key, moment in wanted.items():
+        if key not in there:
+            return [Difference("loops", key.describe(), "never came", key)]
+        differences = _differences(
+            moment, there[key], mask, tolerances, is_killed=is_killed
+        )
+        if differences:
+            return [each._replace(key=key) for each in differences]
+    extra = [key for key in there if key not in wanted]
+    if extra:
+        return [Difference("loops", "never came", extra[0].describe(), extra[0])]
+    return []
+
+
+def _differences(
+    expected: Moment,
+    found: Moment,
+    mask: Mask,
+    tolerances: Tolerances | None,
+    *,
+    is_killed: bool,
+) -> list[Difference]:
+    differences = []
+    if expected.num_batches != found.num_batches:
+        batches = Difference("batches", expected.num_batches, found.num_batches)
+        differences.append(batches)
+    differences += compare_fields(
+        expected.fields, found.fields, mask, tolerances, key=expected.key
+    )
+    # At the end nothing draws any more, so nothing has put the generators back.
+    if tolerances is None and expected.key.kind != "exit":
+        for name in expected.random.keys() - mask.unseeded:
+            one, other = expected.random[name], found.random.get(name)
+            if one != other and not mask.hides(name):
+                differences.append(Difference(name, one, other))
+    differences += compare_files(
+        expected.files,
+        found.files,
+        mask,
+        is_killed=is_killed,
+        is_rounded=tolerances is not None,
+    )
+    return differences
+
+
+def compare_fields(
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+    mask: Mask,
+    tolerances: Tolerances | None,
+    *,
+    key: Key | None = None,
+) -> list[Difference]:
+    """Return the fields that differ."""
+    differences = []
+    for name in dict.fromkeys([*expected, *found]):
+        one, other = expected.get(name, MISSING), found.get(name, MISSING)
+        if one == other or mask.hides(name):
+            continue
+        if tolerances is not None:
+            if name in mask.sized or MISSING in (one, other):
+                continue
+            if is_within(one, other, tolerances.of(key, name)):
+                continue
+        differences.append(Difference(name, one, other))
+    return differences
+
+
+def compare_files(
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+    mask: Mask,
+    *,
+    is_killed: bool = False,
+    is_rounded: bool = False,
+) -> list[Difference]:
+    """Return the files that differ, as far as they can be compared."""
+    differences = []
+    for path in dict.fromkeys([*expected, *found]):
+        name = FILE_PREFIX + path
+        one, other = expected.get(path), found.get(path)
+        if one == other or mask.hides(name) or path in mask.unnamed_files:
+            continue
+        if one and other:
+            # Numbers in it may differ; that a line is there twice is another matter.
+            is_counted = path in mask.volatile_files or is_rounded
+            if is_counted and one.get("lines") == other.get("lines"):
+                continue
+            if is_killed and other.get("size", 0) >= one.get("size", 0):
+                continue
+        differences.append(Difference(name, one, other))
+    return differences
+
+
+def compare_samples(
+    expected: Mapping[Any, Any], found: Mapping[Any, Any]
+) -> list[Difference]:
+    """Return the first global batch whose samples differ.
+
+    Args:
+        expected: The samples of each batch by (epoch, loop, batch).
+    """
+    for key in dict.fromkeys([*expected, *found]):
+        one, other = expected.get(key), found.get(key)
+        if one != other:
+            epoch, loop, batch = key
+            name = f"samples of batch {batch + 1} in loop {loop} of epoch {epoch}"
+            return [Difference(name, one, other)]
+    return []
+
+
+def show(value: Any) -> str:
+    """Return a value as people read it."""
+    if value is None:
+        return "None"
+    if value == MISSING:
+        return "not there"
+    if isinstance(value, dict):
+        if "tensor" in value:
+            norm = value.get("norm")
+            text = value["tensor"]
+            return text if norm is None else f"{text} of norm {norm:.9g}"
+        if "size" in value:
+            lines = f"{value['lines']} lines, " if "lines" in value else ""
+            return f"{lines}{value['size']} bytes"
+        for name in ("float", "text", "object"):
+            if name in value:
+                return str(value[name])
+        return "another state"
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.10g}"
+    return repr(value)

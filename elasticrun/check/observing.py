@@ -1,0 +1,43 @@
+"""What happens in a replica before a checked program runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+
+from elasticrun import current
+from elasticrun.check.checked_job import CheckedJob
+from elasticrun.check.guard import guard_folders
+from elasticrun.check.line_watch import LineWatch
+from elasticrun.check.plan import decode_plan
+
+
+def observe(order: dict[str, Any]) -> None:
+    """Have this replica's program do what the plan in its order says."""
+    plan = decode_plan(order["plan"])
+    os.chdir(plan.directory)
+    guard_folders(plan.guarded, scratch=os.path.dirname(plan.directory))
+    if plan.is_float64:
+        compute_in_double_precision()
+    current.make_jobs_with(functools.partial(CheckedJob, plan))
+    if plan.watched and order["rank"] == 0:
+        LineWatch(plan).start()
+
+
+def compute_in_double_precision() -> None:
+    """Let new tensors, and what modules are given, be of double precision."""
+    torch.set_default_dtype(torch.float64)
+    widen: Any = _widen  # Its result stands for the arguments.
+    torch.nn.modules.module.register_module_forward_pre_hook(widen)
+
+
+def _widen(_: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        each.double()
+        if isinstance(each, torch.Tensor) and each.dtype == torch.float32
+        else each
+        for each in arguments
+    )

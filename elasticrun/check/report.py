@@ -1,0 +1,205 @@
+"""What a check found, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticrun.check.blame import Cause
+from elasticrun.check.comparing import Difference, show
+from elasticrun.check.routes import Route
+
+EQUAL, DIFFERENT, USAGE, NOT_REPRODUCIBLE, SCRIPT_FAILS, HANG = range(6)
+VERDICTS = {
+    EQUAL: "equal",
+    DIFFERENT: "different",
+    USAGE: "usage",
+    NOT_REPRODUCIBLE: "not reproducible",
+    SCRIPT_FAILS: "script fails",
+    HANG: "hang",
+}
+_MOST_OTHERS = 5
+
+
+@dataclass
+class Result:
+    """One restart that changed something.
+
+    Attributes:
+        differences: What differs at the first moment at which something does.
+        causes: What explains it, the best first.
+        also: Other routes that show the same.
+        command: What reproduces it.
+    """
+
+    route: Route
+    differences: list[Difference]
+    causes: list[Cause]
+    command: list[str]
+    also: list[Route] = field(default_factory=list)
+
+    @property
+    def first(self) -> Difference:
+        """The difference to show first: that of the cause, if it is among them."""
+        by_name = {each.name: each for each in self.differences}
+        for cause in self.causes:
+            if cause.name in by_name:
+                return by_name[cause.name]
+        return self.differences[0]
+
+
+@dataclass
+class Stage:
+    """A stage of the check that was finished or failed."""
+
+    name: str
+    num_runs: int
+    text: str
+
+
+@dataclass
+class Report:
+    """Everything that a check has to say.
+
+    Attributes:
+        exit_code: 0 equal, 1 different, 2 usage, 3 not reproducible, 4 the script
+            fails, 5 hang.
+        problem: What happened, for codes 2 to 5.
+        detail: More of it, in any number of lines: a traceback, or stacks.
+        command: What reproduces the problem; empty for differences, which have theirs.
+    """
+
+    exit_code: int = EQUAL
+    stages: list[Stage] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problem: str = ""
+    detail: str = ""
+    waits: list[dict[str, Any]] = field(default_factory=list)
+    difference: Difference | None = None
+    command: list[str] = field(default_factory=list)
+    num_runs: int = 0
+    seconds: float = 0.0
+
+
+def as_text(report: Report) -> str:
+    """Return the report for people."""
+    lines = [f"{stage.name}: {stage.text}" for stage in report.stages]
+    for result in report.results:
+        lines += ["", *_result_lines(result)]
+    if report.problem:
+        lines += ["", report.problem]
+    if report.detail:
+        lines += [f"  {line}" for line in report.detail.splitlines()]
+    if report.command:
+        lines.append(f"  reproduce: {shlex.join(report.command)}")
+    lines += [f"note: {note}" for note in report.notes]
+    lines += [
+        "",
+        f"{_verdict(report)} ({report.num_runs} runs, {report.seconds:.0f} s)",
+    ]
+    return "\n".join(lines)
+
+
+def _verdict(report: Report) -> str:
+    if report.exit_code == EQUAL:
+        return "equal: restarts change nothing"
+    if report.exit_code == DIFFERENT:
+        count = len(report.results)
+        return f"different: restarts change the outcome ({count} found)"
+    return VERDICTS[report.exit_code]
+
+
+def _result_lines(result: Result) -> list[str]:
+    first = result.first
+    when = "" if first.key is None else f" at {first.key.describe()}"
+    lines = [
+        f"different when {result.route.describe()}",
+        f"  {first.name} {show(first.expected)} != {show(first.found)}{when}",
+    ]
+    for cause in result.causes[:_MOST_OTHERS]:
+        lines += _cause_lines(cause)
+    others = [each.name for each in result.differences if each is not first]
+    if others:
+        more = len(others) - _MOST_OTHERS
+        names = ", ".join(others[:_MOST_OTHERS]) + (f" and {more} more" * (more > 0))
+        lines.append(f"  also different there: {names}")
+    if result.also:
+        places = ", ".join(
+            str(place) for route in result.also for place in route.places
+        )
+        lines.append(f"  the same after restarts at {places}")
+    lines.append(f"  reproduce: {shlex.join(result.command)}")
+    return lines
+
+
+def _cause_lines(cause: Cause) -> list[str]:
+    text = f"  {cause.describe()}"
+    if not cause.path:
+        return [text + (f" ({cause.rule})" if cause.rule else "")]
+    message = f": {cause.message}" if cause.message else ""
+    lines = [text, f"  {relative(cause.path)}:{cause.line}: {cause.rule}{message}"]
+    if cause.source.strip():
+        lines.append(f"     {cause.line} | {cause.source.rstrip()}")
+    return lines
+
+
+def relative(path: str) -> str:
+    """Return a path from here, if that is shorter."""
+    short = os.path.relpath(path)
+    return path if short.startswith("..") else short
+
+
+def as_json(report: Report) -> str:
+    """Return the report for programs."""
+    return json.dumps(
+        {
+            "version": 1,
+            "exit_code": report.exit_code,
+            "verdict": VERDICTS[report.exit_code],
+            "num_runs": report.num_runs,
+            "seconds": round(report.seconds, 3),
+            "stages": [vars(stage) for stage in report.stages],
+            "results": [_result_as_json(result) for result in report.results],
+            "problem": report.problem,
+            "detail": report.detail,
+            "difference": report.difference and _difference_as_json(report.difference),
+            "waits": report.waits,
+            "command": report.command,
+            "notes": report.notes,
+        },
+        indent=2,
+    )
+
+
+def _result_as_json(result: Result) -> dict[str, Any]:
+    return {
+        "route": _route_as_json(result.route),
+        "first": _difference_as_json(result.first),
+        "differences": [_difference_as_json(each) for each in result.differences],
+        "causes": [cause._asdict() for cause in result.causes],
+        "also": [_route_as_json(route) for route in result.also],
+        "command": result.command,
+    }
+
+
+def _route_as_json(route: Route) -> dict[str, Any]:
+    return {
+        "text": route.describe(),
+        "at": [str(place) for place in route.places],
+        "replicas": list(route.sizes),
+        "killed": route.is_killed,
+    }
+
+
+def _difference_as_json(difference: Difference) -> dict[str, Any]:
+    key = difference.key
+    return {
+        "name": difference.name,
+        "expected": difference.expected,
+        "found": difference.found,
+        "moment": None if key is None else key.describe(),
+    }

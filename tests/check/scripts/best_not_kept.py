@@ -1,0 +1,39 @@
+"""The best error is a plain variable, and decides which model is saved."""
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    Variables,
+    remaining_epochs_until,
+)
+
+torch.manual_seed(0)
+inputs = torch.randn(61, 4)
+targets = inputs.sum(dim=1, keepdim=True)
+net = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.05, 0.9)
+
+model = AdaptiveDataParallel(net, optimizer)
+train = AdaptiveDataLoader(TensorDataset(inputs, targets), 8, shuffle=True)
+valid = AdaptiveDataLoader(TensorDataset(inputs, targets), 16)
+saved = Variables(epochs=[])
+
+best = float("inf")
+for epoch in remaining_epochs_until(3):
+    for x, y in train:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    for x, _ in valid:
+        with torch.no_grad():
+            model(x)
+    with torch.no_grad():
+        error = float(nn.functional.mse_loss(net(inputs), targets))
+    error += 10.0 * epoch  # It gets worse, so that only the first one is saved.
+    if error < best:
+        best = error
+        saved.epochs.append(epoch)
