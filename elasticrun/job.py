@@ -200,7 +200,7 @@ class Job:
         """Return where an epoch loop is to end; `elasticrun check` ends it sooner."""
         return num_epochs
 
-    def samples_of(self, num_samples: int, batch_size: int) -> int:
+    def samples_of(self, num_samples: int, batch_size: int) -> int:  # noqa: ARG002
         """Return how much of an order a loop delivers; in a check only its start."""
         return num_samples
 

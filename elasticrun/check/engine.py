@@ -20,6 +20,7 @@ from elasticrun.launcher.generation import Generation, Member
 from elasticrun.launcher.hangs import HangClock
 from elasticrun.launcher.imports import imports_of
 from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.nodes import Round
 from elasticrun.launcher.options import Options, Program, Replicas
 from elasticrun.launcher.orders import make_orders
 from elasticrun.launcher.starter import Parked, Starter
@@ -187,15 +188,21 @@ class Engine:
             log_dir=run.folder / "logs",
         )
         parked = self._park(leg.size)
+        round_ = Round(
+            number=plan.leg,
+            share=leg.size,
+            offset=0,
+            size=leg.size,
+            address="127.0.0.1",
+            port=parked[0].ports[0],
+        )
         orders = [
-            _observed(order, plan, run.trace)
-            for order in make_orders(
-                options, generation=plan.leg, size=leg.size, port=parked[0].port
-            )
+            _observed(order, plan, run.trace) for order in make_orders(options, round_)
         ]
         generation = Generation(
             parked,
             number=plan.leg,
+            offset=0,
             loop=self._loop,
             log_dir=options.log_dir,
             listener=listener,
