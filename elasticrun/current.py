@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import get_worker_info
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import ElasticRunError
 from elasticrun.job import Job
+from elasticrun.signals import exit_at_once
 
 if TYPE_CHECKING:
     from elasticrun.data.loader import AdaptiveDataLoader
@@ -38,7 +40,9 @@ def current_job() -> Job:
         )
     if _job is None or _job.is_closed:
         _job = _make_job()
-        atexit.register(_job.close)
+        atexit.register(_close_at_exit, _job)
+    if _job.has_late_error:
+        _job.raise_late_error()
     if _job.pid != os.getpid():
         raise ElasticRunError(
             f"process {os.getpid()} was forked from the replica {_job.pid} and has no "
@@ -86,7 +90,7 @@ def init(
         keep=keep,
         backend=backend,
     )
-    atexit.register(_job.close)
+    atexit.register(_close_at_exit, _job)
 
 
 @contextmanager
@@ -99,6 +103,7 @@ def use_job(job: Job) -> Iterator[Job]:
     finally:
         _job = previous
         job.close()
+    job.raise_late_error()
 
 
 def make_jobs_with(make: Callable[..., Job]) -> None:
@@ -111,6 +116,18 @@ def close_current_job() -> None:
     """Close the current job if there is one; at the end of a process without atexit."""
     if _job is not None and _job.pid == os.getpid():
         _job.close()
+        _job.raise_late_error()
+
+
+def _close_at_exit(job: Job) -> None:
+    """Close the job; end with exit code 1 if an error could not be raised before."""
+    job.close()
+    if job.pid == os.getpid() and job.has_late_error:
+        try:
+            job.raise_late_error()
+        except BaseException:
+            traceback.print_exc()
+        exit_at_once(1)
 
 
 def rank() -> int:

@@ -12,6 +12,8 @@ DEFAULT_SAVE_INTERVAL = 300.0
 DEFAULT_KEEP = 3
 DEFAULT_GRACE = 60.0
 
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -58,14 +60,19 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             f"RANK={rank} is not below WORLD_SIZE={world_size}. Ranks count from 0; "
             "start the script with torchrun, or set both variables alike everywhere."
         )
+    local_rank = _integer(variables, "LOCAL_RANK", default=0, least=0)
+    _check_tasks(variables)
     interval = variables.get("ELASTICRUN_SAVE_INTERVAL")
     keep = variables.get("ELASTICRUN_KEEP")
     return Environment(
         rank=rank,
-        local_rank=_integer(variables, "LOCAL_RANK", default=0, least=0),
+        local_rank=local_rank,
         world_size=world_size,
         local_world_size=_integer(
-            variables, "LOCAL_WORLD_SIZE", default=world_size, least=1
+            variables,
+            "LOCAL_WORLD_SIZE",
+            default=world_size if _is_one_machine(variables) else local_rank + 1,
+            least=1,
         ),
         master_address=variables.get("MASTER_ADDR"),
         master_port=_integer(variables, "MASTER_PORT", default=0, least=1) or None,
@@ -78,6 +85,24 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         or os.path.basename(sys.argv[0] or "python"),
         trace_dir=variables.get("ELASTICRUN_TRACE") or None,
     )
+
+
+def _is_one_machine(variables: Mapping[str, str]) -> bool:
+    """Return whether all replicas are here, as far as the store's address tells."""
+    return variables.get("MASTER_ADDR", "localhost") in _LOOPBACK
+
+
+def _check_tasks(variables: Mapping[str, str]) -> None:
+    """Refuse to be one of several jobs that would all take themselves for the job."""
+    num_tasks = variables.get("SLURM_STEP_NUM_TASKS", "1")
+    if num_tasks != "1" and "WORLD_SIZE" not in variables:
+        raise ValueError(
+            f"srun started {num_tasks} tasks (SLURM_STEP_NUM_TASKS), but WORLD_SIZE is "
+            "not set, so each would be a job of its own with one replica. Let srun "
+            "start one launcher on each node (--ntasks-per-node=1 torchrun ...), or "
+            "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT for each task."
+        )
 
 
 def configured_checkpoint_dir() -> str | None:

@@ -56,9 +56,10 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
             yield epoch
         except GeneratorExit:
             if is_left_on_purpose(sys._getframe(1)):
-                job.end_epoch()
-                job.progress.end_epoch_loop(is_left=True)
-                job.finish_epochs()
+                with job.raising_later():
+                    job.end_epoch()
+                    job.progress.end_epoch_loop(is_left=True)
+                    job.finish_epochs()
             else:
                 job.leave_epoch()
             raise

@@ -53,6 +53,10 @@ class GradientHooks:
         parameters: Those of one module.
         ddp: What reduces their gradients over replicas.
         pace: Is told when an optimizer steps, at which nobody is waited for.
+
+    Attributes:
+        has_unstepped: Whether gradients may have been computed for training since an
+            optimizer that is followed has stepped.
     """
 
     def __init__(
@@ -76,14 +80,17 @@ class GradientHooks:
         self._micro_batch: object = None
         self._counted_in: object = None
         self._has_warned = False
+        self._follows = False
+        self.has_unstepped = False
 
-    def prepare(self) -> bool:
+    def prepare(self, *, is_training: bool) -> bool:
         """Get ready for a forward pass; return whether it is the global batch's last.
 
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
         part = None if loader is None else loader.running_micro_batch[2]
+        self.has_unstepped = self._follows and is_training
         if part is self._plain_part and not self._is_active:
             return True
         is_step, weight = True, 1.0
@@ -104,6 +111,7 @@ class GradientHooks:
         """Let an optimizer step once, and decide which partial gradients count."""
         partial = self._partial
         partial.add_optimizer(optimizer)
+        self._follows = True
         counted_in: object = None
 
         def stepping(method: Method) -> Method:
@@ -116,6 +124,7 @@ class GradientHooks:
                     partial.count(optimizer, is_again=counted_in is micro_batch)
                     counted_in = self._counted_in = micro_batch
                     return result
+                self.has_unstepped = False
                 if loader is not None:
                     self._pace.begin(loader.running_loop)
                 if not partial.hides:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_CODE_ASKED = 75
+_MOST_PUT_OFF = 64  # Boundaries; most programs accumulate over fewer batches.
 _PATIENCE = 1800.0  # Seconds to wait for other ranks at a checkpoint nobody hurries.
 
 
@@ -96,12 +98,24 @@ class Job:
         self.is_closed = False
         self.num_loaders = 0
         self.pace = Pace()
+        self._reasons_to_wait: list[Callable[[], bool]] = []
+        self._put_off: Decision | None = None
+        self._num_put_off = 0
+        self._late_error: BaseException | None = None
         self._restores_at_loop = False
         self._last_saved: tuple[int, Position] | None = None
         self._registry = Registry(self.rank)
         self._directory = self._make_directory(
             checkpoint_dir or environment.checkpoint_dir, keep
         )
+        try:
+            self._open(interval)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open(self, interval: float) -> None:
+        """Take the directory, read where to resume, and start to watch."""
         check_all_have_directory(self._membership, has_one=self._directory is not None)
         start = Start.afresh()
         self._saver: Saver | None = None
@@ -116,6 +130,7 @@ class Job:
         self._generators = Generators(self.device)
         self._register_generators(start.newest)
         self._saves_every_boundary = self._saver is not None and interval == 0
+        self._looks_closer = self._saves_every_boundary
         self.trace = self._open_trace()
         self._gate = Gate()
         self._watcher = Watcher(
@@ -130,6 +145,12 @@ class Job:
         )
         self._watcher.start()
         self._log_start(start.newest)
+
+    def _let_go(self) -> None:
+        """Give back what others may need: the directory, and the other replicas."""
+        if self._directory is not None:
+            self._directory.release()
+        self._membership.leave()
 
     # Where this replica stands.
 
@@ -234,18 +255,53 @@ class Job:
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
+        self._check_loop_is_over("began")
         self._moving_on(self.progress.begin_epoch)
         self.is_in_epoch = True
 
     def end_epoch(self) -> None:
         """Finish the epoch, which the program has left by its end or by `break`."""
         self.is_in_epoch = False
+        self._check_loop_is_over("ended")
         self._moving_on(self.progress.end_epoch)
 
     def leave_epoch(self) -> None:
         """Leave the epoch unfinished: an exception went through it."""
         self.is_in_epoch = False
         self.progress.leave_epoch()
+
+    @contextmanager
+    def raising_later(self) -> Iterator[None]:
+        """Keep what is raised within for the next use of the job, or for its end.
+
+        For code that runs while Python closes a generator, out of which it raises
+        nothing: a `break` would swallow that the job could not be saved.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._late_error = error
+
+    @property
+    def has_late_error(self) -> bool:
+        """Whether `raising_later` has kept something."""
+        return self._late_error is not None
+
+    def raise_late_error(self) -> None:
+        """Raise what `raising_later` has kept, once."""
+        error, self._late_error = self._late_error, None
+        if error is not None:
+            raise error
+
+    def _check_loop_is_over(self, what: str) -> None:
+        if self.loader is not None:
+            raise LoopOrderError(
+                f"an epoch {what} while the loop over `{self.loader.name}` "
+                f"({self.loader.where}) was at sample {self.progress.position.index} "
+                f"of {self.loader.num_samples}. A loop belongs to one epoch, so it "
+                "could not resume. Do not keep an iterator over epochs: let each have "
+                "a loop of its own."
+            )
 
     def _moving_on(self, move: Callable[[], None]) -> None:
         was_replaying = self.progress.is_replaying
@@ -263,8 +319,17 @@ class Job:
             AgreementError: The replicas can no longer agree.
         """
         decision = self._gate.arrive()
-        if decision is not None or self._saves_every_boundary:
+        if decision is not None or self._looks_closer:
             self._act(decision)
+
+    def put_off_while(self, condition: Callable[[], bool]) -> None:
+        """Neither save nor stop where `condition` holds: it must on all replicas.
+
+        For gradients that a program accumulates over several global batches: they are
+        in no checkpoint. A condition that does not pass is ignored after some
+        boundaries.
+        """
+        self._reasons_to_wait.append(condition)
 
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
@@ -272,6 +337,22 @@ class Job:
             self.save()
 
     def _act(self, decision: Decision | None) -> None:
+        if self._put_off is not None and (decision is None or decision.kind != STOP):
+            decision = self._put_off
+        if any(is_true() for is_true in self._reasons_to_wait):
+            if self._num_put_off < _MOST_PUT_OFF:
+                self._num_put_off += 1
+                self._put_off = decision
+                self._looks_closer = True
+                return
+            logger.warning(
+                "for %d boundaries no optimizer has stepped with the gradients that "
+                "were computed; they are in no checkpoint, so a restart would lose "
+                "them. Accumulate with a larger batch_size and max_local_batch_size.",
+                self._num_put_off,
+            )
+        self._num_put_off, self._put_off = 0, None
+        self._looks_closer = self._saves_every_boundary
         if decision is None or decision.kind == CHECKPOINT:
             self.save()
             return
@@ -300,9 +381,7 @@ class Job:
         self._watcher.close()
         if self.trace is not None:
             self.trace.close()
-        if self._directory is not None:
-            self._directory.release()
-        self._membership.leave()
+        self._let_go()
 
     def _on_gone(self, rank: int, fate: str) -> None:
         if self._saver is not None:

@@ -13,11 +13,12 @@ from elasticrun.current import current_job
 from elasticrun.errors import LoopOrderError
 from elasticrun.exact import ExactSum
 
-Totals = dict[str, ExactSum]
-Values = dict[str, Any]
+Key = str | int
+Totals = dict[Key, ExactSum]
+Values = dict[Any, Any]
 
 
-class Accumulator(MutableMapping[str, Any]):
+class Accumulator(MutableMapping[Key, Any]):
     """Sums over all replicas, right after any restarts; what AdaptDL's of that name is.
 
     In a loop, add to it. After the loop, a `synchronized` block adds the replicas up;
@@ -49,6 +50,7 @@ class Accumulator(MutableMapping[str, Any]):
     Raises:
         StateNameError: The name is taken.
         CheckpointError: The saved sums are damaged.
+        TypeError: A key is neither text nor a whole number.
     """
 
     def __init__(self, *, name: str = "accumulator") -> None:
@@ -61,13 +63,14 @@ class Accumulator(MutableMapping[str, Any]):
 
     # In a loop.
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: Key) -> Any:
         if self._view is None:
             return _Change(self._name, key)
         return self._view.get(key, 0)
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: Key, value: Any) -> None:
         if self._view is not None:
+            _check_key(key)
             self._view[key] = value
         elif isinstance(value, _Change) and value.key == key:
             self._add(key, value.sum)
@@ -84,7 +87,8 @@ class Accumulator(MutableMapping[str, Any]):
         for key, value in dict(*args, **sums).items():
             self[key] -= value
 
-    def _add(self, key: str, change: ExactSum) -> None:
+    def _add(self, key: Key, change: ExactSum) -> None:
+        _check_key(key)
         if current_job().loader is None:
             raise LoopOrderError(
                 f"{self._name}[{key!r}] was changed outside of a loop over an "
@@ -125,12 +129,12 @@ class Accumulator(MutableMapping[str, Any]):
                     for key, value in view.items()
                 }
 
-    def __delitem__(self, key: str) -> None:
+    def __delitem__(self, key: Key) -> None:
         if self._view is None:
             raise self._unreadable(f"del [{key!r}]")
         del self._view[key]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Key]:
         return iter(self._view or ())
 
     def __len__(self) -> int:
@@ -161,10 +165,10 @@ class Accumulator(MutableMapping[str, Any]):
 
     def gather(self) -> None:
         """Add what every replica has added to the common sums. Collective."""
-        own = {key: change.encode() for key, change in self._own.items()}
+        own = [(key, change.encode()) for key, change in self._own.items()]
         self._own = {}
-        for changes in gather(own):
-            for key, change in changes.items():
+        for changes in gather(own):  # As JSON, in which keys of a dict become text.
+            for key, change in changes:
                 self._totals.setdefault(key, ExactSum()).merge(ExactSum.decode(change))
 
     def encode(self) -> Values:
@@ -184,7 +188,7 @@ class Accumulator(MutableMapping[str, Any]):
 class _Change:
     """What `accumulator[key]` is in a loop: only to be added to."""
 
-    def __init__(self, name: str, key: str) -> None:
+    def __init__(self, name: str, key: Key) -> None:
         self._name = name
         self.key = key
         self.sum = ExactSum()
@@ -211,6 +215,7 @@ class _BlocksSeen:
         self._outside: list[Values] = []
         self._in_epoch: list[Values] = []
         self._epoch = -1
+        self._num_begun = -1  # Epochs the program had begun when a block last ran.
         self._num_replayed = {True: 0, False: 0}
 
     def next_shown(self) -> Values | None:
@@ -237,7 +242,10 @@ class _BlocksSeen:
             return self._outside, False
         if self._epoch != job.progress.finished_epochs:
             self._epoch = job.progress.finished_epochs
-            self._in_epoch, self._num_replayed[True] = [], 0
+            self._in_epoch = []
+        if self._num_begun != job.progress.num_begun_epochs:
+            self._num_begun = job.progress.num_begun_epochs
+            self._num_replayed[True] = 0  # Also when an exception had left the epoch.
         return self._in_epoch, True
 
     def encode(self) -> Values:
@@ -269,6 +277,15 @@ class _AccumulatorState(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         self._accumulator.decode(load_values(fileobj))
+
+
+def _check_key(key: object) -> None:
+    if type(key) not in (str, int):
+        raise TypeError(
+            f"the key {key!r} of an Accumulator is a {type(key).__name__}. Keys travel "
+            "between replicas and stand in checkpoints: use text, or whole numbers "
+            "such as int(label)."
+        )
 
 
 def _kept(total: ExactSum | None, shown: Any, value: Any) -> ExactSum:

@@ -102,6 +102,7 @@ class AdaptiveDataParallel(nn.Module):
         self._gradient_hooks = GradientHooks(
             module.parameters(), self._ddp, pace=job.pace
         )
+        job.put_off_while(lambda: self._gradient_hooks.has_unstepped)
         job.register(StatefulState(name, self))
         for state_name, target in (optimizers | schedulers).items():
             job.register(StatefulState(state_name, target))
@@ -114,7 +115,7 @@ class AdaptiveDataParallel(nn.Module):
         """Return what the module returns."""
         if not torch.is_grad_enabled():
             return self._replica(*args, **kwargs)
-        is_step = self._gradient_hooks.prepare()
+        is_step = self._gradient_hooks.prepare(is_training=self.training)
         ddp = self._ddp
         if ddp is None:
             return self._replica(*args, **kwargs)

@@ -108,6 +108,9 @@ class Progress:
 
     Pure bookkeeping. `begin_loop` says whether a loop is skipped (finished before the
     restart), continued, or new; `position` is what a checkpoint has to hold.
+
+    Attributes:
+        num_begun_epochs: How often this process has entered an epoch.
     """
 
     def __init__(self, resume: Position | None = None) -> None:
@@ -119,6 +122,7 @@ class Progress:
         self._is_asked = False  # Whether a loader's own state said where to resume.
         self._is_in_loop = False
         self._has_left_epoch = False
+        self.num_begun_epochs = 0
 
     @property
     def position(self) -> Position:
@@ -212,6 +216,7 @@ class Progress:
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
+        self.num_begun_epochs += 1
         self._pass_left_loop()
         self._before_epoch = self._cursor
         self._move(replace(self._cursor, in_epoch=True))
@@ -280,7 +285,8 @@ class Progress:
     def end_loop(self, *, is_finished: bool) -> None:
         """Leave the loop; unfinished when an exception went through it."""
         self._is_in_loop = False
-        if is_finished:
+        # An iterator that a variable holds is closed after the exception was caught.
+        if is_finished and not self._has_left_epoch:
             self._pass_loop()
 
     def _pass_left_loop(self) -> None:

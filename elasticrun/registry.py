@@ -38,9 +38,20 @@ class Registry:
     def load(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
         """Load a state if the checkpoint has it; return whether it had.
 
+        What it overwrites is loaded once more: a scheduler that is made when its
+        optimizer is loaded already sets the learning rate of the beginning.
+
         Raises:
             CheckpointError: The file is damaged, or does not fit.
         """
+        is_loaded = self._load_one(state, checkpoint)
+        if is_loaded and (overwritten := state.overwrites) is not None:
+            for other in self:
+                if other.target is overwritten:
+                    self._load_one(other, checkpoint)
+        return is_loaded
+
+    def _load_one(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
         file_name = state.file_name(self._rank)
         if checkpoint is None or not checkpoint.has(file_name):
             return False

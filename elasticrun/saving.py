@@ -20,6 +20,7 @@ from elasticrun.control.store import JobStore
 from elasticrun.errors import AgreementError, CheckpointError, CheckpointWarning
 from elasticrun.joining import Membership
 from elasticrun.opening import Start
+from elasticrun.position import Position
 from elasticrun.registry import Registry
 from elasticrun.version import version
 
@@ -76,7 +77,7 @@ class Saver:
         if self._rank == 0:
             outcome = self._save_as_owner(number, position, timeout)
         else:
-            outcome = self._save_for_owner(number, timeout)
+            outcome = self._save_for_owner(number, position, timeout)
         if isinstance(outcome, Checkpoint):
             self.newest = outcome
             if self._rank == 0:
@@ -120,7 +121,7 @@ class Saver:
             self._put(f"save/{number}/begun", "")
             records = self._write_own(draft)
             records += self._carry_over(draft)
-            records += self._take_reports(number, timeout)
+            records += self._take_reports(number, position, timeout)
             checkpoint = draft.commit(self._manifest(number, position, records))
         except (OSError, _SaveFailed) as error:
             self._put(f"save/{number}/begun", str(error))
@@ -154,7 +155,9 @@ class Saver:
         except CheckpointError as error:
             raise _SaveFailed(str(error)) from error
 
-    def _take_reports(self, number: int, timeout: float) -> list[FileRecord]:
+    def _take_reports(
+        self, number: int, position: dict[str, Any], timeout: float
+    ) -> list[FileRecord]:
         if self._store is None:
             return []
         with self._lock:
@@ -163,13 +166,13 @@ class Saver:
         for rank in gone:
             self._report_for(rank, number, self._store.client)
         try:
-            return self._wait_for_reports(self._store, number, timeout)
+            return self._wait_for_reports(self._store, number, position, timeout)
         finally:
             with self._lock:
                 self._awaited = None
 
     def _wait_for_reports(
-        self, store: JobStore, number: int, timeout: float
+        self, store: JobStore, number: int, position: dict[str, Any], timeout: float
     ) -> list[FileRecord]:
         records: list[FileRecord] = []
         deadline = time.monotonic() + timeout
@@ -184,6 +187,14 @@ class Saver:
             if report["error"]:
                 text = f"rank {rank}: {report['error']}"
                 raise CheckpointError(text) if report["is_bug"] else _SaveFailed(text)
+            if report["position"] != position:
+                raise CheckpointError(
+                    f"rank 0 is to save at {Position.decode(position)}, but rank "
+                    f"{rank} at {Position.decode(report['position'])}. Replicas must "
+                    "leave their loops at the same batch: let what decides about a "
+                    "`break` be the same on all of them (with even_batches=False they "
+                    "see different numbers of batches)."
+                )
             records += [FileRecord(*record) for record in report["files"]]
         if silent:
             raise _SaveFailed(
@@ -220,12 +231,14 @@ class Saver:
         if self._store is not None:
             self._store.put(key, value)
 
-    def _save_for_owner(self, number: int, timeout: float) -> Checkpoint | str:
+    def _save_for_owner(
+        self, number: int, position: dict[str, Any], timeout: float
+    ) -> Checkpoint | str:
         assert self._store is not None
         try:
             problem = self._store.take(f"save/{number}/begun", timeout=2 * timeout)
             if not problem:
-                self._report(number)
+                self._report(number, position)
             end = self._store.take(f"save/{number}/end", timeout=2 * timeout)
         except TimeoutError as error:
             raise AgreementError(
@@ -244,7 +257,7 @@ class Saver:
             return str(end["error"])
         return self._directory.open(number, end["digest"])
 
-    def _report(self, number: int) -> None:
+    def _report(self, number: int, position: dict[str, Any]) -> None:
         try:
             records = self._write_own(self._directory.join(number))
         except (OSError, CheckpointError) as error:
@@ -254,7 +267,7 @@ class Saver:
             self._put(f"save/{number}/{self._rank}", report)
             raise
         else:
-            report = {"files": records, "error": "", "is_bug": False}
+            report = {"files": records, "error": "", "position": position}
         self._put(f"save/{number}/{self._rank}", report)
 
 

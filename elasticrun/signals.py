@@ -109,6 +109,12 @@ class SignalPipe:
             inner._previous, inner._previous_fd = self._previous, self._previous_fd
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Others give the wake-up descriptor back to nobody: asyncio when its loop ends.
+        current = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        if current != self._writer:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writer, bytes([number]))
         previous = self._previous.get(number)
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -42,19 +43,21 @@ class Owner:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-# POSIX locks do not exclude within a process, and closing any descriptor of the file
-# would release them; so the locks of this process are known by device and inode, which
-# an open file keeps from being used again.
-_held: dict[tuple[int, int], Owner] = {}
+# The locks of this process by device and inode, which an open file keeps from being
+# used again: POSIX locks, where there are no others, do not exclude within a process.
+_held: dict[tuple[int, int], tuple[Owner, io.FileIO]] = {}
 _guard = threading.Lock()
+_LOCK_OPEN_FILE: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 
 
 class DirectoryLock:
-    """A POSIX lock on the file `lock` in a directory, which names its owner.
+    """A lock on the file `lock` in a directory, which names its owner.
 
-    It ends with the process however that ends, and no forked child inherits it, so
-    that a DataLoader worker which outlives a killed replica blocks nobody. The file
-    stays: removing it would let two processes lock two files of one name.
+    It belongs to the open file (Linux), so that it is not lost when the program opens
+    and closes the file itself, to copy the directory for instance. Elsewhere it is a
+    POSIX lock, and would be. It ends with the process however that ends, and no forked
+    child keeps it: a DataLoader worker which outlives a killed replica blocks nobody.
+    The file stays: removing it would let two processes lock two files of one name.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -92,7 +95,7 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Give the lock back; it may be free already."""
-        if self._file is None:
+        if self._file is None or self._file.closed:  # Closed in a fork.
             return
         with _guard:
             _held.pop(_identity(os.fstat(self._file.fileno())), None)
@@ -118,7 +121,7 @@ def find_owner(directory: Path) -> Owner | None:
         try:
             # Shared with other readers; given back when the file is closed, long
             # before an owner that begins just now has tired of waiting.
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _try_lock(file, fcntl.F_RDLCK)
         except (BlockingIOError, PermissionError):
             return _read_owner(file) or Owner("an unknown host", 0, 0.0, "just now")
     return None
@@ -152,26 +155,48 @@ def _lock(path: Path) -> io.FileIO:
     except BaseException:
         file.close()
         raise
-    _held[_identity(os.fstat(file.fileno()))] = owner
+    _held[_identity(os.fstat(file.fileno()))] = owner, file
     return file
 
 
 def _refuse_own(path: Path) -> None:
     try:
-        owner = _held.get(_identity(os.stat(path)))
+        held = _held.get(_identity(os.stat(path)))
     except FileNotFoundError:
         return
-    # A forked child inherits the table but not the locks.
-    if owner is not None and owner.pid == os.getpid():
-        raise _LockedError(owner)
+    if held is not None:
+        raise _LockedError(held[0])
 
 
 def _lock_open_file(file: io.FileIO) -> None:
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _try_lock(file, fcntl.F_WRLCK)
     except (BlockingIOError, PermissionError) as error:
         # EAGAIN or EACCES, as POSIX leaves open.
         raise _LockedError(_read_owner(file)) from error
+
+
+def _try_lock(file: io.FileIO, kind: int) -> None:
+    if _LOCK_OPEN_FILE is None:
+        is_shared = kind == fcntl.F_RDLCK
+        fcntl.lockf(
+            file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+        )
+        return
+    # C's `struct flock`: type, whence, start, length, process; zeros mean all of it.
+    whole_file = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+    fcntl.fcntl(file, _LOCK_OPEN_FILE, whole_file)
+
+
+def _forget_in_child() -> None:
+    """Close what a fork has inherited; the parent's open files stay locked."""
+    for _, file in _held.values():
+        file.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _read_owner(file: io.FileIO) -> Owner | None:

@@ -24,6 +24,7 @@ class BaseState(ABC):
     """
 
     is_per_replica = False
+    target: object = None  # What it is the state of, if that is another object.
 
     def __init__(self, name: str) -> None:
         is_manifest = name.lower().startswith(MANIFEST_NAME)
@@ -47,6 +48,11 @@ class BaseState(ABC):
     @abstractmethod
     def load(self, fileobj: BinaryIO) -> None:
         """Read what `save` wrote, at any world size."""
+
+    @property
+    def overwrites(self) -> object:
+        """Something of which making the target has changed the state."""
+        return None
 
     def file_name(self, rank: int) -> str:
         """Return the name of the file that `rank` loads."""

@@ -9,9 +9,14 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import CheckpointError
+
+_SHARDED = {"DTensor", "ShardedTensor", "FullyShardedDataParallel"}
 
 
 @runtime_checkable
@@ -32,13 +37,24 @@ class StatefulState(BaseState):
 
     def __init__(self, name: str, target: Stateful) -> None:
         super().__init__(name)
-        self.target = target
+        _refuse_sharded(name, target)
+        self.target: Stateful = target
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
         values = self.target.state_dict()
         check_loads_safely(values, name=self.name)
         save_values(values, fileobj)
+
+    @property
+    def overwrites(self) -> object:
+        """A scheduler's optimizer, in which its constructor sets the learning rate."""
+        if not isinstance(self.target, LRScheduler):
+            return None
+        optimizer = self.target.optimizer
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        is_kept = rates == [float(rate) for rate in self.target.get_last_lr()]
+        return None if is_kept else optimizer
 
     def load(self, fileobj: BinaryIO) -> None:
         """Give the object its state; its tensors stay on their devices.
@@ -56,6 +72,29 @@ class StatefulState(BaseState):
                 "Build the object as it was when it was saved, or start anew with "
                 "another checkpoint directory."
             ) from error
+
+
+def _refuse_sharded(name: str, target: Stateful) -> None:
+    """Raise for what each replica has another part of, while rank 0 writes for all."""
+    parameters: list[Any] = []
+    if isinstance(target, nn.Module):
+        parameters = list(target.parameters())
+    elif isinstance(target, Optimizer):
+        parameters = [p for group in target.param_groups for p in group["params"]]
+    modules = target.modules() if isinstance(target, nn.Module) else ()
+    kinds = {type(each) for each in (*parameters, *modules)}
+    sharded = [
+        kind.__name__
+        for kind in kinds
+        if kind.__name__ in _SHARDED and kind.__module__.startswith("torch.")
+    ]
+    if sharded:
+        raise CheckpointError(
+            f"{name!r} is sharded ({', '.join(sharded)}): each replica has a part of "
+            "it, but rank 0 writes for all, so the other parts would be lost. Sharded "
+            "states are not supported yet. Keep them with torch.distributed.checkpoint "
+            "and the loader's state_dict() beside them, or use AdaptiveDataParallel."
+        )
 
 
 def save_values(values: Any, fileobj: BinaryIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 
 import torch
@@ -10,6 +11,8 @@ from torch.distributed import PrefixStore
 
 from elasticrun.control.store import JobStore
 from elasticrun.env import Environment, keep_gloo_on_loopback
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "gloo", "nccl")
 
@@ -30,6 +33,14 @@ def choose_device(environment: Environment, backend: str) -> torch.device:
             f"backend='nccl' needs one GPU for each replica, but this machine has "
             f"{num_gpus} GPUs for {environment.local_world_size} replicas. Start fewer "
             "replicas here, or use backend='gloo'."
+        )
+    if backend == "auto" and num_gpus and not fits:
+        logger.warning(
+            "this replica trains on the CPU: %d GPUs are visible to it, but %d "
+            "replicas are on this machine, and this one has local rank %d",
+            num_gpus,
+            environment.local_world_size,
+            environment.local_rank,
         )
     if backend == "gloo" or not fits:
         return torch.device("cpu")

@@ -36,7 +36,7 @@ from elasticrun.data.plan import (
 from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
 from elasticrun.data.seeding import derive_seed
 from elasticrun.data.workers import BatchReader
-from elasticrun.errors import CheckpointError, LoopOrderError
+from elasticrun.errors import CheckpointError, LoopOrderError, StateNameError
 from elasticrun.job import Job
 from elasticrun.leaving import is_left_on_purpose
 from elasticrun.position import Position
@@ -111,6 +111,11 @@ class AdaptiveDataLoader(DataLoader[Any]):
         check_sampler(sampler, batch_sampler, shuffle=shuffle)
         seed = check_seed(seed)
         check_seed_each(seed_each)
+        if name is not None and not name:
+            raise StateNameError(
+                "name='' cannot name a loader. Give it a name that tells what it is "
+                "for, or none at all."
+            )
         _check_place(job, name)
         dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)
         super().__init__(
