@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -364,3 +365,28 @@ def remaining(loop: AdaptiveDataLoader) -> Any:
     """Loop for so many epochs that no machine comes to the end."""
     for _ in remaining_epochs_until(1_000_000):
         yield from loop
+
+
+def test_replicas_that_leave_a_loop_at_different_batches_save_nothing(
+    stage: Stage,
+) -> None:
+    def script() -> None:
+        valid = AdaptiveDataLoader(Numbers(24), 4, name="valid")
+        train = AdaptiveDataLoader(Numbers(200), 4, name="train")
+        for _ in remaining_epochs_until(1):
+            for number, _ in valid.enumerate():
+                if number == 1 + rank():
+                    break
+            for batch in train:
+                if batch[0] >= 20:
+                    request_stop()
+
+    with start_generation(script, 2, variables=stage.variables()) as generation:
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert stage.committed() == []
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1]
+    assert re.search(
+        r"rank 0 is to save at epoch 0, loop 1, sample \d+ of `train`, but rank 1 at "
+        r"epoch 0, loop 1, sample \d+ of `train`\. Replicas must leave their loops",
+        outcomes[0].error or "",
+    )

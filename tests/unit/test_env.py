@@ -165,3 +165,33 @@ def test_what_a_launcher_on_this_machine_sets_is_what_is_read() -> None:
     assert (environment.rank, environment.local_rank) == (2, 2)
     assert (environment.world_size, environment.local_world_size) == (3, 3)
     assert (environment.master_address, environment.master_port) == ("127.0.0.1", 4000)
+
+
+def test_tasks_of_srun_without_a_world_size_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"srun started 2 tasks .* WORLD_SIZE is not"):
+        read_environment({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
+    assert read_environment({"SLURM_STEP_NUM_TASKS": "1"}).world_size == 1
+    assert read_environment({"SLURM_NTASKS": "2"}).world_size == 1  # In a batch script.
+
+
+@pytest.mark.parametrize(
+    ("address", "local_world_size"), [("localhost", 16), ("10.0.0.1", 2)]
+)
+def test_replicas_of_this_machine_without_local_world_size(
+    address: str, local_world_size: int
+) -> None:
+    environment = read_environment(
+        {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_ADDR": address}
+    )
+    assert environment.local_world_size == local_world_size
+
+
+def test_a_start_that_fails_lets_the_directory_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICRUN_TRACE", str(tmp_path / "file" / "trace"))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        Job(checkpoint_dir=tmp_path / "checkpoints")
+    monkeypatch.delenv("ELASTICRUN_TRACE")
+    Job(checkpoint_dir=tmp_path / "checkpoints").close()

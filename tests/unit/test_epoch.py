@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -15,6 +18,7 @@ from elasticrun import (
     AdaptiveDataLoader,
     JobStopped,
     LoopOrderError,
+    State,
     current_epoch,
     finished_epochs,
     remaining_epochs_until,
@@ -435,3 +439,85 @@ def test_a_loop_that_is_missing_after_a_resume_is_an_error(tmp_path: Path) -> No
 def test_a_generation_is_numbered_by_its_start(tmp_path: Path) -> None:
     numbers = [run_once(lambda: current_job().generation, tmp_path) for _ in range(3)]
     assert numbers == [0, 1, 2]
+
+
+def test_a_loop_does_not_span_epochs(job: Job) -> None:
+    loader = AdaptiveDataLoader(Numbers(20), 2, name="train")
+    held = iter(loader)
+
+    def script() -> None:
+        for _ in remaining_epochs_until(2):
+            next(held)
+            next(held)
+
+    with pytest.raises(
+        LoopOrderError,
+        match=r"an epoch ended while the loop over `train` \(.*\) was at sample 2 of "
+        r"20\. A loop belongs to one epoch",
+    ):
+        script()
+
+
+def test_an_exception_leaves_a_loop_unfinished_that_a_variable_held(job: Job) -> None:
+    loader = AdaptiveDataLoader(Numbers(12), 2)
+    delivered: list[int] = []
+
+    def train(fails_at: int) -> None:
+        held = iter(loader)
+        while (batch := next(held, None)) is not None:
+            delivered.extend(batch.tolist())
+            if fails_at in delivered:
+                raise RuntimeError("out of memory")
+
+    def run(fails_at: int) -> None:
+        for _ in remaining_epochs_until(1):
+            train(fails_at)
+
+    try:
+        run(5)
+    except RuntimeError as error:  # Its traceback holds the iterator.
+        caught = str(error)
+    assert caught == "out of memory"
+    run(-1)
+    assert delivered == [*range(6), *range(4, 12)]  # Samples 4 and 5 failed.
+    assert finished_epochs() == 1
+
+
+class Unsavable(State):
+    def save(self, fileobj: BinaryIO) -> None:
+        raise OverflowError("too much")
+
+    def load(self, fileobj: BinaryIO) -> None:
+        raise AssertionError("nothing was saved")
+
+
+def leave_an_epoch_by_break() -> None:
+    Unsavable("unsavable")
+    for _ in remaining_epochs_until(1):
+        break
+
+
+def test_a_failure_after_break_is_raised_at_the_next_use(tmp_path: Path) -> None:
+    def script() -> None:
+        leave_an_epoch_by_break()
+        with pytest.raises(OverflowError, match="too much"):
+            finished_epochs()
+        assert finished_epochs() == 1  # Once.
+
+    run_once(script, tmp_path)
+
+
+def test_a_failure_after_break_is_raised_at_the_end_at_last(tmp_path: Path) -> None:
+    with pytest.raises(OverflowError, match="too much"):
+        run_once(leave_an_epoch_by_break, tmp_path)
+    script = "from tests.unit.test_epoch import *; leave_an_epoch_by_break()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path / "other")},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("OverflowError: too much\n")

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from elasticrun import (
     AdaptiveDataLoader,
+    StateNameError,
     current_dataloader,
     remaining_epochs_until,
     request_stop,
@@ -473,3 +474,8 @@ def test_resuming_far_into_a_long_loop_costs_nothing() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4_000_000
+
+
+def test_a_name_is_not_empty(job: Job) -> None:
+    with pytest.raises(StateNameError, match="name='' cannot name a loader"):
+        AdaptiveDataLoader(Numbers(4), 2, name="")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -202,3 +204,36 @@ def test_a_kill_before_the_next_checkpoint_repeats_an_effect(tmp_path: Path) -> 
     with generation(tmp_path):
         assert once("mail") is False
         assert once("another") is True
+
+
+def test_a_block_sees_again_what_it_saw_when_an_epoch_is_tried_again() -> None:
+    with generation():
+        total = Accumulator()
+        train = AdaptiveDataLoader(Numbers(8), 4, name="train")
+        valid = AdaptiveDataLoader(Numbers(8), 4, name="valid")
+        seen: list[int] = []
+        for fails in (True, False):
+            with suppress(RuntimeError):
+                for _ in remaining_epochs_until(1):
+                    for batch in train:
+                        total["n"] += len(batch)
+                    with total.synchronized():
+                        seen.append(total["n"])
+                        total.clear()
+                    for _ in valid:
+                        if fails:
+                            raise RuntimeError("out of memory")
+        assert seen == [8, 8]
+
+
+def test_keys_are_text_or_whole_numbers() -> None:
+    with generation():
+        total = Accumulator()
+        for batch in AdaptiveDataLoader(Numbers(4), 2):
+            total[1] += len(batch)
+            with pytest.raises(TypeError, match=r"the key True of an .* is a bool\."):
+                total[True] += 1
+            with pytest.raises(TypeError, match=r"use text, or whole numbers"):
+                total[torch.tensor(1)] += 1
+        with total.synchronized():
+            assert total[1] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import select
@@ -292,3 +293,21 @@ def _has_ended(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def test_a_signal_comes_once_also_when_the_wake_up_descriptor_was_taken(
+    pipe: SignalPipe,
+) -> None:
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert wait_for_signals(pipe) == [signal.SIGTERM]
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    asyncio.run(serve())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert wait_for_signals(pipe) == [signal.SIGTERM]
+    signal.set_wakeup_fd(before)

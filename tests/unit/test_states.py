@@ -10,7 +10,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -388,3 +391,47 @@ def test_what_is_per_replica_has_a_file_for_each(tmp_path: Path) -> None:
         "tokens.rank-0",
     ]
     assert run_once(lambda: Own().seen, tmp_path) == 5
+
+
+def test_a_scheduler_that_is_made_late_does_not_set_the_rate_back(
+    tmp_path: Path,
+) -> None:
+    def script(*, is_late: bool) -> tuple[float, int]:
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 1.0, momentum=0.9)
+        if is_late:
+            register(optimizer=optimizer)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.1**n)
+        if not is_late:
+            register(optimizer=optimizer)
+        register(scheduler=scheduler)
+        if scheduler.last_epoch == 0:
+            optimizer.step()
+            scheduler.step()
+            save_all_states()
+        return optimizer.param_groups[0]["lr"], scheduler.last_epoch
+
+    for is_late in (False, True):
+        assert run_once(lambda: script(is_late=is_late), tmp_path) == (0.1, 1)  # noqa: B023
+
+
+def test_sharded_states_are_refused(job: Job) -> None:
+    def script() -> None:
+        net = nn.Linear(4, 4)
+        mesh = init_device_mesh("cpu", (1,))
+        distribute_module(net, mesh)
+        with pytest.raises(
+            CheckpointError,
+            match=r"'net' is sharded \(DTensor\): each replica has a part of it, but "
+            r"rank 0 writes for all",
+        ):
+            register(net=net)
+        with pytest.raises(CheckpointError, match=r"'optimizer' is sharded"):
+            register(optimizer=torch.optim.SGD(net.parameters(), 0.1))
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        script()
+    finally:
+        dist.destroy_process_group()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -544,6 +546,9 @@ HOLD = """
 import os, sys
 from elasticrun.checkpoint.store import CheckpointStore
 store = CheckpointStore(sys.argv[1], job="digits")
+if sys.argv[2] == "tries":
+    print("owner", flush=True)
+    sys.stderr = open(os.devnull, "w")
 store.acquire(timeout=0)
 if sys.argv[2] == "forks" and os.fork() == 0:
     print("child", flush=True)
@@ -607,6 +612,20 @@ def test_living_child_of_a_killed_owner_does_not_hold_the_lock(
         assert owner.stdout is not None
         assert select.select([owner.stdout], [], [], 0)[0] == []  # the child lives
         take_and_release(directory)
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="Linux has it")
+def test_to_copy_the_directory_does_not_lose_the_lock(
+    directory: Path, tmp_path: Path
+) -> None:
+    store = CheckpointStore(directory, job="digits")
+    store.acquire(timeout=0)
+    shutil.copytree(directory, tmp_path / "copy")
+    with other_job(directory, "tries") as other:
+        assert other.wait() == 1
+    store.release()
+    with other_job(directory) as other:
+        other.kill()
 
 
 ORPHAN = """
