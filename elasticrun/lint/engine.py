@@ -117,7 +117,7 @@ def _roots(project: Project, result: Result) -> list[Module]:
     """Return the modules to begin with: scripts first, what they import last."""
     roots = []
     for module in result.modules:
-        if not module.is_elastic and not _imports_elastic(project, module):
+        if not _leads_to_elastic(project, module):
             continue
         if module.parse() is None:
             error = module.error
@@ -154,14 +154,21 @@ def _imported(project: Project, module: Module) -> Iterator[Module]:
                 yield other
 
 
-def _imports_elastic(project: Project, module: Module, depth: int = 3) -> bool:
-    """Return whether a module imports one of the project that is elastic."""
-    if "import" not in module.text or module.parse() is None or depth == 0:
-        return False
-    return any(
-        other.is_elastic or _imports_elastic(project, other, depth - 1)
-        for other in _imports(project, module)
-    )
+def _leads_to_elastic(project: Project, module: Module) -> bool:
+    """Return whether a module is elastic, or imports one of the project that is."""
+    if module.leads_to_elastic is None:
+        seen, todo = {module}, [module]
+        while todo and not any(each.leads_to_elastic for each in todo):
+            each = todo.pop()
+            if "import" in each.text and each.parse() is not None:
+                new = [m for m in _imports(project, each) if m not in seen]
+                seen.update(new)
+                todo += [m for m in new if m.leads_to_elastic is not False]
+        if not todo:
+            for each in seen:
+                each.leads_to_elastic = False
+        module.leads_to_elastic = bool(todo)
+    return module.leads_to_elastic
 
 
 # What is left of the findings.

@@ -14,6 +14,9 @@ from pathlib import Path
 ELASTIC = re.compile(
     r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
 )
+_TRAINING = re.compile(
+    r"\b(?:torch|elasticrun|adaptdl)\b|epoch|loader|optimizer|scheduler"
+)
 _IGNORE = re.compile(r"#\s*elasticrun:\s*ignore(?:\[(?P<codes>[\w\s,]*)\])?")
 # Never the project's own, whatever lies beside the file.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "elasticrun", "adaptdl"}
@@ -28,6 +31,8 @@ class Module:
         name: What the file is called in messages.
         tree: The syntax tree, or None if the file does not parse.
         error: Why it does not parse.
+        leads_to_elastic: Whether it is elastic or imports, in any number of steps, a
+            module that is; None if nobody has asked yet.
     """
 
     def __init__(self, path: Path, name: str, text: str) -> None:
@@ -37,6 +42,7 @@ class Module:
         self.error: SyntaxError | None = None
         self.tree: ast.Module | None = None
         self.is_elastic = bool(ELASTIC.search(text))
+        self.leads_to_elastic: bool | None = True if self.is_elastic else None
         self.frame: object = None
         self.imported_by: set[str] = set()
         self.imports: list[Module] | None = None
@@ -55,6 +61,11 @@ class Module:
             except (ValueError, RecursionError, MemoryError) as error:
                 self.error = SyntaxError(str(error))
         return self.tree
+
+    @property
+    def is_about_training(self) -> bool:
+        """Whether anything in it may matter to an epoch loop elsewhere."""
+        return bool(_TRAINING.search(self.text))
 
     @property
     def lines(self) -> list[str]:
@@ -135,6 +146,7 @@ class Project:
 
     def __init__(self) -> None:
         self.modules: dict[Path, Module | None] = {}
+        self._found: dict[tuple[str, Path, int], Module | None] = {}
 
     def load(self, path: Path, name: str | None = None) -> Module | None:
         """Return the module of a file, or None if the file cannot be read."""
@@ -150,6 +162,12 @@ class Project:
 
     def find(self, dotted: str, importer: Module, level: int = 0) -> Module | None:
         """Return the project's module of that name as `importer` would import it."""
+        key = (dotted, importer.path.parent, level)
+        if key not in self._found:
+            self._found[key] = self._look_for(dotted, importer, level)
+        return self._found[key]
+
+    def _look_for(self, dotted: str, importer: Module, level: int) -> Module | None:
         parts = [part for part in dotted.split(".") if part]
         if not level and (not parts or parts[0] in _FOREIGN):
             return None

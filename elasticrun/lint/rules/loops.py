@@ -211,6 +211,9 @@ def _words(taints: frozenset[str]) -> str:
 
 
 def _handlers(program: Program) -> Iterator[Finding]:
+    for event in program.events("suppressed_loop"):
+        message = "suppress() swallows the stop, which leaves a loop as SystemExit"
+        yield program.finding("ER210", event.at, event.step, message)
     for event in program.events("guarded_loop"):
         node = event.at
         assert isinstance(node, ast.Try)

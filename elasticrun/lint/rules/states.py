@@ -114,13 +114,19 @@ def _changed_fields(program: Program, cls: Class) -> set[str]:
 
 def _accumulation(program: Program) -> Iterator[Finding]:
     seen: set[ast.AST] = set()
+    with_backward = {
+        (guard.number, guard.holds)
+        for event in program.events("backward")
+        for guard in event.step.guards
+    }
     for event in program.events("optimizer_step"):
         loop = event.step.loop
         if loop is None or event.at in seen:
             continue
         head = program.graph.steps[loop.head]
         for guard in event.step.guards[len(head.guards) :]:
-            if any(isinstance(each, ast.Mod) for each in ast.walk(guard.test)):
+            is_own_turn = (guard.number, guard.holds) in with_backward
+            if "modulo" in guard.taints and not is_own_turn:
                 seen.add(event.at)
                 message = (
                     "optimizer stepped once in several batches: gradients of those "

@@ -27,8 +27,14 @@ class Uses:
         self.reads: dict[Place, list[Read]] = defaultdict(list)
         self.writes: dict[Place, list[Write]] = defaultdict(list)
         for step in program.graph.steps:
+            made = {
+                write.place[0]
+                for write in step.writes
+                if write.how == "set" and write.place[1] == "[]"
+            }
             for read in step.reads:
-                self.reads[read.place].append(read)
+                if read.place[0] not in made:  # what is made here is new
+                    self.reads[read.place].append(read)
             for write in step.writes:
                 self.writes[write.place].append(write)
 

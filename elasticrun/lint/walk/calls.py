@@ -30,7 +30,7 @@ class Calls(Functions):
             with self.into(VALUE):
                 callee = self.evaluate(function, frame)
             return self.call_value(callee, node, frame, is_iterated=is_iterated)
-        with self.into(VALUE):
+        with self.into(VALUE if self.sink.kind == "none" else self.sink):
             receiver = self.evaluate(function.value, frame)
         callee = self._member_called(receiver, function, frame)
         is_unseen = callee.kind == "unknown" and receiver.kind != "ext"

@@ -25,12 +25,16 @@ class Contexts(Definitions):
                 value = entered if entered.kind not in ("unknown", "const") else value
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, value, frame)
-        outer = self.catching
+        outer, loops, entry = self.catching, len(self.loops), self.current
         for item in node.items:
             if "suppress" in written(item.context_expr):
                 self.catching += (written(item.context_expr),)
         self.run(node.body, frame)
         self.catching = outer
+        if len(self.loops) > loops:
+            for item in node.items:
+                if _suppresses_stop(item.context_expr):
+                    self.note_on(entry, "suppressed_loop", item.context_expr)
 
     _run_AsyncWith = _run_With
 
@@ -97,6 +101,13 @@ class Contexts(Definitions):
         self.current = step  # type: ignore[assignment]
         self.note(kind, node)
         self.current = before
+
+
+def _suppresses_stop(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call) or not written(node.func).endswith("suppress"):
+        return False
+    names = {written(each).rpartition(".")[2] for each in node.args}
+    return not names.isdisjoint(("BaseException", "SystemExit", "JobStopped"))
 
 
 def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value]:

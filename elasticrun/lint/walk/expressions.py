@@ -66,7 +66,10 @@ class Expressions(Attributes):
             repeated = Value("list", parts=left.parts)
             repeated.is_complete = False
             return self.made(repeated)
-        return unknown(taints=left.taints | right.taints)
+        taints = left.taints | right.taints
+        if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
+            taints |= {"modulo"}
+        return unknown(taints=taints)
 
     def _eval_Compare(self, node: ast.Compare, frame: Frame) -> Value:
         values = [self.evaluate(each, frame) for each in (node.left, *node.comparators)]

@@ -145,26 +145,40 @@ class Methods(Containers):
         return unknown(taints=taints)
 
     def _note_any(self, receiver: Value, name: str, node: ast.Call) -> None:
-        text = written(node.func).lower()
         if name in catalog.LOG_METHODS:
             self.note("logged", node, receiver, name)
-        elif name == "to_csv" and _appends(node):
-            self.note("appended", node)
-        elif name in catalog.SAVE_METHODS:
-            self.note("saved", node, data=(name, [receiver]))
-        elif name in _PATH_CHANGES and _looks_like_path(text, node):
+        elif name in catalog.SAVE_METHODS or name in _FILE_WRITES:
+            self._note_written(receiver, name, node)
+        elif name == "backward":
+            self.note("backward", node)
+        elif name in _PATH_CHANGES and _looks_like_path(node):
             keywords = {each.arg: each.value for each in node.keywords if each.arg}
             data = (f"Path.{name}", set(keywords), self.catching)
             self.note("file_moved", node, data=data)
         elif name in _TENSOR_DRAWS:
             if not any(each.arg == "generator" for each in node.keywords):
                 self.note("draw", node, data=(name, False, self.is_seeded("torch")))
-        elif name in _SENDING and any(each in text for each in _SENDERS):
+        else:
+            self._note_sent(name, node)
+
+    def _note_written(self, receiver: Value, name: str, node: ast.Call) -> None:
+        if name == "to_csv" and _appends(node):
+            self.note("appended", node)
+        elif name in catalog.SAVE_METHODS:
+            self.note("saved", node, data=(name, [receiver]))
+            if name in ("write_text", "write_bytes"):
+                file = Value("file", receiver.name, node=node, data="w")
+                path = written(node.func).rpartition(".")[0]
+                self.note("file_opened", node, file, (receiver, path, "w"))
+        elif receiver.kind == "unknown":
+            self.note("file_written", node, receiver, name)
+
+    def _note_sent(self, name: str, node: ast.Call) -> None:
+        text = written(node.func).lower()
+        if name in _SENDING and any(each in text for each in _SENDERS):
             self.note("outside", node, data=name)
         elif name in ("execute", "executemany") and _is_insert(node):
             self.note("outside", node, data="SQL")
-        elif name in _FILE_WRITES and receiver.kind == "unknown":
-            self.note("file_written", node, receiver, name)
 
 
 def _sink_of(receiver: Value, name: str, sink: Sink) -> Sink | None:
@@ -178,7 +192,8 @@ def _sink_of(receiver: Value, name: str, sink: Sink) -> Sink | None:
     return flow_to((receiver.uid, "[]")) if receiver.kind == "unknown" else sink
 
 
-def _looks_like_path(text: str, node: ast.Call) -> bool:
+def _looks_like_path(node: ast.Call) -> bool:
+    text = written(node.func).lower()
     owner = text.rpartition(".")[0]
     words = ("path", "file", "dir", "folder", "ckpt", "checkpoint", "lock", "marker")
     is_path = any(word in owner for word in words)

@@ -143,6 +143,8 @@ class Trained(Externals):
         if name in ("apply", "reset_parameters"):
             return self._model_method(receiver.owner or receiver, name, node, frame)
         self.arguments(node, frame, OPTIMIZER)
+        if name == "backward":
+            self.note("backward", node)
         is_in_place = name.endswith("_") and not name.startswith("_")
         if is_in_place and name not in _HARMLESS_IN_PLACE:
             self.note("weights", node, receiver.owner or receiver, name)

@@ -12,6 +12,9 @@ from elasticrun.lint.walk.entries import Entries
 from elasticrun.lint.walk.functions import is_generator
 from elasticrun.lint.walk.statements import Statements
 
+MAX_MODULES = 80
+MAX_IMPORTS = 12  # one within the other
+
 
 class Walker(Statements):
     """Walks through one program, beginning with its main module."""
@@ -20,6 +23,7 @@ class Walker(Statements):
         super().__init__(project, options)
         self.root_module = root
         self.frames: dict[str, Frame | None] = {}
+        self.depth = 0  # of imports
 
     def walk(self) -> None:
         """Walk through the module, then through what it defines and does not call."""
@@ -39,7 +43,7 @@ class Walker(Statements):
         key = str(module.path)
         if key in self.frames:
             return self.frames[key]
-        tree = module.parse()
+        tree = module.parse() if self._is_within_reach(module) else None
         if tree is None:
             self.frames[key] = None
             return None
@@ -48,11 +52,20 @@ class Walker(Statements):
         outer = self.epoch, self.loop, self.guards
         self.epoch, self.loop, self.guards = None, None, ()
         self.step(tree, frame)
+        self.depth += 1
         self.run(tree.body, frame)
+        self.depth -= 1
         self.epoch, self.loop, self.guards = outer
         if not self.here:
             self.here = [len(self.graph.steps) - 1]
         return frame
+
+    def _is_within_reach(self, module: Module) -> bool:
+        """Return whether to walk through a module: not through a whole library."""
+        if self.depth < 2:
+            return True
+        is_small = self.depth < MAX_IMPORTS and len(self.frames) < MAX_MODULES
+        return is_small and module.is_about_training
 
     def _enter_alone(self, value: Value, frame: Frame) -> None:
         """Walk through a function as a program of its own, its arguments unknown."""
