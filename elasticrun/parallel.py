@@ -27,7 +27,9 @@ class AdaptiveDataParallel(nn.Module):
     """A module whose training step is the same at any world size.
 
     With several replicas it is a `DistributedDataParallel`, with one the bare module.
-    Gradients are weighed by each micro-batch's share in the global batch. Where
+    Gradients are weighed by each micro-batch's share in the global batch, as the mean
+    over the batch needs it: let the loss be one (the sum over a batch would be divided
+    by the number of replicas, as by DDP). Where
     `max_local_batch_size` cuts that into micro-batches, they accumulate out of sight
     and are reduced once, and the optimizer, the scheduler and a registered `GradScaler`
     act once. The loop's code does not change for it.

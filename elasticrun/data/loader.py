@@ -196,7 +196,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
 
     @property
     def loss_weight(self) -> float:
-        """What to multiply a mean loss with under a DDP or FSDP of one's own.
+        """What to multiply a mean loss with under a DDP or FSDP of the program's own.
 
         The share of this micro-batch in the global batch, times the world size, by
         which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a

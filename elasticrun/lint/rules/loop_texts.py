@@ -44,9 +44,9 @@ LOOP_RULES = (
         "loops over elastic loaders nested, or next(iter(loader))",
         "leave the first loop before the second begins; take a sample from the data "
         "set",
-        "A loop inside a loop raises LoopOrderError, and so does one that "
-        "`next(iter())` "
-        "leaves open.",
+        "A loop inside a loop raises LoopOrderError. What `next(iter())` reads counts "
+        "as a loop: it is skipped after a restart, where `next` then has nothing and "
+        "raises StopIteration.",
         _LOOP
         + "    for x, y in train:\n"
         + "        for a, b in valid:\n            evaluate(a, b)\n",
