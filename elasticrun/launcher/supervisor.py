@@ -161,6 +161,9 @@ class Supervisor:
         if bind != self._starter.outward:
             self._starter.outward = bind
             self._reserve.discard()
+            for each in self._offered:
+                each.discard()
+            self._offered = []
         if self.generation is None and not (self._reserve.is_asked or self._offered):
             self._reserve.prepare(self.size)
             self._begin_if_ready()
