@@ -203,6 +203,24 @@ def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
     check_every_sample_was_trained(stage)
 
 
+def test_scaling_before_the_others_have_come_is_not_lost(
+    stage: Stage, start: Start
+) -> None:
+    first = start(nodes="2")
+    wait_until(lambda: first.ask("status").stdout.startswith("test"))
+    with ThreadPoolExecutor(1) as threads:
+        scaling = threads.submit(first.ask, "scale", 2)
+        first.wait_until_said("rescaling from 1 to 2 replicas")
+        second = start("--", *HOLDS, nodes="2")
+        wait_until(lambda: 3 in sizes(stage).values())
+        for generation in range(3):
+            stage.mark(f"go-{generation}")
+        assert scaling.result().returncode == 0
+    assert ends(first, second) == [0, 0]
+    assert set(sizes(stage).values()) == {3}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
 def test_a_job_on_two_nodes_ends_with_the_model_of_one_machine(
     stage: Stage, start: Start
 ) -> None:
