@@ -31,6 +31,7 @@ from elasticrun.launcher.turn import Turn
 from elasticrun.launcher.wire import Message
 
 _RETRY_SECONDS = 0.5
+_QUIET_SECONDS = 15.0
 
 
 class _Phase(enum.Enum):
@@ -75,6 +76,7 @@ class ManyNodes:
         self._offer: Offer | None = None
         self._outcome: Outcome | None = None
         self._lost_since: float | None = None
+        self._num_waits = 0
         self.round: Round | None = None
 
     # What the supervisor asks for.
@@ -89,6 +91,7 @@ class ManyNodes:
 
     def open(self) -> None:
         self._phase = _Phase.OPENING
+        self._say_if_long(f"looking for {self._settings.endpoint}")
         self._meeting = Meeting(
             self._settings,
             self._name,
@@ -140,6 +143,8 @@ class ManyNodes:
         if self._phase is _Phase.OPENING:
             self._meeting.close()
             return
+        if self._phase is _Phase.SEATED:
+            self._pin(rejoins=True)  # So that nobody waits for an offer.
         is_end = END in self._turn.wishes
         self._meeting.say_goodbye(
             {
@@ -165,6 +170,8 @@ class ManyNodes:
             self._listener.on_no_nodes(_explain(message, self._settings))
 
     def _on_connected(self, message: Message) -> None:
+        if message["bind"] != self._address.get("bind"):
+            self._offer = None  # Its ports are at the old address.
         self._address = message
         self._is_host = message["is_host"]
         self._phase = _Phase.OUTSIDE
@@ -175,6 +182,22 @@ class ManyNodes:
     def _ask_for_seat(self) -> None:
         self._phase = _Phase.JOINING
         self._send({"type": "join"})
+        self._say_if_long(
+            f"waiting at {self._settings.endpoint} for {self._settings.least} nodes or "
+            "more, which come together when all have ended the generation before"
+        )
+
+    def _say_if_long(self, text: str) -> None:
+        """Say why nothing happens, if nothing does for some time."""
+        phase = self._phase
+        self._num_waits += 1
+        number = self._num_waits
+
+        def say() -> None:
+            if self._phase is phase and self._num_waits == number:
+                self._say(text)
+
+        self._loop.call_later(_QUIET_SECONDS, say)
 
     def _on_joined(self, message: Message) -> None:
         self._num_nodes = message["num_nodes"]

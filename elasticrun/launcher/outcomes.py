@@ -101,10 +101,10 @@ def merged(outcomes: Sequence[Outcome], gone: str) -> Outcome:
     crashes = [outcome for outcome in outcomes if outcome.kind == CRASHED]
     own_faults = [outcome for outcome in crashes if outcome.is_own_fault]
     left = [outcome for outcome in outcomes if outcome.kind == LEFT]
-    if own_faults:
-        chosen = min(own_faults, key=lambda outcome: outcome.time)
-    elif gone:
+    if gone:  # What it left behind may have failed in any way.
         chosen = replace(outcomes[0], kind=LEFT, text=gone, trace="", is_here=False)
+    elif own_faults:
+        chosen = min(own_faults, key=lambda outcome: outcome.time)
     elif left:
         chosen = left[0]
     elif crashes:

@@ -39,11 +39,11 @@ class Reserve:
         number = self._num_asked
 
         def on_ready(parked: list[Parked]) -> None:
-            self._parked += parked
             if number == self._num_asked:
+                self._parked = parked
                 self._on_ready()
             else:
-                self.discard()
+                _discard(parked)
 
         self._starter.park(size, on_ready)
 
@@ -55,5 +55,9 @@ class Reserve:
 
     def discard(self) -> None:
         """Let them end."""
-        for each in self.take():
-            each.discard()
+        _discard(self.take())
+
+
+def _discard(parked: list[Parked]) -> None:
+    for each in parked:
+        each.discard()

@@ -121,7 +121,8 @@ class Supervisor:
         before, self.size = self.size, size
         text = f"rescaling from {before} to {size} replicas"
         self._console.event(text)
-        self._reserve.prepare(size)
+        if not self._offered:  # Else it begins with those, and is rescaled then.
+            self._reserve.prepare(size)
         if self.generation is not None and self._stop is Stop.NONE:
             self.nodes.wish(SCALE, text)
             self._ask_to_stop(Stop.SCALE, f"a rescaling to {size} replicas")
@@ -163,6 +164,9 @@ class Supervisor:
         if bind != self._starter.outward:
             self._starter.outward = bind
             self._reserve.discard()
+            for each in self._offered:
+                each.discard()
+            self._offered = []
         if self.generation is None and not (self._reserve.is_asked or self._offered):
             self._reserve.prepare(self.size)
             self._begin_if_ready()
@@ -215,6 +219,7 @@ class Supervisor:
         generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())
         if round_.share != self.size:  # Rescaled after it was offered.
+            self._reserve.prepare(self.size)
             cause = f"a rescaling to {self.size} replicas"
             self.nodes.wish(SCALE, cause)
             self._ask_to_stop(Stop.SCALE, cause)

@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
+import torch
 
 from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
+    PROGRAM,
     Running,
     processes_of,
     running,
@@ -24,6 +26,7 @@ from tests.support.stage import Stage, wait_until
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., Running]
+LEARNING = PROGRAM.with_name("learning.py")
 HOLDS = ["--hold", "0:9", "--hold", "1:19", "--hold", "2:29"]
 
 
@@ -130,6 +133,22 @@ def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) ->
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
+    options = ["--max-restarts", 0, "--", *HOLDS]
+    stays, goes = (start(*options, nodes="2") for _ in range(2))
+    stays.wait_until_held(0, 2)
+    goes.process.send_signal(signal.SIGINT)
+    stays.wait_until_said("SIGINT: saving at the next boundary, on all nodes")
+    stage.mark("go-0")
+    assert goes.wait() == 130
+    replacement = start(*options, nodes="2")
+    stays.wait_until_held(1, 2)
+    stage.mark("go-1")
+    assert ends(stays, replacement) == [0, 0]
+    assert sizes(stage) == {0: 2, 1: 2}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
 def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
     stage: Stage, start: Start
 ) -> None:
@@ -182,6 +201,44 @@ def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
         assert "finished after" in node.events
     assert sizes(stage) == {0: 2, 1: 2}
     check_every_sample_was_trained(stage)
+
+
+def test_scaling_before_the_others_have_come_is_not_lost(
+    stage: Stage, start: Start
+) -> None:
+    first = start(nodes="2")
+    wait_until(lambda: first.ask("status").stdout.startswith("test"))
+    with ThreadPoolExecutor(1) as threads:
+        scaling = threads.submit(first.ask, "scale", 2)
+        first.wait_until_said("rescaling from 1 to 2 replicas")
+        second = start("--", *HOLDS, nodes="2")
+        wait_until(lambda: 3 in sizes(stage).values())
+        for generation in range(3):
+            stage.mark(f"go-{generation}")
+        assert scaling.result().returncode == 0
+    assert ends(first, second) == [0, 0]
+    assert set(sizes(stage).values()) == {3}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_job_on_two_nodes_ends_with_the_model_of_one_machine(
+    stage: Stage, start: Start
+) -> None:
+    one, two = stage.root / "one.pt", stage.root / "two.pt"
+    options = ["--save-interval", 0, "--checkpoint-dir"]
+    with running(
+        *(stage, "--replicas", 2, *options, stage.root / "one"),
+        *("--", one),
+        script=LEARNING,
+        name="-alone",
+    ) as alone:
+        assert alone.wait() == 0, alone.events
+    script = [*options, stage.root / "two", "--", two, "0:1:9"]
+    nodes = [start(*script, nodes="2", script=LEARNING) for _ in range(2)]
+    assert ends(*nodes) == [0, 0]
+    assert "restart 1 of 3" in nodes[0].events
+    models = [torch.load(path, weights_only=True) for path in (one, two)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
 def test_a_crash_before_the_first_batch_fails_on_all_nodes(

@@ -177,7 +177,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(stage: Stage) -> None:
         (["--replicas", "0", __file__], "--replicas 0"),
         (["--replicas", "4:2", __file__], "MIN <= MAX"),
         (["--grace", "soon", __file__], "--grace soon"),
-        (["--nodes", "2:4", "--rdzv-endpoint", "host:1", __file__], "torchrun"),
+        (["--nodes", "2:4", __file__], "--rdzv-endpoint HOST:PORT"),
     ):
         refused = elasticrun(stage, "run", *options)
         assert refused.returncode == 2
