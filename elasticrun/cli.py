@@ -69,7 +69,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--grace", default="60", metavar="SECONDS",
         help="how long saving and ending may take")  # fmt: skip
     add("--save-interval", metavar="SECONDS",
-        help="between checkpoints; 0: every boundary; off")  # fmt: skip
+        help="between checkpoints; 0: every boundary; auto; off")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
         help="how long a replica may pass no boundary")  # fmt: skip
     add("--start", choices=["fork", "exec"], default="fork",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,11 @@ def init(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     *,
     save_interval: float | str | None = None,
+    save_every: int | str | None = None,
     keep: int | None = None,
+    keep_every: int | None = None,
+    keep_best: tuple[str, str] | str | None = None,
+    trust_pickle: Iterable[str] = (),
     backend: str = "auto",
 ) -> None:
     """Start the job with these settings; optional, since its first use starts it.
@@ -66,10 +70,19 @@ def init(
     Args:
         checkpoint_dir: Where checkpoints are kept, on a file system that all replicas
             see. Default: ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
-        save_interval: Seconds between checkpoints; 0 saves at every boundary, "off"
-            only on a stop, at the end and on request. Default:
-            ELASTICRUN_SAVE_INTERVAL, or 300.
+        save_interval: Seconds between checkpoints; 0 saves at every boundary, "auto" by
+            what saves cost and how often the job fails, "off" only on a stop, at the
+            end and on request. Default: ELASTICRUN_SAVE_INTERVAL, or 300.
+        save_every: Also after so many global batches since the last checkpoint, at the
+            end of each "epoch", or both as "500,epoch". Default:
+            ELASTICRUN_SAVE_EVERY.
         keep: How many checkpoints are kept. Default: ELASTICRUN_KEEP, or 3.
+        keep_every: Besides, every n-th stays for ever. Default: ELASTICRUN_KEEP_EVERY.
+        keep_best: Besides, the one in which a value in `Variables` was best stays, as
+            ("accuracy", "max"). Default: ELASTICRUN_KEEP_BEST ("accuracy:max").
+        trust_pickle: Names of states (of `register` and `Variables`) that may hold any
+            object. Loading them executes whatever is in their files, so trust all who
+            can write to the checkpoint directory.
         backend: Of the process group that is started when WORLD_SIZE is above 1 and
             none exists: "nccl", "gloo", or "auto" (NCCL where each replica has a GPU).
 
@@ -87,7 +100,11 @@ def init(
     _job = _make_job(
         checkpoint_dir=checkpoint_dir,
         save_interval=save_interval,
+        save_every=save_every,
         keep=keep,
+        keep_every=keep_every,
+        keep_best=keep_best,
+        trust_pickle=trust_pickle,
         backend=backend,
     )
     atexit.register(_close_at_exit, _job)

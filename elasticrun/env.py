@@ -6,13 +6,24 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 DEFAULT_SAVE_INTERVAL = 300.0
 DEFAULT_KEEP = 3
 DEFAULT_GRACE = 60.0
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+class SaveEvery(NamedTuple):
+    """After how many global batches to save, and whether at the end of each epoch."""
+
+    num_batches: int | None = None
+    is_each_epoch: bool = False
+
+
+ONLY_BY_TIME = SaveEvery()
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,10 @@ class Environment:
         master_address: Host of the store that the launcher names, or None.
         has_agent_store: Whether an agent (torchrun) already serves a store there.
         save_interval: Seconds between checkpoints; 0 for every boundary; infinite for
-            "off".
+            "off"; or "auto".
+        save_every: What else makes the job save: batches, ends of epochs.
+        keep_every: Checkpoints of which numbers stay for ever: its multiples.
+        keep_best: The value that is best in a checkpoint that stays, "max" or "min".
         grace: Seconds that a stop may take before a replica leaves without saving.
         job: The job's name, which a checkpoint remembers.
         trace_dir: Where to append one line per delivered micro-batch, or None.
@@ -39,8 +53,11 @@ class Environment:
     master_port: int | None = None
     has_agent_store: bool = False
     checkpoint_dir: str | None = None
-    save_interval: float = DEFAULT_SAVE_INTERVAL
+    save_interval: float | Literal["auto"] = DEFAULT_SAVE_INTERVAL
+    save_every: SaveEvery = ONLY_BY_TIME
     keep: int = DEFAULT_KEEP
+    keep_every: int | None = None
+    keep_best: tuple[str, str] | None = None
     grace: float = DEFAULT_GRACE
     job: str = ""
     trace_dir: str | None = None
@@ -79,7 +96,10 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         checkpoint_dir=variables.get("ELASTICRUN_CHECKPOINT_DIR") or None,
         save_interval=parse_save_interval(interval or DEFAULT_SAVE_INTERVAL),
+        save_every=parse_save_every(variables.get("ELASTICRUN_SAVE_EVERY") or None),
         keep=parse_keep(keep or DEFAULT_KEEP),
+        keep_every=parse_keep_every(variables.get("ELASTICRUN_KEEP_EVERY") or None),
+        keep_best=parse_keep_best(variables.get("ELASTICRUN_KEEP_BEST") or None),
         grace=_seconds(variables, "ELASTICRUN_GRACE", default=DEFAULT_GRACE),
         job=variables.get("ELASTICRUN_JOB")
         or os.path.basename(sys.argv[0] or "python"),
@@ -103,6 +123,34 @@ def _check_tasks(variables: Mapping[str, str]) -> None:
             "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
             "MASTER_PORT for each task."
         )
+
+
+def with_settings(
+    environment: Environment,
+    *,
+    save_interval: float | str | None,
+    save_every: int | str | None,
+    keep: int | str | None,
+    keep_every: int | str | None,
+    keep_best: tuple[str, str] | str | None,
+) -> Environment:
+    """Return the environment with those settings that the program gives itself.
+
+    Raises:
+        ValueError: One of them is not what it should be.
+    """
+    if save_interval is not None:
+        interval = parse_save_interval(save_interval)
+        environment = replace(environment, save_interval=interval)
+    if save_every is not None:
+        environment = replace(environment, save_every=parse_save_every(save_every))
+    if keep is not None:
+        environment = replace(environment, keep=parse_keep(keep))
+    if keep_every is not None:
+        environment = replace(environment, keep_every=parse_keep_every(keep_every))
+    if keep_best is not None:
+        environment = replace(environment, keep_best=parse_keep_best(keep_best))
+    return environment
 
 
 def configured_checkpoint_dir() -> str | None:
@@ -139,14 +187,16 @@ def keep_gloo_on_loopback(interface: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def parse_save_interval(value: float | str) -> float:
-    """Return seconds: 0 means every boundary, infinity ("off") none by time.
+def parse_save_interval(value: float | str) -> float | Literal["auto"]:
+    """Return seconds: 0 means every boundary, infinity ("off") none by time; or "auto".
 
     Raises:
-        ValueError: `value` is neither a number of seconds from 0 up nor "off".
+        ValueError: `value` is no number of seconds from 0 up, nor "off" or "auto".
     """
     if value == "off":
         return math.inf
+    if value == "auto":
+        return "auto"
     try:
         seconds = float(value)
     except ValueError:
@@ -154,7 +204,7 @@ def parse_save_interval(value: float | str) -> float:
     if not seconds >= 0:
         raise ValueError(
             f"save_interval (ELASTICRUN_SAVE_INTERVAL) is {value!r}; give seconds "
-            "(0 saves at every boundary) or 'off'."
+            "(0 saves at every boundary), 'auto' or 'off'."
         )
     return seconds
 
@@ -175,6 +225,60 @@ def parse_keep(value: int | str) -> int:
             "at least 1."
         )
     return keep
+
+
+def parse_save_every(value: int | str | None) -> SaveEvery:
+    """Return when to save besides by time: "500", "epoch", or both as "500,epoch".
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    every = SaveEvery()
+    for word in str(value).split(",") if value is not None else ():
+        if word.strip() == "epoch":
+            every = every._replace(is_each_epoch=True)
+        elif word.strip().isdecimal() and int(word) > 0:
+            every = every._replace(num_batches=int(word))
+        else:
+            raise ValueError(
+                f"save_every (ELASTICRUN_SAVE_EVERY) is {value!r}; give a number of "
+                "global batches from 1 up, 'epoch', or both with a comma between them."
+            )
+    return every
+
+
+def parse_keep_every(value: int | str | None) -> int | None:
+    """Return whose multiples stay for ever, None for no checkpoint.
+
+    Raises:
+        ValueError: `value` is not a whole number from 1 up.
+    """
+    if value is None:
+        return None
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ValueError(
+            f"keep_every (ELASTICRUN_KEEP_EVERY) is {value!r}; give a whole number n "
+            "from 1 up: every n-th checkpoint stays for ever."
+        )
+    return int(value)
+
+
+def parse_keep_best(value: tuple[str, str] | str | None) -> tuple[str, str] | None:
+    """Return a value's name, and "max" or "min".
+
+    Raises:
+        ValueError: `value` is no such pair, nor one as text like "accuracy:max".
+    """
+    if value is None:
+        return None
+    pair = tuple(value.split(":")) if isinstance(value, str) else tuple(value)
+    if len(pair) != 2 or not pair[0] or pair[1] not in ("max", "min"):
+        raise ValueError(
+            f"keep_best (ELASTICRUN_KEEP_BEST) is {value!r}; give the name of a value "
+            "in Variables and 'max' or 'min', like ('accuracy', 'max') or "
+            "'accuracy:max'."
+        )
+    return pair[0], pair[1]
 
 
 def _integer(

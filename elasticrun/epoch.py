@@ -64,7 +64,7 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
                 job.leave_epoch()
             raise
         job.end_epoch()
-        job.pass_boundary()
+        job.pass_boundary(ends_epoch=True)
         epoch = job.progress.finished_epochs
     job.progress.end_epoch_loop()
     job.finish_epochs()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +16,7 @@ from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.agreement import CHECKPOINT, STOP
 from elasticrun.control.gate import Decision, Gate
 from elasticrun.control.watcher import Watcher
-from elasticrun.env import (
-    Environment,
-    parse_keep,
-    parse_save_interval,
-    read_environment,
-)
+from elasticrun.env import Environment, read_environment, with_settings
 from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
 from elasticrun.joining import join
 from elasticrun.opening import (
@@ -34,6 +28,7 @@ from elasticrun.pace import Pace
 from elasticrun.position import Position, Progress
 from elasticrun.registry import Registry
 from elasticrun.saving import Saver
+from elasticrun.schedule import Schedule
 from elasticrun.trace import Trace
 
 if TYPE_CHECKING:
@@ -56,9 +51,13 @@ class Job:
         environment: Read from the process's variables if None.
         checkpoint_dir: Where checkpoints are kept; None for the environment's, and
             without one nothing is saved.
-        save_interval: Seconds between checkpoints, 0 for every boundary, "off" for none
-            by time; None for the environment's or 300.
+        save_interval: Seconds between checkpoints, 0 for every boundary, "auto", "off"
+            for none by time; None for the environment's or 300.
+        save_every: Also after so many global batches, or at the end of each "epoch".
         keep: How many checkpoints are kept; None for the environment's or 3.
+        keep_every: Checkpoints whose numbers divide by it stay for ever.
+        keep_best: A value in `Variables` and "max" or "min": the best one stays.
+        trust_pickle: States that may hold any object; loading them executes code.
         backend: "gloo", "nccl", or "auto": NCCL where each replica has a GPU.
 
     Attributes:
@@ -67,6 +66,7 @@ class Job:
         has_resumed: Whether it began with a checkpoint.
         loader: The loader whose loop is running, or None.
         is_in_epoch: Whether an epoch loop's body is running.
+        trust_pickle: The names of states that are unpickled when they load.
         num_loaders: Loaders made so far without a name.
         pace: How long this replica works by itself in a step.
 
@@ -81,14 +81,24 @@ class Job:
         *,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         save_interval: float | str | None = None,
+        save_every: int | str | None = None,
         keep: int | None = None,
+        keep_every: int | None = None,
+        keep_best: tuple[str, str] | str | None = None,
+        trust_pickle: Iterable[str] = (),
         backend: str = "auto",
     ) -> None:
         environment = environment or read_environment()
-        interval = environment.save_interval
-        if save_interval is not None:
-            interval = parse_save_interval(save_interval)
-        keep = environment.keep if keep is None else parse_keep(keep)
+        environment = with_settings(
+            environment,
+            save_interval=save_interval,
+            save_every=save_every,
+            keep=keep,
+            keep_every=keep_every,
+            keep_best=keep_best,
+        )
+        one_or_more = [trust_pickle] if isinstance(trust_pickle, str) else trust_pickle
+        self.trust_pickle = frozenset(one_or_more)
         self._membership = join(environment, backend=backend)
         self.environment = self._membership.environment
         self.device = self._membership.device
@@ -106,15 +116,15 @@ class Job:
         self._last_saved: tuple[int, Position] | None = None
         self._registry = Registry(self.rank)
         self._directory = self._make_directory(
-            checkpoint_dir or environment.checkpoint_dir, keep
+            checkpoint_dir or environment.checkpoint_dir
         )
         try:
-            self._open(interval)
+            self._open()
         except BaseException:
             self._let_go()
             raise
 
-    def _open(self, interval: float) -> None:
+    def _open(self) -> None:
         """Take the directory, read where to resume, and start to watch."""
         check_all_have_directory(self._membership, has_one=self._directory is not None)
         start = Start.afresh()
@@ -129,8 +139,13 @@ class Job:
         self.progress = Progress(_position_of(start.newest))
         self._generators = Generators(self.device)
         self._register_generators(start.newest)
-        self._saves_every_boundary = self._saver is not None and interval == 0
-        self._looks_closer = self._saves_every_boundary
+        self._schedule = Schedule(
+            self.environment,
+            generation=self.generation,
+            is_saving=self._saver is not None,
+        )
+        if self._schedule.auto is not None:
+            self.register(self._schedule.auto)
         self.trace = self._open_trace()
         self._gate = Gate()
         self._watcher = Watcher(
@@ -139,7 +154,7 @@ class Job:
             world_size=self.world_size,
             links=self._membership.links,
             grace=self.environment.grace,
-            save_interval=math.inf if self._saver is None else interval,
+            save_interval=self._schedule.interval,
             describe=lambda: f"at {self.progress.position}",
             on_gone=self._on_gone,
         )
@@ -179,6 +194,7 @@ class Job:
             CheckpointError: Its file is damaged or does not fit.
         """
         self._registry.add(state)
+        state.trusts_pickle = state.name in self.trust_pickle
         return self.load(state)
 
     def load(self, state: BaseState) -> bool:
@@ -194,8 +210,12 @@ class Job:
         """
         if self._saver is None:
             return None
-        checkpoint = self._saver.save(self.progress.position.encode(), timeout=timeout)
-        self._watcher.note_saved()
+        with self._schedule.measured():
+            checkpoint = self._saver.save(
+                self.progress.position.encode(), timeout=timeout
+            )
+        self._schedule.note_saved(self._gate.number)
+        self._watcher.note_saved(self._schedule.next_interval)
         self._last_saved = (self._gate.number, self.progress.position)
         return None if checkpoint is None else checkpoint.path
 
@@ -311,15 +331,21 @@ class Job:
 
     # Boundaries.
 
-    def pass_boundary(self) -> None:
+    def pass_boundary(self, *, ends_epoch: bool = False) -> None:
         """Pass a boundary, and save or stop if that is due here.
+
+        Args:
+            ends_epoch: Whether it is that of an epoch, not of a batch.
 
         Raises:
             JobStopped: The job stops here; the checkpoint is written.
             AgreementError: The replicas can no longer agree.
         """
         decision = self._gate.arrive()
-        if decision is not None or self._looks_closer:
+        if ends_epoch:
+            self._schedule.note_epoch(self._gate.number)
+        is_due = self._gate.number >= self._schedule.due_at
+        if decision is not None or is_due or self._put_off is not None:
             self._act(decision)
 
     def put_off_while(self, condition: Callable[[], bool]) -> None:
@@ -334,7 +360,8 @@ class Job:
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
         if self._last_saved != (self._gate.number, self.progress.position):
-            self.save()
+            with self._schedule.ending():
+                self.save()
 
     def _act(self, decision: Decision | None) -> None:
         if self._put_off is not None and (decision is None or decision.kind != STOP):
@@ -343,7 +370,6 @@ class Job:
             if self._num_put_off < _MOST_PUT_OFF:
                 self._num_put_off += 1
                 self._put_off = decision
-                self._looks_closer = True
                 return
             logger.warning(
                 "for %d boundaries no optimizer has stepped with the gradients that "
@@ -352,13 +378,13 @@ class Job:
                 self._num_put_off,
             )
         self._num_put_off, self._put_off = 0, None
-        self._looks_closer = self._saves_every_boundary
         if decision is None or decision.kind == CHECKPOINT:
             self.save()
             return
         self._watcher.note_stopping()
         try:
-            path = self.save(timeout=self.environment.grace)
+            with self._schedule.ending():
+                path = self.save(timeout=self.environment.grace)
         except AgreementError as error:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None
@@ -388,11 +414,17 @@ class Job:
             self._saver.note_gone(rank, fate)
 
     def _make_directory(
-        self, path: str | os.PathLike[str] | None, keep: int
+        self, path: str | os.PathLike[str] | None
     ) -> CheckpointStore | None:
         if path is None:
             return None
-        return CheckpointStore(path, job=self.environment.job, keep=keep)
+        return CheckpointStore(
+            path,
+            job=self.environment.job,
+            keep=self.environment.keep,
+            keep_every=self.environment.keep_every,
+            keep_best=self.environment.keep_best,
+        )
 
     def _register_generators(self, newest: Checkpoint | None) -> None:
         if self.register(self._generators) or newest is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from elasticrun.checkpoint.draft import Checkpoint
@@ -58,6 +59,31 @@ class Registry:
         with checkpoint.open(file_name) as file:
             state.load(file)
         return True
+
+    def value_of(self, name: str) -> float | None:
+        """Return the value that `name` or `state.name` means; None if it is no number.
+
+        Raises:
+            KeyError: There is none, or the states have several.
+        """
+        found = [
+            (state.name, key, value)
+            for state in self
+            for key, value in state.values().items()
+            if name in (key, f"{state.name}.{key}")
+        ]
+        if len(found) != 1:
+            several = " and ".join(f"{state}.{key}" for state, key, _ in found)
+            raise KeyError(
+                f"{name!r} is {several}; name one of them"
+                if several
+                else f"no Variables have {name!r}"
+            )
+        try:
+            number = float(found[0][2])
+        except (TypeError, ValueError):
+            return None
+        return number if math.isfinite(number) else None
 
     def carried_over(self, checkpoint: Checkpoint | None) -> list[str]:
         """Return the files of the checkpoint that no registered state has claimed."""

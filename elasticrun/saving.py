@@ -51,6 +51,7 @@ class Saver:
         self.newest = start.newest
         self._gone: dict[int, str] = {}
         self._awaited: int | None = None
+        self._has_warned = False
         self._lock = threading.Lock()
 
     def save(self, position: dict[str, Any], *, timeout: float) -> Checkpoint | None:
@@ -216,7 +217,27 @@ class Saver:
             torch_version=str(torch.__version__),
             elasticrun_version=version(),
             files=tuple(records),
+            values=self._values(),
         )
+
+    def _values(self) -> dict[str, float]:
+        """Return the value by which the best checkpoint is told, if it has one now."""
+        best = self._directory.keeping.best
+        if best is None:
+            return {}
+        try:
+            value = self._registry.value_of(best[0])
+        except KeyError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"keep_best={best!r}: {error.args[0]}, so no checkpoint can be the "
+                    "best. Make a Variables with that value before the first save.",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
+            return {}
+        return {} if value is None else {best[0]: value}
 
     def _give_up(
         self, draft: Draft | None, number: int, reason: str, *, is_bug: bool = False

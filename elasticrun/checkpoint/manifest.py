@@ -7,7 +7,7 @@ import json
 import shlex
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticrun.checkpoint.files import (
@@ -30,6 +30,7 @@ class Manifest:
         position: Where the job stood: finished epochs, finished loops, index.
         time: When it was committed, in seconds since 1970.
         files: Each state's file; nothing else in the directory counts.
+        values: What the best checkpoint is told by; left out if there are none.
     """
 
     job: str
@@ -41,6 +42,7 @@ class Manifest:
     torch_version: str
     elasticrun_version: str
     files: tuple[FileRecord, ...]
+    values: Mapping[str, float] = field(default_factory=dict)
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -79,6 +81,7 @@ class Manifest:
             "time": self.time,
             "torch_version": self.torch_version,
             "elasticrun_version": self.elasticrun_version,
+            **({"values": dict(self.values)} if self.values else {}),
             "files": [_encode_record(record) for record in self.files],
         }
         text = json.dumps(fields, indent=2, allow_nan=False)

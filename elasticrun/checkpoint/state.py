@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from typing import BinaryIO
+from collections.abc import Mapping
+from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.errors import StateNameError
@@ -25,6 +26,7 @@ class BaseState(ABC):
 
     is_per_replica = False
     target: object = None  # What it is the state of, if that is another object.
+    trusts_pickle = False  # Set by the job that registers it.
 
     def __init__(self, name: str) -> None:
         is_manifest = name.lower().startswith(MANIFEST_NAME)
@@ -40,6 +42,10 @@ class BaseState(ABC):
 
     def sync(self) -> None:  # noqa: B027 (optional: most states have nothing to do)
         """Prepare for `save`; called on every replica, so it may use collectives."""
+
+    def values(self) -> Mapping[str, Any]:
+        """Return what `keep_best` may name."""
+        return {}
 
     @abstractmethod
     def save(self, fileobj: BinaryIO) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from elasticrun.checkpoint.draft import (
     remove_checkpoint,
 )
 from elasticrun.checkpoint.files import DamagedFileError
+from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
     checkpoint_path,
     has_right_sizes,
@@ -45,16 +47,23 @@ class CheckpointStore:
         directory: Where they are kept; all replicas must see it.
         job: The name that keeps another job's checkpoints apart.
         keep: How many good checkpoints `prune` leaves, at least 1.
+        keep_every: Checkpoints whose numbers divide by it stay for ever.
+        keep_best: A value's name, and "max" or "min": the best one stays.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, job: str, keep: int = 3
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        job: str,
+        keep: int = 3,
+        keep_every: int | None = None,
+        keep_best: tuple[str, str] | None = None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
         self.directory = Path(os.path.abspath(directory))
         self.job = job
-        self.keep = keep
+        self.keeping = Keeping(keep, keep_every, keep_best)
+        self._values: dict[int, float | None] = {}
         self._counter = self.directory / "generation"
         self._lock = DirectoryLock(self.directory)
         self._bad_numbers: set[int] = set()
@@ -69,6 +78,15 @@ class CheckpointStore:
             CheckpointError: Another live job has it, or it cannot be written.
         """
         self._lock.acquire(timeout=timeout)
+        mode = self.directory.stat().st_mode
+        if mode & stat.S_IWOTH:
+            warnings.warn(
+                f"{self.directory} can be written to by everybody (mode "
+                f"{stat.S_IMODE(mode):o}). Who can change a checkpoint decides what "
+                f"the job computes. Take that right away: chmod o-w {self.directory}",
+                CheckpointWarning,
+                stacklevel=2,
+            )
 
     def release(self) -> None:
         """Let another job have the directory; it may be free already."""
@@ -190,16 +208,17 @@ class CheckpointStore:
         return Draft(path, number)
 
     def prune(self) -> None:
-        """Remove what is older than the newest `keep` good checkpoints.
+        """Remove what is older than the newest good ones and is not to stay.
 
         Good is here: not found damaged by `find_newest`, and each file has its size.
         To read every byte of the older ones after each save would cost too much.
         """
-        num_kept = 0
-        for path in self._paths():
-            if num_kept < self.keep:
-                num_kept += self._is_good(path)
-            else:
+        paths = self._paths()
+        stay = self.keeping.choose(
+            map(number_of, paths), is_good=self._is_good, value_of=self._value_of
+        )
+        for path in paths:
+            if number_of(path) not in stay:
                 _remove_or_warn(path)
 
     def _path(self, number: int) -> Path:
@@ -217,8 +236,20 @@ class CheckpointStore:
             "give the job another directory (ELASTICRUN_CHECKPOINT_DIR)."
         )
 
-    def _is_good(self, path: Path) -> bool:
-        return number_of(path) not in self._bad_numbers and has_right_sizes(path)
+    def _is_good(self, number: int) -> bool:
+        return number not in self._bad_numbers and has_right_sizes(self._path(number))
+
+    def _value_of(self, number: int) -> float | None:
+        """Return what the best one is told by; a committed manifest does not change."""
+        if self.keeping.best is None:
+            return None
+        if number not in self._values:
+            try:
+                values = read_checkpoint(self._path(number)).manifest.values
+            except (CheckpointError, OSError):
+                values = {}
+            self._values[number] = values.get(self.keeping.best[0])
+        return self._values[number]
 
     def _committed_generations(self) -> Iterator[int]:
         for path in self._paths():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
+import cloudpickle
 import numpy as np
 import torch
 from torch import nn
@@ -43,8 +45,7 @@ class StatefulState(BaseState):
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
         values = self.target.state_dict()
-        check_loads_safely(values, name=self.name)
-        save_values(values, fileobj)
+        save_state(self, values, fileobj)
 
     @property
     def overwrites(self) -> object:
@@ -60,9 +61,10 @@ class StatefulState(BaseState):
         """Give the object its state; its tensors stay on their devices.
 
         Raises:
-            CheckpointError: The saved state does not fit the object.
+            CheckpointError: The saved state does not fit the object, or would execute
+                code.
         """
-        values = load_values(fileobj)
+        values = load_state(self, fileobj)
         try:
             self.target.load_state_dict(values)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -97,7 +99,44 @@ def _refuse_sharded(name: str, target: Stateful) -> None:
         )
 
 
-def save_values(values: Any, fileobj: BinaryIO) -> None:
+class UnsafeValuesError(CheckpointError):
+    """Values that only a full unpickler could rebuild, which executes what they say."""
+
+
+def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
+    """Write a state's values, of any kind if it is trusted to be unpickled.
+
+    Raises:
+        CheckpointError: They could not be loaded safely again.
+    """
+    if state.trusts_pickle:
+        save_values(values, fileobj, pickle_module=cloudpickle)
+    else:
+        check_loads_safely(values, name=state.name)
+        save_values(values, fileobj)
+
+
+def load_state(state: BaseState, fileobj: BinaryIO) -> Any:
+    """Read a state's values; executes nothing unless it is trusted to be unpickled.
+
+    Raises:
+        UnsafeValuesError: It would have to execute something.
+    """
+    if state.trusts_pickle:
+        return torch.load(fileobj, map_location="cpu", weights_only=False)
+    try:
+        return load_values(fileobj)
+    except UnsafeValuesError as error:
+        raise UnsafeValuesError(
+            f"the saved state {state.name!r} holds what only a full unpickler could "
+            f"rebuild: {error}\nThat executes whatever the file says. If you trust all "
+            "who can write to the checkpoint directory, name the state in "
+            f"init(trust_pickle=[{state.name!r}]); else start anew with another "
+            "checkpoint directory."
+        ) from error
+
+
+def save_values(values: Any, fileobj: BinaryIO, *, pickle_module: Any = pickle) -> None:
     """Write nested values; `torch.load` reads the file.
 
     NumPy's numbers become Python's. The file has its own checksum in the manifest, so
@@ -106,7 +145,9 @@ def save_values(values: Any, fileobj: BinaryIO) -> None:
     computes = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(_map_leaves(values, _plain_number), fileobj)
+        torch.save(
+            _map_leaves(values, _plain_number), fileobj, pickle_module=pickle_module
+        )
     finally:
         torch.serialization.set_crc32_options(computes)
 
@@ -116,8 +157,15 @@ def load_values(fileobj: BinaryIO) -> Any:
 
     On the CPU, because a tensor is saved with the device of the replica that wrote it;
     whoever takes it copies it to its own.
+
+    Raises:
+        UnsafeValuesError: A value is none that could be read like that.
     """
-    return torch.load(fileobj, map_location="cpu", weights_only=True)
+    try:
+        # Said outright, so that no variable of the environment can say otherwise.
+        return torch.load(fileobj, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UnsafeValuesError(_first_line(error)) from error
 
 
 def check_loads_safely(values: Any, *, name: str) -> None:
@@ -138,7 +186,8 @@ def check_loads_safely(values: Any, *, name: str) -> None:
             f"{_first_line(error)}\nA checkpoint executes nothing when it is loaded, "
             "so it takes tensors, numbers, text, and lists, tuples, sets and "
             "dictionaries of them. Convert the rest (arrays with torch.as_tensor), or "
-            "write a State with save and load."
+            "write a State with save and load. If you trust all who can write to the "
+            f"checkpoint directory, init(trust_pickle=[{name!r}]) takes any object."
         ) from error
 
 

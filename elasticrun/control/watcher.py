@@ -84,9 +84,17 @@ class Watcher:
         wish = Request(kind, cause, exit_code, at=self._gate.number)
         self._mail.put({**wish.encode(), "type": "wish"})
 
-    def note_saved(self) -> None:
-        """Start the save interval anew: a checkpoint was just written."""
+    def note_saved(self, interval: float | None = None) -> None:
+        """Start the save interval anew: a checkpoint was just written.
+
+        Args:
+            interval: Another one from now on.
+        """
+        if interval is not None:
+            self._save_interval = interval
         self._save_at = time.monotonic() + self._save_interval
+        if interval is not None:
+            self._pipe.wake()  # It may be about to sleep until the old deadline.
 
     def note_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""

@@ -7,7 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from elasticrun.env import configured_checkpoint_dir
+from elasticrun.checkpoint.keeping import Keeping
+from elasticrun.env import (
+    configured_checkpoint_dir,
+    parse_keep_best,
+    parse_keep_every,
+)
 from elasticrun.errors import CheckpointError
 from elasticrun.inspection.entries import (
     NEWEST,
@@ -94,6 +99,12 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
 def _add_prune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--keep", type=int, required=True, metavar="K", help="how many stay, from 1 up")
+    add("--keep-every", metavar="N", help="besides, each whose number divides by N")
+    add(
+        "--keep-best",
+        metavar="NAME:max",
+        help="besides, the best by this value",
+    )
     add("--dry-run", action="store_true", help="only say what would be removed")
 
 
@@ -156,12 +167,15 @@ def _diff(arguments: argparse.Namespace) -> int:
 def _prune(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.pruning import prune
 
-    if arguments.keep < 1:
-        raise InspectionError(f"--keep {arguments.keep}: at least 1 must stay")
+    keeping = Keeping(
+        arguments.keep,
+        parse_keep_every(arguments.keep_every),
+        parse_keep_best(arguments.keep_best),
+    )
     _say(
         prune(
             _directory(arguments),
-            keep=arguments.keep,
+            keeping,
             is_dry=arguments.dry_run,
             as_json=arguments.json,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.state import state_of_file
-from elasticrun.checkpoint.tensors import load_values
+from elasticrun.checkpoint.tensors import UnsafeValuesError, load_values
 from elasticrun.errors import CheckpointError
 from elasticrun.inspection.entries import InspectionError
 
@@ -65,7 +64,7 @@ def load_file(checkpoint: Checkpoint, name: str) -> Any:
             is_torchs = zipfile.is_zipfile(file)
             file.seek(0)
             return load_values(file) if is_torchs else _parse(file.read())
-    except pickle.UnpicklingError:
+    except UnsafeValuesError:
         size = checkpoint.manifest.record(name).size
         return Opaque(b"", f"{size} bytes; only a full unpickler could read them")
     except (CheckpointError, OSError) as error:

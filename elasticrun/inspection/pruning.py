@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elasticrun.checkpoint.draft import remove_checkpoint
+from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.lock import DirectoryLock
 from elasticrun.inspection.entries import (
     TORN,
@@ -20,8 +21,10 @@ from elasticrun.inspection.overview import find_problems
 from elasticrun.inspection.tables import size_text
 
 
-def prune(directory: Path, *, keep: int, is_dry: bool, as_json: bool) -> Iterator[str]:
-    """Remove what is older than the newest `keep` checkpoints that are whole.
+def prune(
+    directory: Path, keeping: Keeping, *, is_dry: bool, as_json: bool
+) -> Iterator[str]:
+    """Remove what is older than the newest checkpoints that are whole, by a rule.
 
     Whole means that every byte has been compared, so that a damaged one never stands
     for a good one. While a job uses the directory, what was never committed is left to
@@ -34,7 +37,7 @@ def prune(directory: Path, *, keep: int, is_dry: bool, as_json: bool) -> Iterato
     """
     with _kept_from_new_jobs(directory) as is_used:
         entries = find_entries(directory, is_used=is_used)
-        doomed = _choose_doomed(entries, keep=keep, is_used=is_used)
+        doomed = _choose_doomed(entries, keeping, is_used=is_used)
         for entry in doomed:
             if not is_dry:
                 remove_checkpoint(entry.path)
@@ -73,16 +76,24 @@ def _kept_from_new_jobs(directory: Path) -> Iterator[bool]:
         lock.release()
 
 
-def _choose_doomed(entries: list[Entry], *, keep: int, is_used: bool) -> list[Entry]:
-    doomed, num_whole = [], 0
-    for entry in entries:
-        if entry.condition in (WRITING, TORN):
-            if not is_used:
-                doomed.append(entry)
-        elif num_whole < keep:
-            num_whole += entry.checkpoint is not None and not find_problems(
-                entry.checkpoint
-            )
-        else:
-            doomed.append(entry)
-    return doomed
+def _choose_doomed(
+    entries: list[Entry], keeping: Keeping, *, is_used: bool
+) -> list[Entry]:
+    committed = {e.number: e for e in entries if e.condition not in (WRITING, TORN)}
+
+    def is_whole(number: int) -> bool:
+        checkpoint = committed[number].checkpoint
+        return checkpoint is not None and not find_problems(checkpoint)
+
+    def value_of(number: int) -> float | None:
+        checkpoint = committed[number].checkpoint
+        if checkpoint is None or keeping.best is None:
+            return None
+        return checkpoint.manifest.values.get(keeping.best[0])
+
+    stay = keeping.choose(committed, is_good=is_whole, value_of=value_of)
+    return [
+        entry
+        for entry in entries
+        if entry.number not in stay and (entry.number in committed or not is_used)
+    ]

@@ -49,8 +49,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         )
     )
     interval = arguments.save_interval
-    if interval not in (None, "off", "0"):
-        parse_seconds("--save-interval", interval, also=" (or 0, or off)")
+    if interval not in (None, "auto", "off", "0"):
+        parse_seconds("--save-interval", interval, also=" (or 0, auto, off)")
     if arguments.max_restarts < 0:
         raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
     nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint)

@@ -47,7 +47,7 @@ def make_model(value: float = 0.0) -> nn.Linear:
     return model
 
 
-def save_some(directory: Path, *values: float, keep: int = 9) -> None:
+def save_some(directory: Path, *values: float, **settings: Any) -> None:
     """Save a checkpoint for each value, which the model's weights then have."""
 
     def script() -> None:
@@ -61,7 +61,7 @@ def save_some(directory: Path, *values: float, keep: int = 9) -> None:
             best.accuracy = value
             save_all_states()
 
-    run_once(script, directory, keep=keep)
+    run_once(script, directory, keep=9, **settings)
 
 
 def flip_byte(path: Path, position: int = -1) -> None:

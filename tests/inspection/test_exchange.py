@@ -194,6 +194,15 @@ def test_old_ones_are_removed_and_damaged_ones_do_not_count(torn: Path) -> None:
     assert run(torn, "prune", "--keep", 2).lines == ["nothing to remove"]
 
 
+def test_the_best_and_every_nth_can_stay(tmp_path: Path) -> None:
+    save_some(tmp_path, 5.0, 6.0, 4.0, 3.0, 2.0, 1.0, keep_best="accuracy:max")
+    assert "2 has accuracy 6" in run(tmp_path).lines
+    words = ("prune", "--keep", 1, "--keep-every", 4, "--keep-best")
+    assert run(tmp_path, *words, "accuracy:most").code == 2
+    assert run(tmp_path, *words, "accuracy:max").code == 0
+    assert numbers(tmp_path) == [6, 4, 2]
+
+
 def test_a_job_at_work_keeps_its_draft_and_its_newest(torn: Path) -> None:
     with generation(torn) as job:
         draft = CheckpointStore(torn, job="test").begin(5)

@@ -29,12 +29,17 @@ def generation(
     save_interval: float | str = "off",
     keep: int = 3,
     trace_dir: str | None = None,
+    **settings: Any,
 ) -> Iterator[Job]:
     """Be a new process of the job: another start, and generators in any condition."""
     scramble_generators()
     environment = Environment(job=JOB, trace_dir=trace_dir)
     job = Job(
-        environment, checkpoint_dir=directory, save_interval=save_interval, keep=keep
+        environment,
+        checkpoint_dir=directory,
+        save_interval=save_interval,
+        keep=keep,
+        **settings,
     )
     with use_job(job):
         yield job

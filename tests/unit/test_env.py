@@ -111,7 +111,7 @@ def test_a_rank_beyond_the_world_is_refused() -> None:
 def test_a_malformed_save_interval_is_named(text: str) -> None:
     message = re.escape(
         f"save_interval (ELASTICRUN_SAVE_INTERVAL) is {text!r}; give seconds (0 saves "
-        "at every boundary) or 'off'."
+        "at every boundary), 'auto' or 'off'."
     )
     with pytest.raises(ValueError, match=message):
         read_environment({"ELASTICRUN_SAVE_INTERVAL": text})

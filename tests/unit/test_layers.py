@@ -18,7 +18,13 @@ ROWS: list[list[str]] = [
     # 0
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
-    ["checkpoint.files", "data.permutation", "data.reading", "testing.traces"],
+    [
+        "checkpoint.files",
+        "checkpoint.keeping",
+        "data.permutation",
+        "data.reading",
+        "testing.traces",
+    ],
     ["checkpoint.manifest", "checkpoint.lock", "checkpoint.counter"],
     ["data.workers", "trace"],
     # 1
@@ -33,7 +39,8 @@ ROWS: list[list[str]] = [
     ["atomic", "data.plan", "data.elastic_sampler"],
     ["data.order"],
     # 3
-    ["position", "registry"],
+    ["position", "registry", "auto_interval"],
+    ["schedule"],
     ["opening"],
     ["saving"],
     ["job"],

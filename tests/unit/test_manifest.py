@@ -57,6 +57,7 @@ manifests = st.builds(
         ),
         unique_by=lambda record: record.name,
     ).map(tuple),
+    values=st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False)),
     format=st.just(1),
 )
 

@@ -1,0 +1,219 @@
+"""Nothing in a checkpoint executes, leads elsewhere, or is open to all by accident."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import stat
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elasticrun import (
+    AtomicDirectory,
+    CheckpointError,
+    CheckpointWarning,
+    Variables,
+    atomic_save,
+    current_job,
+    register,
+    save_all_states,
+)
+from elasticrun.checkpoint.store import CheckpointStore
+from tests.support.generations import run_once
+
+
+class Custom:
+    """Something that only a full unpickler could rebuild."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "weight": torch.ones(2)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.value = state_dict["value"]
+
+
+class Surprise:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+# What executes
+
+
+def script(value: Any) -> Any:
+    """Return what a holder and variables have got back, or keep `value` in both."""
+    holder = Holder(value)
+    register(holder=holder)
+    kept = Variables(thing=value)
+    save_all_states()
+    return holder.value, kept.thing
+
+
+@pytest.mark.parametrize("trusted", [["holder", "variables"], ("variables", "holder")])
+def test_named_states_take_any_object(tmp_path: Path, trusted: Any) -> None:
+    run_once(lambda: script(Custom(3)), tmp_path, trust_pickle=trusted)
+    held, kept = run_once(lambda: script(None), tmp_path, trust_pickle=trusted)
+    assert held.value == kept.value == 3
+
+
+def test_what_is_defined_in_a_function_comes_back_too(tmp_path: Path) -> None:
+    run_once(
+        lambda: script(lambda x: x + 1), tmp_path, trust_pickle=["holder", "variables"]
+    )
+    held, _ = run_once(
+        lambda: script(None), tmp_path, trust_pickle=["holder", "variables"]
+    )
+    assert held(2) == 3
+
+
+def test_one_name_may_be_given_as_it_is(tmp_path: Path) -> None:
+    def alone() -> Any:
+        kept = Variables(thing=Custom(3))
+        save_all_states()
+        assert current_job().trust_pickle == {"variables"}
+        return kept.thing.value
+
+    assert run_once(alone, tmp_path, trust_pickle="variables") == 3
+
+
+def test_what_was_saved_by_trust_is_not_loaded_without(tmp_path: Path) -> None:
+    def only_holder(value: Any) -> Any:
+        holder = Holder(value)
+        register(holder=holder)
+        save_all_states()
+        return holder.value
+
+    run_once(lambda: only_holder(Custom(3)), tmp_path, trust_pickle=["holder"])
+    with pytest.raises(
+        CheckpointError,
+        match=r"(?s)the saved state 'holder' holds what only a full unpickler could "
+        r"rebuild: .*Custom.*name the state in init\(trust_pickle=\['holder'\]\); else",
+    ):
+        run_once(lambda: only_holder(None), tmp_path)
+
+
+def test_trust_in_one_state_is_no_trust_in_another(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"init\(trust_pickle=\['variables'\]\)"):
+        run_once(lambda: script(Custom(3)), tmp_path, trust_pickle=["holder"])
+
+
+@pytest.mark.parametrize("name", ["model", "variables", "random.rank-0"])
+def test_a_crafted_file_executes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Somebody puts a file that executes into a checkpoint, and a manifest to fit."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+
+    def train() -> None:
+        register(model=nn.Linear(1, 1))
+        Variables(a=1)
+        save_all_states()
+
+    run_once(train, tmp_path / "job")
+    path = tmp_path / "job" / "checkpoint-00000001"
+    torch.save(Surprise(tmp_path / "executed"), path / name)
+    data = (path / name).read_bytes()
+    store = CheckpointStore(tmp_path / "job", job="test")
+    forge(path, name, size=len(data), crc32=f"{zlib.crc32(data):08x}")
+    found = store.find_newest()
+    assert found is not None  # The manifest fits: nothing but the loading is left.
+    with pytest.raises(CheckpointError):
+        run_once(train, tmp_path / "job")
+    assert not (tmp_path / "executed").exists()
+
+
+def forge(path: Path, file: str, **changes: Any) -> None:
+    """Change what a manifest says of a file, as somebody would who can write there."""
+    fields = json.loads((path / "manifest.json").read_bytes())
+    del fields["crc32"]
+    (entry,) = [each for each in fields["files"] if each["name"] == file]
+    entry |= changes
+    body = json.dumps(fields, indent=2).removesuffix("\n}")
+    trailer = f',\n  "crc32": "{zlib.crc32(body.encode()):08x}"\n}}\n'
+    (path / "manifest.json").write_text(body + trailer)
+
+
+# What leads elsewhere
+
+
+@pytest.mark.parametrize("name", ["../model", "/etc/passwd", "..", "a/b"])
+def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
+    def train() -> None:
+        Variables(a=1)
+        save_all_states()
+
+    run_once(train, tmp_path / "job")
+    run_once(train, tmp_path / "job")
+    path = tmp_path / "job" / "checkpoint-00000002"
+    forge(path, "variables", name=name)
+    store = CheckpointStore(tmp_path / "job", job="test")
+    with pytest.warns(CheckpointWarning, match="00000002 is skipped: .*is no manifest"):
+        found = store.find_newest()
+    assert found is not None
+    assert found.number == 1
+
+
+# Who can read and write
+
+
+@pytest.fixture
+def umask() -> Any:
+    """Return what sets the umask for the rest of the test."""
+    old = os.umask(0o022)
+    yield os.umask
+    os.umask(old)
+
+
+def modes(path: Path) -> dict[int, set[bool]]:
+    """Return the modes of all below, and whether directories have them."""
+    found = collections.defaultdict(set)
+    for each in (path, *path.rglob("*")):
+        found[stat.S_IMODE(each.stat().st_mode)].add(each.is_dir())
+    return dict(found)
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o022, 0o007])
+def test_modes_follow_the_umask(tmp_path: Path, umask: Any, mask: int) -> None:
+    umask(mask)
+    run_once(save_all_states, tmp_path / "job")
+    with AtomicDirectory(tmp_path / "exports").prepare() as version:
+        (version / "text").touch()
+    (tmp_path / "saved").mkdir()
+    atomic_save(1, tmp_path / "saved" / "model.pt")
+    expected = {0o777 & ~mask: {True}, 0o666 & ~mask: {False}}
+    for name in ("job", "exports", "saved"):
+        assert modes(tmp_path / name) == expected
+
+
+def test_a_directory_open_to_all_is_warned_of(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.warns(CheckpointWarning) as caught:
+        run_once(save_all_states, tmp_path)
+    assert [str(warning.message) for warning in caught] == [
+        (
+            f"{tmp_path} can be written to by everybody (mode 777). Who can change a "
+            "checkpoint decides what the job computes. Take that right away: chmod o-w "
+            f"{tmp_path}"
+        )
+    ]
+    tmp_path.chmod(0o775)
+    run_once(save_all_states, tmp_path)  # A group is somebody's decision.
