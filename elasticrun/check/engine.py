@@ -28,6 +28,7 @@ from elasticrun.launcher.wire import Message
 
 OBSERVER = "elasticrun.check.observing"
 _MOST_LINES = 2000
+_TIMES_BEFORE_JOB = 5
 
 
 class EngineError(Exception):
@@ -63,7 +64,7 @@ class Run:
         return self.failure is None and not self.hang and self.missed is None
 
     @property
-    def num_failed(self) -> int:
+    def last_leg(self) -> int:
         """The number of the generation that was the last to run, from 0."""
         return max((note["leg"] for note in self.notes), default=0)
 
@@ -263,7 +264,10 @@ class _Listener:
         self._starter = starter
         self.has_ended = False
         self.output: dict[int, list[str]] = {}
-        self.watchdog = Watchdog(loop, lambda _: None, HangClock(hang_timeout))
+        self._hang_timeout = hang_timeout
+        # Until there is a job, a program may import and prepare for long.
+        self._clock = HangClock(_TIMES_BEFORE_JOB * hang_timeout)
+        self.watchdog = Watchdog(loop, lambda _: None, self._clock)
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """Keep a line, from wherever it comes."""
@@ -273,7 +277,9 @@ class _Listener:
         del lines[:-_MOST_LINES]
 
     def on_report(self, member: Member) -> None:
-        """Where a replica is, the watchdog knows."""
+        """Lose patience sooner, now that the program has begun."""
+        if member.report["has_trained"]:
+            self._clock.setting = self._hang_timeout
 
     def on_modules(self, names: list[str]) -> None:
         """Let the forkserver import what the program did."""

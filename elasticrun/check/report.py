@@ -33,12 +33,14 @@ class Result:
         causes: What explains it, the best first.
         also: Other routes that show the same.
         command: What reproduces it.
+        base: What it differs from, if that is not the same without a restart.
     """
 
     route: Route
     differences: list[Difference]
     causes: list[Cause]
     command: list[str]
+    base: Route | None = None
     also: list[Route] = field(default_factory=list)
 
     @property
@@ -115,9 +117,10 @@ def _verdict(report: Report) -> str:
 
 def _result_lines(result: Result) -> list[str]:
     first = result.first
+    base = "" if result.base is None else f", from {result.base.describe()}"
     when = "" if first.key is None else f" at {first.key.describe()}"
     lines = [
-        f"different when {result.route.describe()}",
+        f"different when {result.route.describe()}{base}",
         f"  {first.name} {show(first.expected)} != {show(first.found)}{when}",
     ]
     for cause in result.causes[:_MOST_OTHERS]:
@@ -145,6 +148,11 @@ def _cause_lines(cause: Cause) -> list[str]:
     if cause.source.strip():
         lines.append(f"     {cause.line} | {cause.source.rstrip()}")
     return lines
+
+
+def cause_text(cause: Cause) -> str:
+    """Return a cause as lines."""
+    return "\n".join(line.removeprefix("  ") for line in _cause_lines(cause))
 
 
 def relative(path: str) -> str:

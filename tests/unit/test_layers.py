@@ -18,7 +18,7 @@ ROWS: list[list[str]] = [
     # 0
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
-    ["checkpoint.files", "data.permutation", "data.reading", "testing.traces"],
+    ["checkpoint.files", "data.permutation", "data.reading", "traces"],
     ["checkpoint.manifest", "checkpoint.lock", "data.workers", "trace"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
@@ -86,14 +86,16 @@ ROWS: list[list[str]] = [
     ["check.recorder", "check.routes", "check.scratch", "check.tolerance"],
     ["check.checked_job", "check.engine", "check.waiting", "check.comparing"],
     ["check.line_watch", "check.blame"],
-    ["check.observing", "check.report"],
+    ["check.observing", "check.report", "check.baseline"],
+    ["check.problems"],
+    ["check.trials"],
     ["check.checker"],
     ["check.command"],
     # 7
     ["cli"],
     ["__main__"],
     # Beside 6: starts replicas, for tests.
-    ["testing.replicas"],
+    ["testing.replicas", "testing.restarts"],
     ["testing", "testing.preloaded"],
 ]
 HEIGHT = {module: height for height, row in enumerate(ROWS) for module in row}
