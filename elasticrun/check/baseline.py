@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from elasticrun.check.comparing import Mask
-from elasticrun.check.engine import Run
 from elasticrun.check.moments import Moment, compared
+from elasticrun.check.runs import Run
 from elasticrun.traces import read_trace, samples_of_loop
 
 

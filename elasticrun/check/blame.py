@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticrun.check.comparing import MISSING, Difference, Mask, show
-from elasticrun.check.engine import Run
 from elasticrun.check.file_watch import FILE_PREFIX
 from elasticrun.check.moments import LineChange, Moment, Replay, replays_of
+from elasticrun.check.runs import Run
 from elasticrun.check.scratch import Source, original_path
 from elasticrun.lint.finding import Finding
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from elasticrun.check.baseline import (
 )
 from elasticrun.check.blame import Detective, replayed_changes
 from elasticrun.check.comparing import Difference, Mask, show
-from elasticrun.check.engine import Engine, Run
+from elasticrun.check.engine import Engine
 from elasticrun.check.file_watch import FILE_PREFIX
 from elasticrun.check.moments import LineChange, epochs_of, line_changes_of
 from elasticrun.check.places import Place
@@ -24,6 +25,7 @@ from elasticrun.check.plan import KILL, STOP
 from elasticrun.check.problems import Problem
 from elasticrun.check.report import Report, Result, Stage
 from elasticrun.check.routes import Route, num_replicas, straight, through
+from elasticrun.check.runs import Run
 from elasticrun.check.sweep import first_place_in, middle_of, places_to_try
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
@@ -67,7 +69,6 @@ class Checker:
         self._trials = Trials(engine, Mask(wish.ignored))
         self._report = Report()
         self._done: set[Route] = set()
-        self._running: Route | None = None
         self._num_hits = 0
         self._differing_sizes: set[int] = set()
 
@@ -89,8 +90,8 @@ class Checker:
             report.exit_code = problem.exit_code
             report.problem, report.detail = problem.text, problem.detail
             report.waits = problem.waits
-            if self._running is not None:
-                report.command = self._wish.command(self._running.options())
+            if problem.route is not None:
+                report.command = self._wish.command(problem.route.options())
         report.num_runs = self._trials.num_runs
         report.seconds = time.monotonic() - begun
         return report
@@ -158,12 +159,12 @@ class Checker:
         places, sizes = self._wish.places, self._wish.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        self._try(through(places, sizes, KILL if self._wish.is_killed else STOP))
+        self._try([through(places, sizes, KILL if self._wish.is_killed else STOP)])
         return "different" if self._report.results else "equal"
 
     def _check_zones(self) -> str:
         loops = self._trials.loops
-        tried = []
+        tried, routes = [], []
         for each in candidates_of(self._trials.baseline(self._size)):
             tried.append(
                 f"{len(each.names)} in zone {each.zone} before loop {each.loop}"
@@ -171,19 +172,20 @@ class Checker:
             # The first replay may draw, or count, what was drawn or counted before.
             first = first_place_in(loops, each.epoch, each.loop)
             last = first_place_in(reversed(loops), None, each.loop)
-            for place in dict.fromkeys([first, last]):
-                self._try_stops(place)
+            routes += [*self._stopped_at(first), *self._stopped_at(last)]
         if not tried:
             return "nothing is changed between the loops of an epoch"
+        self._try(routes)
         return f"fields, files and generators that change: {', '.join(tried)}"
 
     def _check_sweep(self) -> str:
         trials = self._trials
         before = trials.num_runs
         epochs = epochs_of(trials.baseline(self._size).moments)
-        for place in places_to_try(trials.loops, epochs):
-            self._try_stops(place)
-        self._try_stops(middle_of(trials.loops, 0.3), middle_of(trials.loops, 0.8))
+        places = places_to_try(trials.loops, epochs)
+        routes = [route for place in places for route in self._stopped_at(place)]
+        first, second = middle_of(trials.loops, 0.3), middle_of(trials.loops, 0.8)
+        self._try([*routes, *self._stopped_at(first, second)])
         count = trials.num_runs - before
         return f"{count} more restarts with {num_replicas(self._size)}"
 
@@ -195,17 +197,19 @@ class Checker:
             return "another number of replicas is another training"
         loops = self._trials.loops
         first, second = middle_of(loops, 0.3), middle_of(loops, 0.8)
-        taken = []
+        taken: list[str] = []
+        routes: list[Route] = []
         for one, other in itertools.pairwise(sizes):
             if {one, other} & self._differing_sizes:
                 continue  # They do not even train for as long.
             if first and second and first < second:
-                self._try(through((first, second), (one, other, one), STOP))
+                routes.append(through((first, second), (one, other, one), STOP))
                 taken.append(f"{one} to {other} to {one}")
             if second:
-                self._try(through((second,), (one, other), STOP))
-                self._try(through((second,), (other, other), STOP))
+                routes.append(through((second,), (one, other), STOP))
+                routes.append(through((second,), (other, other), STOP))
                 taken += [f"{one} to {other}", f"{other} to {other}"]
+        self._try(routes)
         return ", ".join(taken)
 
     def _compare_sizes(self, size: int) -> None:
@@ -214,7 +218,8 @@ class Checker:
         base, other = trials.baseline(self._size), trials.baseline(size)
         while differences := trials.differences(base, other):
             if self._engine.is_float64 or trials.is_exact(base, differences):
-                command = self._wish.command(other.route.options())
+                sizes = ",".join(map(str, self._wish.sizes))
+                command = self._wish.command(["--replicas", sizes])
                 self._report.results.append(
                     Result(other.route, differences, [], command, base.route)
                 )
@@ -232,33 +237,35 @@ class Checker:
 
     def _check_kills(self) -> str:
         before = self._trials.num_runs
-        for part in (0.0, 0.5, 0.9):
-            place = middle_of(self._trials.loops, part)
-            if place is not None:
-                self._try(through((place,), (self._size, self._size), KILL))
+        places = {middle_of(self._trials.loops, part) for part in (0.0, 0.5, 0.9)}
+        there = sorted(place for place in places if place is not None)
+        self._try([through((p,), (self._size, self._size), KILL) for p in there])
         count = self._trials.num_runs - before
         return f"{count} kills with {num_replicas(self._size)}"
 
     # Restarts.
 
-    def _try_stops(self, *places: Place | None) -> None:
-        """Restart at these places in one run, if there are such and in this order."""
+    def _stopped_at(self, *places: Place | None) -> list[Route]:
+        """Return the route that is restarted there, if there are such places."""
         there = tuple(place for place in places if place is not None)
-        if len(there) == len(places) and list(there) == sorted(set(there)):
-            self._try(through(there, (self._size,) * (len(there) + 1), STOP))
+        if len(there) < len(places) or list(there) != sorted(set(there)):
+            return []
+        return [through(there, (self._size,) * (len(there) + 1), STOP)]
 
-    def _try(self, route: Route) -> None:
-        """Take a route once, and add what it changes to the report."""
-        if route in self._done or self._num_hits >= _MOST_HITS:
-            return
-        self._done.add(route)
-        base = self._trials.baseline(route.sizes[0])
-        self._running = route
-        run = self._trials.take(route)
-        differences = self._trials.differences(base, run)
-        if differences:
-            self._add(run, differences)
-        self._running = None
+    def _try(self, routes: Sequence[Route]) -> None:
+        """Take each route once, and add what it changes to the report."""
+        new = [route for route in dict.fromkeys(routes) if route not in self._done]
+        for size in {route.sizes[0] for route in new}:
+            self._trials.baseline(size)
+        with contextlib.closing(self._trials.take_each(new)) as runs:
+            for run in runs:
+                self._done.add(run.route)
+                base = self._trials.baseline(run.route.sizes[0])
+                differences = self._trials.differences(base, run)
+                if differences:
+                    self._add(run, differences)
+                if self._num_hits >= _MOST_HITS:
+                    break
 
     def _add(self, run: Run, differences: list[Difference]) -> None:
         self._num_hits += 1

@@ -8,8 +8,9 @@ from typing import Any
 
 from elasticrun.check import report as verdicts
 from elasticrun.check.blame import Detective
-from elasticrun.check.engine import Run
 from elasticrun.check.places import LoopPlace
+from elasticrun.check.routes import Route
+from elasticrun.check.runs import Run
 from elasticrun.check.scratch import Source
 from elasticrun.check.waiting import waits_of
 
@@ -24,12 +25,15 @@ class Problem(Exception):
         exit_code: What the check ends with.
         text: What happened, and what to do.
         detail: A traceback, or where each replica waits.
+        waits: Where each replica waits.
+        route: With what restarts it happens; None if it does without any.
     """
 
     exit_code: int
     text: str
     detail: str = ""
     waits: list[dict[str, Any]] = field(default_factory=list)
+    route: Route | None = None
 
 
 def problem_of(
@@ -47,9 +51,9 @@ def problem_of(
     """
     if run.missed is not None:
         return _missed(run, loops)
-    if run.hang:
-        return _hung(run, source)
-    return _failed(run, detective)
+    problem = _hung(run, source) if run.hang else _failed(run, detective)
+    problem.route = run.route if run.route.places else None
+    return problem
 
 
 def _missed(run: Run, loops: Sequence[LoopPlace]) -> Problem:

@@ -117,10 +117,13 @@ def _verdict(report: Report) -> str:
 
 def _result_lines(result: Result) -> list[str]:
     first = result.first
-    base = "" if result.base is None else f", from {result.base.describe()}"
+    when_run = f"when {result.route.describe()}"
+    if result.base is not None:
+        sizes = f"{result.base.sizes[0]} to {result.route.sizes[0]}"
+        when_run = f"without any restart, from {sizes} replicas"
     when = "" if first.key is None else f" at {first.key.describe()}"
     lines = [
-        f"different when {result.route.describe()}{base}",
+        f"different {when_run}",
         f"  {first.name} {show(first.expected)} != {show(first.found)}{when}",
     ]
     for cause in result.causes[:_MOST_OTHERS]:

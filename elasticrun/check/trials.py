@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 
 from elasticrun.check import report as verdicts
 from elasticrun.check.baseline import samples_of
@@ -13,11 +14,12 @@ from elasticrun.check.comparing import (
     compare_moments,
     compare_samples,
 )
-from elasticrun.check.engine import Engine, Run
+from elasticrun.check.engine import Engine
 from elasticrun.check.moments import loops_of
 from elasticrun.check.places import LoopPlace
 from elasticrun.check.problems import Problem, problem_of
 from elasticrun.check.routes import Route, straight
+from elasticrun.check.runs import Run
 from elasticrun.check.tolerance import Tolerances
 
 
@@ -52,7 +54,20 @@ class Trials:
         Raises:
             Problem: It has none: the script fails, hangs, or misses a place.
         """
-        run = self.engine.run(route, watched=watched, is_perturbed=is_perturbed)
+        return self._checked(
+            self.engine.run(route, watched=watched, is_perturbed=is_perturbed)
+        )
+
+    def take_each(self, routes: Sequence[Route]) -> Generator[Run, None, None]:
+        """Take routes to their ends, several at once where there are cores.
+
+        Raises:
+            Problem: One has none.
+        """
+        with contextlib.closing(self.engine.run_each(routes)) as runs:
+            yield from map(self._checked, runs)
+
+    def _checked(self, run: Run) -> Run:
         self.num_runs += 1
         if not run.has_finished:
             raise problem_of(
