@@ -127,8 +127,8 @@ class Checker:
         )
         num_batches = sum(loop.num_batches for loop in trials.loops)
         return (
-            f"reproducible; {len(epochs_of(base.moments))} epochs, "
-            f"{len(trials.loops)} loops, {num_batches} batches"
+            f"reproducible; epochs: {len(epochs_of(base.moments))}, "
+            f"loops: {len(trials.loops)}, batches: {num_batches}"
         )
 
     def _check_reproducible(self, differences: Sequence[Difference]) -> None:

@@ -54,7 +54,7 @@ class Engine:
         program = Program("script", str(source.script), (), ())
         self._starter = Starter(
             self._loop,
-            imports=[OBSERVER, *imports_of(program)],
+            imports=[OBSERVER, *_installed(imports_of(program), source)],
             is_exec=False,
             say=lambda _: None,
             on_failure=self._on_failure,
@@ -116,6 +116,7 @@ class Engine:
             checkpoints=str(folder / "checkpoints"),
             leg=0,
             limits=self._limits,
+            home=str(self.source.directory),
             is_perturbed=is_perturbed,
             is_float64=self.is_float64,
         )
@@ -151,6 +152,20 @@ class Engine:
 
     def _on_failure(self, why: str) -> None:
         self._problem = why
+
+
+def _installed(names: Sequence[str], source: Source) -> list[str]:
+    """Return the modules that are not the program's own, of which there are copies."""
+    folders = {source.directory, source.script_folder}
+    return [
+        name
+        for name in names
+        if not any(
+            (folder / f"{name.partition('.')[0]}{suffix}").exists()
+            for folder in folders
+            for suffix in ("", ".py")
+        )
+    ]
 
 
 def _fits(route: Route, under_way: Sequence[Journey]) -> bool:

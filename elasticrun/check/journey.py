@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from elasticrun.launcher.watchdog import Watchdog
 from elasticrun.launcher.wire import Message
 
 OBSERVER = "elasticrun.check.observing"
+EXIT_CODE_ASKED = 75
 _MOST_LINES = 2000
 _TIMES_BEFORE_TRAINING = 5
 
@@ -177,12 +179,16 @@ def _judge(run: Run, leg: Leg, endings: list[Ending], reason: str) -> None:
     if reason:
         run.hang = reason
         return
-    expected = 0
-    if leg.until is not None:
-        expected = -9 if leg.ending == KILL else 75
-    if all(ending.code == expected for ending in endings):
+    codes = [ending.code for ending in endings]
+    if leg.until is None:
+        is_expected = not any(codes)
+    elif leg.ending == KILL:  # The first one to die may take others along.
+        is_expected = -signal.SIGKILL in codes
+    else:
+        is_expected = set(codes) == {EXIT_CODE_ASKED}
+    if is_expected:
         return
-    if leg.until is not None and all(ending.code == 0 for ending in endings):
+    if leg.until is not None and not any(codes):
         run.missed = leg
         return
     run.failure = first_cause(endings) or endings[0]

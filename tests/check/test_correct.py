@@ -117,3 +117,17 @@ def test_the_text_report(tmp_path: Path) -> None:
     ]
     reproduce = f"--replicas 1 --max-epochs 1 --max-batches 1 {script.name}"
     assert f"  reproduce: elasticrun check --at 0:1:1 {reproduce}" in process.stdout
+
+
+def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None:
+    options = ("--replicas", "1,2", "--max-epochs", 2, "--max-batches", 2)
+    found = check(tmp_path, "dropout.py", *options)
+    assert found.code == 0, found.report
+    (note,) = found.report["notes"]
+    assert "differs by more than rounding without any restart" in note
+
+
+def test_double_precision_leaves_little_to_rounding(tmp_path: Path) -> None:
+    options = ("--at", "0:0:1", "--replicas", "1,2", "--float64")
+    limits = ("--max-epochs", 1, "--max-batches", 2)
+    assert check(tmp_path, "correct.py", *options, *limits).code == 0

@@ -119,8 +119,10 @@ def test_the_distance_of_sketches_is_that_of_tensors() -> None:
 
 
 def test_tolerance_grows_with_what_rounding_did() -> None:
-    assert is_within(1.0, 1.01, Tolerance(0.001))
-    assert not is_within(1.0, 1.01, Tolerance(0.0))
+    assert is_within(1.0, 1.003, Tolerance(0.001))
+    assert not is_within(1.0, 1.01, Tolerance(0.001))
+    assert not is_within(0.1, 0.1000001, Tolerance(0.0))
+    assert is_within(0.1, 0.1 + 1e-16, Tolerance(0.0))
     assert not is_within(3, 4, Tolerance(0.0))
     assert not is_within("a", "b", Tolerance(1.0))
 
