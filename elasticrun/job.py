@@ -243,6 +243,7 @@ class Job:
 
     def samples_of(self, num_samples: int, batch_size: int) -> int:  # noqa: ARG002
         """Return how much of an order a loop delivers; in a check only its start."""
+        del batch_size
         return num_samples
 
     def begin_loop(self, loader: AdaptiveDataLoader, where: str) -> Position | None:

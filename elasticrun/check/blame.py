@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticrun.check.comparing import MISSING, Difference, Mask, show
-from elasticrun.check.engine import Run
 from elasticrun.check.file_watch import FILE_PREFIX
 from elasticrun.check.moments import LineChange, Moment, Replay, replays_of
+from elasticrun.check.runs import Run
 from elasticrun.check.scratch import Source, original_path
 from elasticrun.lint.finding import Finding
 
@@ -165,7 +165,7 @@ class Detective:
         if causes:
             return causes
         drawn = self._drawn(lines)
-        lost = self._lost(run)
+        lost = self.lost(run)
         if drawn and not any(cause.rule for cause in lost):
             return drawn
         return [*lost, *drawn] or [Cause("unknown", "", "", None, None)]
@@ -188,7 +188,8 @@ class Detective:
             by_place.setdefault(cause.place, cause)
         return list(by_place.values())
 
-    def _lost(self, run: Run) -> list[Cause]:
+    def lost(self, run: Run) -> list[Cause]:
+        """Return the plain variables that a restart lost, and what is known of them."""
         causes = []
         for change in lost_variables(run, self._noise):
             finding = self._finding_about(change.name, _LOST_RULES)

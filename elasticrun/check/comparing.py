@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class Mask:
         ignored: Patterns that the user gave for fields and files.
         volatile_files: Files that differ from run to run; their lines are counted.
         unnamed_files: Files that have another name in each run.
-        sized: Fields that depend on the number of replicas without any restart.
+        sized: Fields and files that depend on the number of replicas by themselves.
         unseeded: Generators that begin anywhere; what they decide is seen elsewhere.
     """
 
@@ -48,6 +48,19 @@ class Mask:
     unnamed_files: set[str] = field(default_factory=set)
     sized: set[str] = field(default_factory=set)
     unseeded: set[str] = field(default_factory=set)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether anything depends on the number of replicas by itself."""
+        return bool(self.sized)
+
+    def hide_sized(self, names: Iterable[str]) -> bool:
+        """Do not compare these between numbers of replicas; return whether one can."""
+        for name in names:
+            if name == "loops" or name.startswith(("batches", "samples ")):
+                return False
+            self.sized.add(name)
+        return True
 
     def hides(self, name: str) -> bool:
         """Return whether the user does not want it to be compared."""
@@ -154,6 +167,8 @@ def compare_files(
         name = FILE_PREFIX + path
         one, other = expected.get(path), found.get(path)
         if one == other or mask.hides(name) or path in mask.unnamed_files:
+            continue
+        if is_rounded and name in mask.sized:
             continue
         if one and other:
             # Numbers in it may differ; that a line is there twice is another matter.

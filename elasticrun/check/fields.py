@@ -23,6 +23,7 @@ _MOST_ITEMS = 16  # Of a list that is written as it is.
 _MOST_ELEMENTS = 1000  # Of a list that is looked into.
 _MOST_TEXT = 200
 _SKETCH_SIZE = 8
+_MOST_KNOWN = 10_000
 _CHUNK = 1 << 14
 
 
@@ -126,12 +127,21 @@ def field_of_tensor(tensor: torch.Tensor) -> Field:
     kind = f"{str(own.dtype).removeprefix('torch.')}{list(own.shape)}"
     data = own.reshape(-1).view(torch.uint8).numpy() if own.numel() else b""
     field: dict[str, Any] = {"tensor": kind, "hash": _hash(data)}
+    known = _KNOWN.get((kind, field["hash"]))
+    if known is not None:  # Most tensors are as they were a moment ago.
+        return known
+    if len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.clear()
+    _KNOWN[kind, field["hash"]] = field
     if own.is_floating_point() and own.numel():
         values = own.reshape(-1).double()
         field["norm"] = _finite(float(values.norm()))
         field["sketch"] = [_finite(each) for each in _sketch(values)]
         field["eps"] = torch.finfo(own.dtype).eps
     return field
+
+
+_KNOWN: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def _finite(value: float) -> float:

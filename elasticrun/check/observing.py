@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import Any
 
 import torch
@@ -19,12 +20,22 @@ def observe(order: dict[str, Any]) -> None:
     """Have this replica's program do what the plan in its order says."""
     plan = decode_plan(order["plan"])
     os.chdir(plan.directory)
+    import_from_copy(plan.home, plan.directory)
     guard_folders(plan.guarded, scratch=os.path.dirname(plan.directory))
     if plan.is_float64:
         compute_in_double_precision()
     current.make_jobs_with(functools.partial(CheckedJob, plan))
     if plan.watched and order["rank"] == 0:
         LineWatch(plan).start()
+
+
+def import_from_copy(home: str, copy: str) -> None:
+    """Let modules of the user's directory come from its copy."""
+    for number, entry in enumerate(sys.path):
+        if entry == home or entry.startswith(home + os.sep):
+            moved = copy + entry.removeprefix(home)
+            if os.path.isdir(moved):
+                sys.path[number] = moved
 
 
 def compute_in_double_precision() -> None:

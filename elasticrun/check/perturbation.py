@@ -1,4 +1,4 @@
-"""Moving parameters by a rounding error, to see how far that carries."""
+"""Moving parameters by rounding errors, to see how far that carries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.tensors import StatefulState
 
+_TIMES_PRECISION = 32  # So much that what depends on parameters is seen to move.
+
 
 class Perturbation:
-    """Multiplies each trained parameter by 1 + e or 1 - e, e its type's precision.
+    """Multiplies each trained parameter by 1 + e or 1 - e, e some rounding errors.
 
     Another number of replicas adds gradients up in another order, which moves
-    parameters about as far. It draws from a generator of its own.
+    parameters less far. It draws from a generator of its own.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,6 @@ class Perturbation:
                         self._move(parameter.data)
 
     def _move(self, data: torch.Tensor) -> None:
-        size = torch.finfo(data.dtype).eps
+        size = _TIMES_PRECISION * torch.finfo(data.dtype).eps
         signs = torch.randint(2, data.shape, generator=self._generator)
         data.mul_((1 + (signs.to(data) * 2 - 1) * size).to(data.dtype))

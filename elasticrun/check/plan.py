@@ -41,9 +41,10 @@ class Plan:
         leg: The number of this generation in its run, from 0.
         until: Where it stops; None to run to the end.
         ending: How: "stop", or "kill" (saves there, is killed a boundary later).
-        is_perturbed: Whether parameters are moved by a rounding error at each boundary.
+        is_perturbed: Whether parameters are moved by rounding errors at each boundary.
         is_float64: Whether the program computes in double precision.
         watched: Fields and files for which the line that changes them is sought.
+        home: What `directory` is a copy of.
     """
 
     directory: str
@@ -57,6 +58,7 @@ class Plan:
     is_perturbed: bool = False
     is_float64: bool = False
     watched: tuple[str, ...] = ()
+    home: str = ""
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values, for the order to a replica."""

@@ -33,12 +33,14 @@ class Result:
         causes: What explains it, the best first.
         also: Other routes that show the same.
         command: What reproduces it.
+        base: What it differs from, if that is not the same without a restart.
     """
 
     route: Route
     differences: list[Difference]
     causes: list[Cause]
     command: list[str]
+    base: Route | None = None
     also: list[Route] = field(default_factory=list)
 
     @property
@@ -115,9 +117,13 @@ def _verdict(report: Report) -> str:
 
 def _result_lines(result: Result) -> list[str]:
     first = result.first
+    when_run = f"when {result.route.describe()}"
+    if result.base is not None:
+        sizes = f"{result.base.sizes[0]} to {result.route.sizes[0]}"
+        when_run = f"without any restart, from {sizes} replicas"
     when = "" if first.key is None else f" at {first.key.describe()}"
     lines = [
-        f"different when {result.route.describe()}",
+        f"different {when_run}",
         f"  {first.name} {show(first.expected)} != {show(first.found)}{when}",
     ]
     for cause in result.causes[:_MOST_OTHERS]:
@@ -145,6 +151,11 @@ def _cause_lines(cause: Cause) -> list[str]:
     if cause.source.strip():
         lines.append(f"     {cause.line} | {cause.source.rstrip()}")
     return lines
+
+
+def cause_text(cause: Cause) -> str:
+    """Return a cause as lines."""
+    return "\n".join(line.removeprefix("  ") for line in _cause_lines(cause))
 
 
 def relative(path: str) -> str:

@@ -50,13 +50,13 @@ class Route(NamedTuple):
     def describe(self) -> str:
         """Return the route in words."""
         if not self.places:
-            return f"without a restart, {_replicas(self.sizes[0])}"
+            return f"without a restart, {num_replicas(self.sizes[0])}"
         what = "killed after a checkpoint at" if self.is_killed else "restarted at"
         where = ", then at ".join(place.describe() for place in self.places)
         if self.is_resized:
             sizes = " to ".join(map(str, self.sizes))
             return f"{what} {where}, from {sizes} replicas"
-        return f"{what} {where}, {_replicas(self.sizes[0])}"
+        return f"{what} {where}, {num_replicas(self.sizes[0])}"
 
     def options(self) -> list[str]:
         """Return what makes `elasticrun check` take this route."""
@@ -81,5 +81,6 @@ def through(places: tuple[Place, ...], sizes: tuple[int, ...], ending: str) -> R
     )
 
 
-def _replicas(size: int) -> str:
+def num_replicas(size: int) -> str:
+    """Return a number of replicas in words."""
     return f"{size} replica{'s' * (size > 1)}"

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from elasticrun.check.moments import Key, Moment, compared
 
 # One perturbed run is one sample of what rounding does to a field.
-_TIMES_SEEN = 32.0
+_TIMES_SEEN = 4.0
 _TIMES_PRECISION = 64.0
+_TIMES_PRECISION_OF_FLOATS = 8.0
+_SINGLE_PRECISION = 2.0**-23
 
 
 class Tolerance(NamedTuple):
     """How far a field may be from the baseline.
 
     Attributes:
-        distance: What a rounding error in each step moved it by; 0 if nothing, so that
-            it is compared exactly unless it is a tensor; infinite if it is none that
-            has distances.
+        distance: What rounding errors in each step moved it by; 0 if nothing, so that
+            a number is compared exactly.
     """
 
     distance: float
@@ -74,8 +76,11 @@ def distance(one: Any, other: Any) -> float:
 def _floor(value: Any, tolerance: Tolerance) -> float:
     if isinstance(value, dict) and "sketch" in value:
         return float(_TIMES_PRECISION * value["eps"] * value["norm"])
-    if isinstance(value, float) and tolerance.distance > 0:
-        return _TIMES_PRECISION * 1.2e-7 * abs(value)
+    if isinstance(value, float):
+        # What came from tensors of single precision has no more than that.
+        if tolerance.distance > 0:
+            return _TIMES_PRECISION * _SINGLE_PRECISION * abs(value)
+        return _TIMES_PRECISION_OF_FLOATS * sys.float_info.epsilon * abs(value)
     return 0.0
 
 

@@ -8,13 +8,17 @@ from elasticrun.testing.replicas import GenerationFailed as GenerationFailed
 from elasticrun.testing.replicas import Outcome as Outcome
 from elasticrun.testing.replicas import run_generation as run_generation
 from elasticrun.testing.replicas import start_generation as start_generation
-from elasticrun.testing.traces import read_trace as read_trace
-from elasticrun.testing.traces import samples_of_loop as samples_of_loop
+from elasticrun.testing.restarts import (
+    assert_restart_equivalent as assert_restart_equivalent,
+)
+from elasticrun.traces import read_trace as read_trace
+from elasticrun.traces import samples_of_loop as samples_of_loop
 
 __all__ = [
     "GenerationFailed",
     "Job",
     "Outcome",
+    "assert_restart_equivalent",
     "read_trace",
     "run_generation",
     "samples_of_loop",

@@ -23,7 +23,7 @@ ROWS: list[list[str]] = [
         "checkpoint.keeping",
         "data.permutation",
         "data.reading",
-        "testing.traces",
+        "traces",
     ],
     ["checkpoint.manifest", "checkpoint.lock", "checkpoint.counter"],
     ["data.workers", "trace"],
@@ -116,16 +116,18 @@ ROWS: list[list[str]] = [
     ["check.places", "check.file_watch", "check.fields", "check.perturbation"],
     ["check.plan", "check.variables", "check.guard", "check.sweep", "check.moments"],
     ["check.recorder", "check.routes", "check.scratch", "check.tolerance"],
-    ["check.checked_job", "check.engine", "check.waiting", "check.comparing"],
-    ["check.line_watch", "check.blame"],
-    ["check.observing", "check.report"],
+    ["check.checked_job", "check.runs", "check.waiting", "check.comparing"],
+    ["check.line_watch", "check.blame", "check.baseline", "check.journey"],
+    ["check.observing", "check.report", "check.engine"],
+    ["check.problems"],
+    ["check.trials"],
     ["check.checker"],
     ["check.command"],
     # 7
     ["cli"],
     ["__main__"],
     # Beside 6: starts replicas, for tests.
-    ["testing.replicas"],
+    ["testing.replicas", "testing.restarts"],
     ["testing", "testing.preloaded"],
 ]
 HEIGHT = {module: height for height, row in enumerate(ROWS) for module in row}

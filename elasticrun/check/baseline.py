@@ -1,0 +1,111 @@
+"""What runs without a restart tell before there is one."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from elasticrun.check.comparing import Mask
+from elasticrun.check.moments import Moment, compared
+from elasticrun.check.runs import Run
+from elasticrun.traces import read_trace, samples_of_loop
+
+
+class Candidate(NamedTuple):
+    """What changes between the start of an epoch, or a loop, and the next loop.
+
+    Attributes:
+        zone: A or B.
+        epoch: The first one in which it is seen.
+        loop: The loop that comes after.
+        names: Fields, generators and files.
+    """
+
+    zone: str
+    epoch: int
+    loop: int
+    names: frozenset[str]
+
+
+def samples_of(run: Run) -> dict[tuple[int, int, int], list[int]]:
+    """Return the samples of each global batch by (epoch, loop, batch)."""
+    lines = read_trace(run.trace)
+    places = sorted({(line["epoch"], line["loop"]) for line in lines})
+    return {
+        (epoch, loop, batch): samples
+        for epoch, loop in places
+        for batch, samples in samples_of_loop(lines, epoch=epoch, loop=loop).items()
+    }
+
+
+def candidates_of(run: Run) -> list[Candidate]:
+    """Return what changes in the zones between loops, once for each loop."""
+    found: dict[int, Candidate] = {}
+    moments = [m for m in run.moments if m.key.kind in ("begin", "enter", "leave")]
+    for before, after in itertools.pairwise(moments):
+        key = after.key
+        if key.kind != "enter" or not key.in_epoch or before.key.kind == "enter":
+            continue
+        names = frozenset(_changed(before, after))
+        if names:
+            zone = "A" if before.key.kind == "begin" else "B"
+            known = found.setdefault(
+                key.loop, Candidate(zone, key.epoch, key.loop, names)
+            )
+            found[key.loop] = known._replace(names=known.names | names)
+    return list(found.values())
+
+
+def _changed(before: Moment, after: Moment) -> Iterator[str]:
+    for one, other in (
+        (before.fields, after.fields),
+        (before.random, after.random),
+        (before.files, after.files),
+    ):
+        yield from (n for n in {*one, *other} if one.get(n) != other.get(n))
+
+
+def drawing_zones(run: Run) -> set[str]:
+    """Return the zones in which the program moves a random generator."""
+    zones = set()
+    for before, after in itertools.pairwise(run.moments):
+        if before.random == after.random:
+            continue
+        if after.key.kind == "enter":
+            zones.add("A" if before.key.kind == "begin" else "B")
+        elif after.key.kind == "begin":
+            zones.add("D" if after.key.epoch else "P")
+    return zones
+
+
+def variables_that_differ(base: Run, again: Run) -> set[str]:
+    """Return the plain variables that are not the same in two equal runs."""
+    found = set()
+    others = compared(again.moments, last_leg=0)
+    for key, moment in compared(base.moments, last_leg=0).items():
+        other = others[key].variables if key in others else {}
+        found |= {n for n, value in moment.variables.items() if value != other.get(n)}
+    return found
+
+
+def note_what_differs(mask: Mask, base: Run, again: Run) -> None:
+    """Let what differs between two equal runs, and may, be compared no more."""
+    others = compared(again.moments, last_leg=0)
+    for key, moment in compared(base.moments, last_leg=0).items():
+        random = others[key].random if key in others else moment.random
+        mask.unseeded |= {n for n, v in moment.random.items() if random.get(n) != v}
+    one, other = base.moments[-1].files, again.moments[-1].files
+    for path in one.keys() & other.keys():
+        if one[path] != other[path] and not mask.hides(path):
+            mask.volatile_files.add(path)
+    only = one.keys() ^ other.keys()
+    for path in only:
+        if sum(_shape(each) == _shape(path) for each in only) > 1:
+            mask.unnamed_files.add(path)
+
+
+def _shape(path: str) -> str:
+    """Return a path without what looks like a time, a process or a random name."""
+    return re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", path)

@@ -1,0 +1,103 @@
+"""Runs that came to no end: what went wrong, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticrun.check import report as verdicts
+from elasticrun.check.blame import Detective
+from elasticrun.check.places import LoopPlace
+from elasticrun.check.routes import Route
+from elasticrun.check.runs import Run
+from elasticrun.check.scratch import Source
+from elasticrun.check.waiting import waits_of
+
+_LAST_LINES = 20
+
+
+@dataclass(eq=False)
+class Problem(Exception):
+    """Why a check cannot go on.
+
+    Attributes:
+        exit_code: What the check ends with.
+        text: What happened, and what to do.
+        detail: A traceback, or where each replica waits.
+        waits: Where each replica waits.
+        route: With what restarts it happens; None if it does without any.
+    """
+
+    exit_code: int
+    text: str
+    detail: str = ""
+    waits: list[dict[str, Any]] = field(default_factory=list)
+    route: Route | None = None
+
+
+def problem_of(
+    run: Run,
+    *,
+    source: Source,
+    loops: Sequence[LoopPlace],
+    detective: Detective | None,
+) -> Problem:
+    """Return why a run has not finished.
+
+    Args:
+        loops: Those of the baseline.
+        detective: Knows what a restart lost; None before the first one.
+    """
+    if run.missed is not None:
+        return _missed(run, loops)
+    problem = _hung(run, source) if run.hang else _failed(run, detective)
+    problem.route = run.route if run.route.places else None
+    return problem
+
+
+def _missed(run: Run, loops: Sequence[LoopPlace]) -> Problem:
+    assert run.missed is not None
+    have = ", ".join(f"{loop.at(loop.num_batches)}" for loop in loops[:6])
+    return Problem(
+        verdicts.USAGE,
+        f"the program never came to {run.missed.until}"
+        + (f"; the last batches of its loops are {have}" if have else "")
+        + ". Give a place that it passes, or raise --max-epochs and --max-batches.",
+    )
+
+
+def _hung(run: Run, source: Source) -> Problem:
+    waits = waits_of(run.output, run.route.legs[run.last_leg].size, source)
+    return Problem(
+        verdicts.HANG,
+        f"the script hangs {_when(run)}: {run.hang}",
+        "\n".join(wait.describe() for wait in waits),
+        [wait._asdict() for wait in waits],
+    )
+
+
+def _failed(run: Run, detective: Detective | None) -> Problem:
+    assert run.failure is not None
+    failure = run.failure.failure
+    if failure is not None:
+        text, detail = f"raised {failure.summary}", failure.trace
+    else:
+        text = f"ended with code {run.failure.code}"
+        detail = "\n".join(run.output.get(run.failure.rank, [])[-_LAST_LINES:])
+    if detective is not None and run.route.places:
+        # Such as a name that only a loop sets, which had finished before the restart.
+        named = [c for c in detective.lost(run) if c.rule and f"'{c.name}'" in text]
+        detail += "".join(f"\n{verdicts.cause_text(cause)}" for cause in named)
+    return Problem(
+        verdicts.SCRIPT_FAILS,
+        f"the script fails {_when(run)}: rank {run.failure.rank} {text}",
+        detail,
+    )
+
+
+def _when(run: Run) -> str:
+    if not run.route.places:
+        return run.route.describe()
+    where = "before its restart" if run.last_leg == 0 else "after it is restarted"
+    return f"{where} ({run.route.describe()})"

@@ -1,0 +1,152 @@
+"""Taking routes, and comparing each with the baseline of its number of replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+
+from elasticrun.check import report as verdicts
+from elasticrun.check.baseline import samples_of
+from elasticrun.check.blame import Detective
+from elasticrun.check.comparing import (
+    Difference,
+    Mask,
+    compare_moments,
+    compare_samples,
+)
+from elasticrun.check.engine import Engine
+from elasticrun.check.moments import loops_of
+from elasticrun.check.places import LoopPlace
+from elasticrun.check.problems import Problem, problem_of
+from elasticrun.check.routes import Route, straight
+from elasticrun.check.runs import Run
+from elasticrun.check.tolerance import Tolerances
+
+
+class Trials:
+    """The runs of one check.
+
+    Attributes:
+        mask: What is not compared.
+        loops: Those of the first baseline.
+        num_runs: How many runs there were.
+        detective: Who explains differences; None before the baseline is known.
+    """
+
+    def __init__(self, engine: Engine, mask: Mask) -> None:
+        self.engine = engine
+        self.mask = mask
+        self.loops: list[LoopPlace] = []
+        self.num_runs = 0
+        self.detective: Detective | None = None
+        self._baselines: dict[int, Run] = {}
+        self._tolerances: dict[int, Tolerances] = {}
+
+    def take(
+        self,
+        route: Route,
+        *,
+        watched: Sequence[str] = (),
+        is_perturbed: bool = False,
+    ) -> Run:
+        """Take a route to its end.
+
+        Raises:
+            Problem: It has none: the script fails, hangs, or misses a place.
+        """
+        return self._checked(
+            self.engine.run(route, watched=watched, is_perturbed=is_perturbed)
+        )
+
+    def take_each(self, routes: Sequence[Route]) -> Generator[Run, None, None]:
+        """Take routes to their ends, several at once where there are cores.
+
+        Raises:
+            Problem: One has none.
+        """
+        with contextlib.closing(self.engine.run_each(routes)) as runs:
+            yield from map(self._checked, runs)
+
+    def _checked(self, run: Run) -> Run:
+        self.num_runs += 1
+        if not run.has_finished:
+            raise problem_of(
+                run,
+                source=self.engine.source,
+                loops=self.loops,
+                detective=self.detective,
+            )
+        return run
+
+    def baseline(self, size: int) -> Run:
+        """Return the run without a restart with so many replicas.
+
+        Raises:
+            Problem: It has no end, or nothing that could be restarted.
+        """
+        if size not in self._baselines:
+            run = self._baselines[size] = self.take(straight(size))
+            if len(self._baselines) == 1:
+                self.loops = loops_of(run.moments)
+                self._check_has_loops()
+        return self._baselines[size]
+
+    def _check_has_loops(self) -> None:
+        if not any(loop.num_batches for loop in self.loops):
+            raise Problem(
+                verdicts.USAGE,
+                f"{self.engine.source.script.name} has run no loop over an "
+                "AdaptiveDataLoader, so there is nothing to restart in. Check a script "
+                "that trains with elasticrun, with arguments with which it does.",
+            )
+
+    def differences(self, base: Run, run: Run) -> list[Difference]:
+        """Return what differs first: samples, and what does at one moment."""
+        tolerances = None
+        if len({*base.route.sizes, *run.route.sizes}) > 1:
+            tolerances = self._tolerances_with(base.route.sizes[0])
+        moments = compare_moments(
+            base.moments,
+            run.moments,
+            last_leg=len(run.route.legs) - 1,
+            mask=self.mask,
+            tolerances=tolerances,
+            is_killed=run.route.is_killed,
+        )
+        return [*compare_samples(samples_of(base), samples_of(run)), *moments]
+
+    def is_exact(self, base: Run, differences: Sequence[Difference]) -> bool:
+        """Return whether rounding, and what it leads to, cannot explain these.
+
+        Weights may differ, and then all that is computed from them; what differs
+        before they do, and a schedule that rounding does not move, must be equal.
+        """
+        tolerances = self._tolerances_with(base.route.sizes[0])
+        is_rounded = self.mask.is_sized or any(
+            isinstance(each.expected, dict) and "sketch" in each.expected
+            for each in differences
+        )
+        return any(
+            tolerances.of(each.key, each.name).distance == 0
+            and not (isinstance(each.expected, dict) and "sketch" in each.expected)
+            and (not is_rounded or _is_schedule(each.name, base))
+            for each in differences
+        )
+
+    def _tolerances_with(self, size: int) -> Tolerances:
+        if size not in self._tolerances:
+            perturbed = self.take(straight(size), is_perturbed=True)
+            base = self.baseline(size)
+            self._tolerances[size] = Tolerances(base.moments, perturbed.moments)
+        return self._tolerances[size]
+
+
+def _is_schedule(name: str, run: Run) -> bool:
+    """Return whether a field says how fast to learn, as the program planned it."""
+    for state, kinds in run.moments[-1].kinds.items():
+        if name.startswith(f"{state}.") and "ReduceLROnPlateau" not in kinds:
+            if "LRScheduler" in kinds:
+                return True
+            if "Optimizer" in kinds and name.startswith(f"{state}.param_groups"):
+                return True
+    return False

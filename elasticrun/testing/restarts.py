@@ -1,0 +1,81 @@
+"""`assert_restart_equivalent`: what `elasticrun check` does, from a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_BOOT = """
+import sys
+if sys.path and sys.path[0] == "":
+    del sys.path[0]
+if sys.argv[1] not in sys.path:
+    sys.path.append(sys.argv[1])
+from elasticrun.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+_PACKAGE_PARENT = Path(__file__).parents[2]
+
+
+def assert_restart_equivalent(
+    script: str | os.PathLike[str],
+    *arguments: object,
+    at: str | Sequence[str] = (),
+    replicas: Sequence[int] | None = None,
+    max_epochs: int = 3,
+    max_batches: int = 4,
+    kill: bool = False,
+    float64: bool = False,
+    ignore: Sequence[str] = (),
+    link: Sequence[str] = (),
+    hang_timeout: float = 60.0,
+    directory: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Run a script with and without restarts, and compare, as `elasticrun check` does.
+
+        def test_training_survives_restarts():
+            assert_restart_equivalent("train.py", "--lr", 0.1)
+
+    Args:
+        arguments: What the script is given.
+        at: Restart only there ("0:1:3"); several for several restarts of one run.
+        replicas: Numbers of replicas to check with; with `at`, those of one generation
+            after another.
+        directory: The working directory, which is copied; the current one if None.
+        timeout: Seconds that all of it may take; None for any time.
+
+    Raises:
+        AssertionError: Restarts change something, or nothing could be compared; the
+            text is the report.
+    """
+    options: list[object] = ["--max-epochs", max_epochs, "--max-batches", max_batches]
+    for place in [at] if isinstance(at, str) else at:
+        options += ["--at", place]
+    if replicas is not None:
+        options += ["--replicas", ",".join(map(str, replicas))]
+    options += ["--kill"] * kill + ["--float64"] * float64
+    for pattern in ignore:
+        options += ["--ignore", pattern]
+    for path in link:
+        options += ["--link", path]
+    options += ["--hang-timeout", hang_timeout, os.path.abspath(script)]
+    # In a process of its own, which adopts what the script leaves behind.
+    process = subprocess.run(
+        [sys.executable, "-c", _BOOT, str(_PACKAGE_PARENT), "check"]
+        + [str(each) for each in [*options, "--", *arguments]],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if process.returncode != 0:
+        raise AssertionError(
+            f"{os.fspath(script)}: elasticrun check ended with exit code "
+            f"{process.returncode}\n{process.stdout}{process.stderr}"
+        )

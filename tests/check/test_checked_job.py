@@ -1,0 +1,108 @@
+"""The job of a checked replica: it ends loops early, notes, and stops where told."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    JobStopped,
+    Variables,
+    remaining_epochs_until,
+)
+from elasticrun.check.checked_job import CheckedJob
+from elasticrun.check.moments import loops_of, moments_of, read_notes, replays_of
+from elasticrun.check.observing import import_from_copy
+from elasticrun.check.places import Place
+from elasticrun.check.plan import Limits, Plan
+from elasticrun.testing import use_job
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    (tmp_path / "work").mkdir()
+    return Plan(
+        directory=str(tmp_path / "work"),
+        guarded=(),
+        records=str(tmp_path / "records"),
+        checkpoints=str(tmp_path / "checkpoints"),
+        leg=0,
+        limits=Limits(max_epochs=2, max_batches=3),
+    )
+
+
+def train(num_epochs: int) -> list[list[list[int]]]:
+    """Return the samples of each batch of each epoch; a counter is kept wrongly."""
+    loader = AdaptiveDataLoader(TensorDataset(torch.arange(21)), 4, shuffle=True)
+    counts = Variables(epochs=0)
+    epochs = []
+    for _ in remaining_epochs_until(num_epochs):
+        counts.epochs += 1
+        epochs.append([batch.tolist() for (batch,) in loader])
+    return epochs
+
+
+def test_epochs_that_were_cut_do_not_come_back(plan: Plan) -> None:
+    with use_job(CheckedJob(plan)):
+        assert list(remaining_epochs_until(5)) == [0, 1]
+        assert list(remaining_epochs_until(5)) == []
+        assert list(remaining_epochs_until(8)) == [2, 3]
+
+
+def test_a_cut_loop_delivers_the_batches_of_the_whole_one(plan: Plan) -> None:
+    with use_job(CheckedJob(plan)):
+        cut = train(9)
+    whole_plan = replace(plan, limits=Limits(0, 0), checkpoints=plan.records + "-whole")
+    with use_job(CheckedJob(whole_plan)):
+        whole = train(2)
+    assert [len(batch) for batch in cut[0]] == [4, 4, 1]
+    assert [epoch[:2] for epoch in cut] == [epoch[:2] for epoch in whole]
+
+
+def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
+    with (
+        pytest.raises(JobStopped) as stopped,
+        use_job(CheckedJob(replace(plan, until=Place(1, 0, 2)))),
+    ):
+        train(9)
+    assert stopped.value.code == 75
+    with use_job(CheckedJob(replace(plan, leg=1))):
+        train(9)
+    moments = moments_of(read_notes(Path(plan.records)))
+    assert [str(loop.at(loop.num_batches)) for loop in loops_of(moments)] == [
+        "0:0:3",
+        "1:0:3",
+    ]
+    (replay,) = replays_of(moments)
+    assert replay.stopped.fields["variables.epochs"] == 2
+    assert replay.resumed.fields["variables.epochs"] == 3
+    assert [zone for zone, _ in replay.steps] == ["P", "P", "A"]
+
+
+def test_files_that_a_program_changes_are_noted(plan: Plan) -> None:
+    log = Path(plan.directory) / "log.txt"
+    log.write_text("before\n")
+    with use_job(CheckedJob(plan)):
+        for _ in remaining_epochs_until(1):
+            log.write_text("before\nand after\n")
+    moments = moments_of(read_notes(Path(plan.records)))
+    files = {moment.key.kind: moment.files for moment in moments}
+    assert files["begin"] == {}
+    assert files["end"]["log.txt"]["lines"] == 2
+
+
+def test_modules_come_from_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work" / "lib").mkdir(parents=True)
+    home, work = "/home/someone", str(tmp_path / "work")
+    path = [f"{home}/lib", home, f"{home}/.venv/site-packages", "/usr/lib"]
+    monkeypatch.setattr(sys, "path", path)
+    import_from_copy(home, work)
+    assert sys.path == [f"{work}/lib", work, f"{home}/.venv/site-packages", "/usr/lib"]

@@ -1,0 +1,122 @@
+"""The classic mistakes, each found with its field, zone, line and rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.check.checking import check
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--replicas", 1, "--max-epochs", 3, "--max-batches", 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "how", "name", "zone", "line", "rule"),
+    [
+        ("scheduler_between_loops.py", "replayed", "lr_scheduler.last_epoch", "B",
+         "    schedule.step()", "ER101"),
+        ("grown_list.py", "replayed", "variables.epochs", "A",
+         "history.epochs.append", "ER103"),
+        ("appended_file.py", "replayed", "file:log.txt", "B",
+         "with open(", "ER104"),
+        ("draw_between_loops.py", "drawn", "random.torch", "B",
+         "torch.rand(())", "ER109"),
+    ],
+)  # fmt: skip
+def test_what_replayed_code_changes(
+    tmp_path: Path, script: str, how: str, name: str, zone: str, line: str, rule: str
+) -> None:
+    found = check(tmp_path, script, *SMALL)
+    assert found.code == 1
+    assert len(found.report["results"]) == 1
+    cause = found.cause
+    assert (cause["how"], cause["name"], cause["zone"]) == (how, name, zone)
+    assert (cause["line"], cause["rule"]) == (found.line_of(line), rule)
+    assert cause["path"] == str(found.script)
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "line", "rule"),
+    [
+        ("plain_counter.py", "num_steps", "num_steps += 1", "ER301"),
+        ("best_not_kept.py", "best", "best = error", "ER301"),
+        ("average_not_kept.py", "average", "AveragedModel(net)", "ER306"),
+    ],
+)
+def test_what_a_restart_loses(
+    tmp_path: Path, script: str, name: str, line: str, rule: str
+) -> None:
+    found = check(tmp_path, script, *SMALL)
+    assert found.code == 1
+    cause = found.cause
+    assert (cause["how"], cause["name"]) == ("lost", name)
+    assert (cause["line"], cause["rule"]) == (found.line_of(line), rule)
+
+
+def test_the_command_in_the_report_reproduces_it(tmp_path: Path) -> None:
+    found = check(tmp_path, "scheduler_between_loops.py", *SMALL)
+    command = found.report["results"][0]["command"]
+    assert command[:4] == ["elasticrun", "check", "--at", "0:1:1"]
+    again = check(tmp_path, "scheduler_between_loops.py", *command[2:-1])
+    assert again.code == 1
+    assert again.cause == found.cause
+    assert again.report["results"][0]["first"] == {
+        "name": "lr_scheduler.last_epoch",
+        "expected": 1,
+        "found": 2,
+        "moment": "the end of loop 1 of epoch 0",
+    }
+
+
+def test_a_script_that_is_not_reproducible_by_itself(tmp_path: Path) -> None:
+    found = check(tmp_path, "unseeded.py", *SMALL)
+    assert found.code == 3
+    assert found.report["difference"]["name"].startswith(("model.", "optimizer."))
+    assert "two runs without any restart differ" in found.report["problem"]
+    assert found.report["num_runs"] == 2
+
+
+def test_a_script_that_fails_only_after_a_restart(tmp_path: Path) -> None:
+    found = check(tmp_path, "fails_after_restart.py", "--at", "0:1:1")
+    assert found.code == 4
+    assert "NameError: name 'loss' is not defined" in found.report["problem"]
+    assert "after it is restarted" in found.report["problem"]
+    line = found.line_of("print(float(loss))")
+    assert f"fails_after_restart.py:{line}: ER307" in found.report["detail"]
+    assert found.report["command"][2:4] == ["--at", "0:1:1"]
+
+
+def test_a_script_that_fails_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import elasticrun\n\nraise ValueError('no data')\n"
+    )
+    found = check(tmp_path, "bad.py", "--replicas", 1)
+    assert found.code == 4
+    assert "raised ValueError: no data" in found.report["problem"]
+    assert found.report["command"] == []
+
+
+def test_a_hang_names_where_each_replica_waits(tmp_path: Path) -> None:
+    options = ("--at", "0:0:2", "--replicas", 2, "--hang-timeout", 20)
+    found = check(tmp_path, "hangs.py", *options)
+    assert found.code == 5, found.report
+    waits = [(w["rank"], w["what"], w["line"]) for w in found.report["waits"]]
+    assert waits == [
+        (0, "barrier", found.line_of("dist.barrier()")),
+        (1, "recv", found.line_of("dist.recv(")),
+    ]
+    assert {wait["path"] for wait in found.report["waits"]} == {str(found.script)}
+
+
+def test_a_learning_rate_that_depends_on_the_number_of_replicas(
+    tmp_path: Path,
+) -> None:
+    options = ("--replicas", "1,2", "--max-epochs", 1, "--max-batches", 1)
+    found = check(tmp_path, "size_decides.py", *options)
+    assert found.code == 1
+    first = found.report["results"][0]["first"]
+    assert first["name"] == "optimizer.param_groups[0].lr"
+    assert (first["expected"], first["found"]) == (0.05, 0.1)

@@ -1,0 +1,251 @@
+"""The parts of a check that need no replicas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from elasticrun.check.comparing import Mask, compare_fields, compare_files
+from elasticrun.check.fields import fields_of_state, flatten
+from elasticrun.check.moments import Key
+from elasticrun.check.places import LoopPlace, Place, parse_place
+from elasticrun.check.plan import KILL, STOP, Limits, Plan, decode_plan
+from elasticrun.check.routes import straight, through
+from elasticrun.check.scratch import (
+    copy_source,
+    find_source,
+    original_path,
+    own_arguments,
+)
+from elasticrun.check.sweep import first_place_in, places_to_try
+from elasticrun.check.tolerance import Tolerance, distance, is_within
+from elasticrun.check.waiting import waits_of
+from elasticrun.checkpoint.tensors import StatefulState
+from elasticrun.launcher.options import OptionError
+
+LOOPS = [LoopPlace(epoch, loop, True, 4) for epoch in range(3) for loop in range(2)]
+
+
+# Places and routes.
+
+
+@pytest.mark.parametrize("text", ["0:1:3", "2:end", "after3:0:2"])
+def test_a_place_is_read_as_it_is_written(text: str) -> None:
+    assert str(parse_place(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "0:0", "0:0:0", "after1:end", "a:b:c", "-1:0:1"]
+)
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--at"):
+        parse_place(text)
+
+
+def test_a_sweep_restarts_at_the_edges_of_loops() -> None:
+    places = places_to_try([*LOOPS, LoopPlace(3, 0, False, 2)], [0, 1, 2])
+    texts = list(map(str, places))
+    assert {"0:0:1", "0:0:3", "0:0:4", "0:1:1", "2:1:4", "0:end", "2:end"} <= set(texts)
+    assert {"after3:0:1", "after3:0:2"} <= set(texts)
+    assert len(set(texts)) == len(texts)
+    assert texts == list(
+        map(str, places_to_try([*LOOPS, LoopPlace(3, 0, False, 2)], [0, 1, 2]))
+    )
+
+
+def test_the_first_batch_of_a_loop() -> None:
+    assert first_place_in(LOOPS, 1, 1) == Place(1, 1, 1)
+    assert first_place_in(reversed(LOOPS), None, 0) == Place(2, 0, 1)
+    assert first_place_in(LOOPS, 5, 0) is None
+
+
+def test_a_route_says_how_it_is_taken() -> None:
+    route = through((Place(0, 1, 2), Place(1, -1, 0)), (1, 2, 1), STOP)
+    assert route.options() == [
+        "--at", "0:1:2", "--at", "1:end", "--replicas", "1,2,1",
+    ]  # fmt: skip
+    assert through((Place(0, 0, 1),), (2, 2), KILL).options() == [
+        "--at", "0:0:1", "--replicas", "2", "--kill",
+    ]  # fmt: skip
+    assert straight(3).options() == ["--replicas", "3"]
+
+
+def test_a_plan_survives_its_way_to_a_replica() -> None:
+    plan = Plan("work", ("home",), "records", "checkpoints", 1, until=Place(0, 1, 2))
+    assert decode_plan(plan.encode()) == plan
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "expected"),
+    [(61, 29), (64, 32), (32, 32), (30, 30), (33, 25), (5, 5)],
+)
+def test_a_cut_loop_keeps_the_size_of_its_last_batch(
+    num_samples: int, expected: int
+) -> None:
+    assert Limits(max_batches=4).samples(num_samples, 8) == expected
+    assert Limits(max_batches=0).samples(num_samples, 8) == num_samples
+
+
+# Comparing.
+
+
+def test_nested_values_become_fields() -> None:
+    values = {"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], "steps": [1, 2], "x": None}
+    assert dict(flatten("opt", values)) == {
+        "len(opt.groups)": 1,
+        "opt.groups[0].lr": 0.1,
+        "opt.groups[0].betas": [0.9, 0.99],
+        "opt.steps": [1, 2],
+        "opt.x": None,
+    }
+
+
+def test_the_distance_of_sketches_is_that_of_tensors() -> None:
+    generator = torch.Generator().manual_seed(3)
+    first = torch.randn(50_000, generator=generator)
+    moved = first + 1e-3 * torch.randn(50_000, generator=generator)
+    nets = []
+    for values in (first, moved):
+        net = torch.nn.Linear(50_000, 1, bias=False)
+        net.weight.data.copy_(values[None])
+        nets.append(fields_of_state(StatefulState("net", net))["net.weight"])
+    true = float((first.double() - moved.double()).norm())
+    assert true / 2 < distance(*nets) < true * 2
+    assert distance(nets[0], nets[0]) == 0.0
+
+
+def test_tolerance_grows_with_what_rounding_did() -> None:
+    assert is_within(1.0, 1.003, Tolerance(0.001))
+    assert not is_within(1.0, 1.01, Tolerance(0.001))
+    assert not is_within(0.1, 0.1000001, Tolerance(0.0))
+    assert is_within(0.1, 0.1 + 1e-16, Tolerance(0.0))
+    assert not is_within(3, 4, Tolerance(0.0))
+    assert not is_within("a", "b", Tolerance(1.0))
+
+
+def test_ignored_fields_are_not_compared() -> None:
+    one, other = {"a.b": 1, "a.c": 2}, {"a.b": 3, "a.c": 4}
+    assert [d.name for d in compare_fields(one, other, Mask(("*.b",)), None)] == ["a.c"]
+
+
+def test_files_are_compared_as_far_as_they_can_be() -> None:
+    one = {"log": {"lines": 2, "size": 9, "hash": "x"}, "net": {"size": 5, "hash": "y"}}
+    other = {
+        "log": {"lines": 3, "size": 12, "hash": "z"},
+        "net": {"size": 5, "hash": "u"},
+    }
+
+    def names(**options: bool) -> list[str]:
+        return [d.name for d in compare_files(one, other, Mask(), **options)]
+
+    assert names() == ["file:log", "file:net"]
+    assert names(is_rounded=True) == ["file:log"]
+    assert names(is_killed=True) == []
+    assert compare_files(one, one, Mask()) == []
+    (gone,) = compare_files(
+        one, {"log": None, "net": one["net"]}, Mask(), is_killed=True
+    )
+    assert gone.name == "file:log"
+
+
+def test_moments_have_words() -> None:
+    assert Key("leave", 2, 1).describe() == "the end of loop 1 of epoch 2"
+    assert Key("exit").describe() == "the end of the program"
+
+
+# Scratch copies.
+
+
+def test_a_scratch_copy_has_what_the_program_needs(tmp_path: Path) -> None:
+    home, target = tmp_path / "home", tmp_path / "elasticrun-run-0" / "work"
+    for name in ("train.py", "lib/part.py", ".git/HEAD", "data/big.bin"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(name)
+    (home / "job/checkpoint-00000001").mkdir(parents=True)
+    (home / "job/checkpoint-00000001/manifest.json").touch()
+    script = str(home / "train.py")
+    source = find_source(script, directory=str(home), linked=["data"])
+    copied = copy_source(source, target)
+    assert copied == target / "train.py"
+    names = sorted(str(path.relative_to(target)) for path in target.rglob("*"))
+    assert names == ["data", "lib", "lib/part.py", "train.py"]
+    assert (target / "data").is_symlink()
+    assert original_path(str(copied), source) == script
+    assert original_path("/usr/lib/other.py", source) == "/usr/lib/other.py"
+    arguments = ["--out", f"{home}/x.pt", f"--log={home}/y", "/else"]
+    assert own_arguments(arguments, source, target) == (
+        "--out", f"{target}/x.pt", f"--log={target}/y", "/else",
+    )  # fmt: skip
+
+
+def test_a_directory_that_is_too_large_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "big").write_bytes(b"x" * 4096)
+    monkeypatch.setattr("elasticrun.check.scratch._MOST_BYTES", 1024)
+    with pytest.raises(OptionError, match=r"--link data"):
+        find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=[])
+    find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=["data"])
+
+
+GUARDED = """
+import os, sys
+from elasticrun.check.guard import OutsideOfScratchError, guard_folders
+guard_folders([sys.argv[1]], scratch=sys.argv[2])
+open(sys.argv[2] + "/own", "w").close()
+open(sys.argv[1] + "/kept").close()
+for act in (
+    lambda: open(sys.argv[1] + "/kept", "a"),
+    lambda: os.remove(sys.argv[1] + "/kept"),
+    lambda: os.rename(sys.argv[2] + "/own", sys.argv[1] + "/kept"),
+    lambda: os.mkdir(sys.argv[1] + "/new"),
+    lambda: open(sys.argv[2] + "/link", "w"),
+):
+    try:
+        act()
+    except OutsideOfScratchError:
+        print("refused")
+"""
+
+
+def test_what_is_the_users_is_guarded(tmp_path: Path) -> None:
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    home.mkdir()
+    scratch.mkdir()
+    (home / "kept").write_text("mine")
+    (scratch / "link").symlink_to(home / "kept")
+    code = [sys.executable, "-c", GUARDED, str(home), str(scratch)]
+    process = subprocess.run(code, capture_output=True, text=True, check=False)
+    assert process.stdout.split() == ["refused"] * 5, process.stderr
+    assert (home / "kept").read_text() == "mine"
+
+
+# Hangs.
+
+
+def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    script = str(tmp_path / "train.py")
+    source = find_source(script, directory=str(tmp_path), linked=[])
+    copy = "/tmp/elasticrun-check-x/elasticrun-run-3/work/train.py"
+    torch_file = "/usr/lib/torch/distributed/distributed_c10d.py"
+    lines = [
+        "Thread 0x1 (most recent call first):",
+        '  File "/usr/lib/threading.py", line 9 in wait',
+        "",
+        "Current thread 0x2 (most recent call first):",
+        f'  File "{torch_file}", line 40 in all_reduce',
+        '  File "/usr/lib/torch/distributed/c10d_logger.py", line 83 in wrapper',
+        f'  File "{copy}", line 12 in train',
+        f'  File "{copy}", line 20 in <module>',
+        '  File "/usr/lib/elasticrun/launcher/replica.py", line 130 in _run_script',
+    ]
+    first, second = waits_of({0: lines}, 2, source)
+    assert first.describe() == f"rank 0 waits in all_reduce at {script}:12 in train"
+    assert second.describe() == "rank 1 said nothing"
