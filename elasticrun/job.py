@@ -241,7 +241,7 @@ class Job:
         """Return where an epoch loop is to end; `elasticrun check` ends it sooner."""
         return num_epochs
 
-    def samples_of(self, num_samples: int, batch_size: int) -> int:  # noqa: ARG002
+    def samples_of(self, num_samples: int, batch_size: int) -> int:
         """Return how much of an order a loop delivers; in a check only its start."""
         del batch_size
         return num_samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,12 +11,14 @@ from pathlib import Path
 
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.counter import read_counter
+from elasticrun.launcher.claim import claimed
 from elasticrun.launcher.options import OptionError, Program
 
 _CHECKPOINT = re.compile("checkpoint-([0-9]{8,})")
 _FINISHED = "finished.json"
 _OWN = re.compile(
-    r"checkpoint-[0-9]{8,}|generation|lock|finished\.json|logs|\w+(\.json)?\.tmp"
+    r"checkpoint-[0-9]{8,}|generation|(launcher\.)?lock|finished\.json|logs"
+    r"|\w+(\.json)?\.tmp"
 )
 
 
@@ -81,28 +82,16 @@ def move_aside(directory: Path) -> Path | None:
             f"--fresh would move {directory} aside, but it holds {strange[0]!r}, which "
             "is not elasticrun's. Move it yourself, or give another --checkpoint-dir."
         )
-    _check_unused(directory)
-    number = 1
-    while (target := directory.with_name(f"{directory.name}.old-{number}")).exists():
-        number += 1
-    directory.rename(target)
+    with claimed(directory, is_shared=False):
+        number = 1
+        while (target := _aside(directory, number)).exists():
+            number += 1
+        directory.rename(target)
     return target
 
 
-def _check_unused(directory: Path) -> None:
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise OptionError(
-            f"--fresh would move {directory} aside, but a live job uses it. Stop that "
-            "job first, or give this one another --checkpoint-dir."
-        ) from error
-    finally:
-        os.close(descriptor)
+def _aside(directory: Path, number: int) -> Path:
+    return directory.with_name(f"{directory.name}.old-{number}")
 
 
 def _fingerprint(program: Program) -> str:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.causes import Ending, Failure, describe, explain_kill
 from elasticrun.launcher.directory import newest_checkpoint
 from elasticrun.launcher.loop import Loop
-from elasticrun.launcher.output import LineReader, open_log
+from elasticrun.launcher.output import LineReader, Log, log_path
 from elasticrun.launcher.reporter import DUMP_SIGNAL
 from elasticrun.launcher.starter import Parked
 from elasticrun.launcher.wire import Message, WireError
@@ -28,6 +28,9 @@ class Listener(Protocol):
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """A replica printed a line."""
+
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """What a replica prints cannot be kept."""
 
     def on_report(self, member: Member) -> None:
         """A replica said where it is."""
@@ -57,7 +60,7 @@ class Member:
     parked: Parked
     pidfd: int
     started_at: float
-    log: BinaryIO
+    log: Log
     readers: list[LineReader] = field(default_factory=list)
     report: Message = field(default_factory=dict)
     moved_at: float = 0.0
@@ -77,6 +80,7 @@ class Generation:
     Attributes:
         members: Of this node, by rank.
         is_killed: Whether the launcher has killed it.
+        is_discarded: Whether it was killed because nobody needed it any more.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Generation:
         self.number = number
         self._offset = offset
         self.is_killed = False
+        self.is_discarded = False
         self.started_at = time.monotonic()
         self._kills_before = processes.num_out_of_memory_kills()
         self._loop = loop
@@ -127,6 +132,11 @@ class Generation:
     def has_job(self) -> bool:
         """Whether every program on this node has come to make its job."""
         return all(member.report for member in self.members)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any program on this node has come to make its job."""
+        return any(member.report for member in self.members)
 
     def newest_checkpoint(self, default: Path) -> int:
         """Return the newest one's number; the script may have a directory of its own.
@@ -179,9 +189,17 @@ class Generation:
         for member in self.running:
             processes.kill_group(member.pid)
 
+    def discard(self) -> None:
+        """Kill all replicas, which is no crash: others are to start in their place."""
+        self.is_discarded = True
+        self.kill()
+
     def _enroll(self, parked: Parked, log_dir: Path) -> Member:
         rank = self._offset + parked.rank
-        log = open_log(log_dir, generation=self.number, rank=rank)
+        log = Log(
+            log_path(log_dir, generation=self.number, rank=rank),
+            lambda error: self._listener.on_log_failure(rank, error),
+        )
         now = time.monotonic()
         pidfd = os.pidfd_open(parked.pid)
         member = Member(rank, parked.pid, parked, pidfd, now, log, moved_at=now)
@@ -195,8 +213,7 @@ class Generation:
 
     def _on_line(self, member: Member, *, is_error: bool) -> Callable[[bytes], None]:
         def take(line: bytes) -> None:
-            with contextlib.suppress(OSError):  # A full disk must not end the job.
-                member.log.write(line)
+            member.log.write(line)
             member.has_dumped = member.has_dumped or _STACKS in line
             self._listener.on_output(member.rank, line, is_error=is_error)
 

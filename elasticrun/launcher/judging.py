@@ -69,10 +69,10 @@ class Judge:
             return self._end_stopped(outcome, code)
         if outcome.kind == LEFT:
             return self._go_on_without(outcome, number)
+        if stop is Stop.SCALE:
+            return self._rescale(outcome, number)
         if outcome.kind == CRASHED:
             return self._restart(outcome, number)
-        if stop is Stop.SCALE:
-            return Next()
         self._console.event(
             f"stopped by itself with exit code {outcome.code}; the same command goes on"
         )
@@ -119,11 +119,19 @@ class Judge:
         """Restart because a node is gone, which counts as no crash."""
         if self._has_finished():
             return self._finish(is_first=False)
-        newest = outcome.newest
         self._console.event(
             f"generation {number} has lost a node: {outcome.text}; going on "
-            + (f"from checkpoint {newest}" if newest else "from the beginning")
+            f"{_start_from(outcome.newest)}"
         )
+        return Next()
+
+    def _rescale(self, outcome: Outcome, number: int) -> Next:
+        """Restart with another size, which counts as no crash however it came to it."""
+        if outcome.kind == CRASHED:
+            self._console.event(
+                f"generation {number} ended at {outcome.where} without saving: "
+                f"{outcome.text}; rescaling {_start_from(outcome.newest)}"
+            )
         return Next()
 
     def _restart(self, outcome: Outcome, number: int) -> Next:
@@ -135,3 +143,7 @@ class Judge:
             return self.fail(text, trace=outcome.trace)
         self._console.event(text)
         return Next(delay=delay)
+
+
+def _start_from(newest: int) -> str:
+    return f"from checkpoint {newest}" if newest else "from the beginning"

@@ -68,14 +68,14 @@ def outcome_of(generation: Generation, *, reason: str, directory: Path) -> Outco
         reason: Why the launcher killed them, if it did.
         directory: Where checkpoints are unless a replica said otherwise.
     """
-    cause = first_cause(generation.endings)
+    cause = None if generation.is_discarded else first_cause(generation.endings)
     first = generation.members[0].report
     newest = generation.newest_checkpoint(directory)
     where = str(first.get("position", "the start of the script"))
     if cause is None:
         codes = [ending.code for ending in generation.endings]
         stops = [code for code in codes if code in STOP_CODES]
-        kind = STOPPED if stops else FINISHED
+        kind = STOPPED if stops or generation.is_discarded else FINISHED
         code = max(stops, default=0)
         return Outcome(kind, where=where, code=code, newest=newest)
     return Outcome(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -57,16 +58,44 @@ class LineReader:
         os.close(self._descriptor)
 
 
+class Log:
+    """Appends to a file, and does without it when that fails.
+
+    A full disk must not end a job, which may end well before it prints much more.
+
+    Args:
+        on_failure: Called the first time.
+    """
+
+    def __init__(self, path: Path, on_failure: Callable[[OSError], None]) -> None:
+        self._on_failure: Callable[[OSError], None] | None = on_failure
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            on_failure(error)
+
+    def write(self, line: bytes) -> None:
+        """Keep a line if that can be done, also after another one was lost."""
+        try:
+            if self._file is not None:
+                self._file.write(line)
+        except OSError as error:
+            on_failure, self._on_failure = self._on_failure, None
+            if on_failure is not None:
+                on_failure(error)
+
+    def close(self) -> None:
+        """Keep no more."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
 def log_path(directory: Path, *, generation: int, rank: int) -> Path:
     """Return the file that keeps what a replica prints."""
     return directory / f"generation-{generation:04d}" / f"rank-{rank}.log"
-
-
-def open_log(directory: Path, *, generation: int, rank: int) -> BinaryIO:
-    """Open a replica's log to append to; nothing that is in it is lost."""
-    path = log_path(directory, generation=generation, rank=rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open(path, "ab", buffering=0)
 
 
 def find_logs(directory: Path) -> dict[int, dict[int, Path]]:

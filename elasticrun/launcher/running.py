@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from elasticrun.launcher import directory, processes, sockets
+from elasticrun.launcher.claim import claimed, make_usable
 from elasticrun.launcher.console import Console, open_console
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.loop import Loop
@@ -33,10 +34,13 @@ def run_job(options: Options) -> int:
     """
     console = open_console()
     with contextlib.closing(console):
+        _move_aside_if_fresh(options, console)
         if _is_finished(options, console):
             return 0
-        processes.adopt_orphans()
         with ExitStack() as stack:
+            _claim_directories(options, stack)
+            _say_where(options, console)
+            processes.adopt_orphans()
             loop = Loop()
             wakeups = stack.enter_context(_signals_as_bytes())
             listener = stack.enter_context(sockets.listening())
@@ -73,13 +77,22 @@ def _meeting(
     return meet
 
 
-def _is_finished(options: Options, console: Console) -> bool:
-    """Say where everything is; return whether there is nothing left to do."""
+def _move_aside_if_fresh(options: Options, console: Console) -> None:
     where = options.checkpoint_dir
-    if options.is_fresh:
-        moved = directory.move_aside(where)
-        if moved is not None:
-            console.event(f"starting anew; what was in {where} is now in {moved}")
+    if options.is_fresh and (moved := directory.move_aside(where)) is not None:
+        console.event(f"starting anew; what was in {where} is now in {moved}")
+
+
+def _claim_directories(options: Options, stack: ExitStack) -> None:
+    """Keep other jobs out, and refuse what cannot be used before anything starts."""
+    is_shared = options.nodes is not None
+    stack.enter_context(claimed(options.checkpoint_dir, is_shared=is_shared))
+    make_usable(options.log_dir, what="logs", option="--log-dir")
+
+
+def _is_finished(options: Options, console: Console) -> bool:
+    """Return whether there is nothing left to do, and say so."""
+    where = options.checkpoint_dir
     when = directory.finished_at(where, options.program)
     if when is not None:
         date = time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
@@ -89,13 +102,17 @@ def _is_finished(options: Options, console: Console) -> bool:
             "longer, raise its number of epochs; to start anew, add --fresh."
         )
         return True
+    return False
+
+
+def _say_where(options: Options, console: Console) -> None:
+    where = options.checkpoint_dir
     newest = directory.newest_checkpoint(where)
     console.event(
         f"job {options.name}, checkpoints in {where}"
         + (f", going on from checkpoint {newest}" if newest else "")
         + f", logs in {options.log_dir}"
     )
-    return False
 
 
 @contextmanager

@@ -72,6 +72,7 @@ class Supervisor:
         self._may_begin = True
         self._last_number = -1
         self._is_known_ready = False
+        self._has_log_failed = False
         self._starter = Starter(
             loop,
             imports=[] if options.is_exec else imports_of(options.program),
@@ -146,7 +147,7 @@ class Supervisor:
             self._stop = Stop.END
             self.nodes.wish(wish, cause)
             return
-        if generation is None or not any(m.report for m in generation.members):
+        if generation is None or not generation.has_begun:
             self._console.event(f"{cause}: ending; nothing was trained since the start")
             self.nodes.leave(wish, cause)
             self.exit_code = code
@@ -204,7 +205,7 @@ class Supervisor:
         self._last_number = round_.number
         self.crashes.adopt(round_)
         self._stop = Stop.NONE
-        self._is_known_ready = False
+        self._is_known_ready = self._has_log_failed = False
         generation = Generation(
             parked,
             number=round_.number,
@@ -229,6 +230,15 @@ class Supervisor:
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """Show a line that a replica printed."""
         self._console.output(marked(rank, line), is_error=is_error)
+
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """Say once in a generation that what replicas print is not kept."""
+        if not self._has_log_failed:
+            self._has_log_failed = True
+            self._console.event(
+                f"what rank {rank} prints is not kept, and perhaps that of others: "
+                f"{error}; going on without"
+            )
 
     def on_report(self, member: Member) -> None:
         """Note where a replica is."""
@@ -288,9 +298,12 @@ class Supervisor:
             self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
 
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
-        if self.generation is not None:
+        generation = self.generation
+        if generation is not None and stop is Stop.SCALE and not generation.has_begun:
+            generation.discard()  # It could save nothing, and loses nothing.
+        elif generation is not None:
             if self._stop is Stop.NONE:
-                self.generation.ask_to_stop(cause)
+                generation.ask_to_stop(cause)
             self._watchdog.expect_end(
                 grace=self.options.grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
             )

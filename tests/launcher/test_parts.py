@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import itertools
 import os
 import re
@@ -33,7 +33,7 @@ from elasticrun.launcher.options import (
     parse_hang_timeout,
     parse_replicas,
 )
-from elasticrun.launcher.output import LineReader, find_logs, marked, open_log
+from elasticrun.launcher.output import LineReader, Log, find_logs, log_path, marked
 from elasticrun.launcher.restarts import Budget
 from elasticrun.launcher.table import render
 from elasticrun.launcher.wire import Channel, WireError
@@ -183,10 +183,26 @@ class TestOutput:
         assert marked(3, b"10%|#\r50%|##\n") == "[3] 50%|##"
         assert marked(0, b"\xff\n") == "[0] \N{REPLACEMENT CHARACTER}"
 
+    def test_a_log_that_cannot_be_written_is_done_without(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        errors: list[OSError] = []
+        for folder, name in ((tmp_path / "file", "rank-0.log"), (tmp_path, "full")):
+            log = Log(folder / "generation-0000" / name, errors.append)
+            log.write(b"line\n")
+            log.close()
+        assert [type(error) for error in errors] == [NotADirectoryError]
+        full = Log(Path("/dev/full"), errors.append)
+        full.write(b"line\n")
+        full.write(b"line\n")
+        full.close()
+        assert [error.errno for error in errors[1:]] == [errno.ENOSPC]
+
     def test_logs_are_appended_and_found_in_order(self, tmp_path: Path) -> None:
         for generation, rank in ((10, 0), (2, 11), (2, 3), (2, 3)):
-            with open_log(tmp_path, generation=generation, rank=rank) as log:
-                log.write(b"line\n")
+            path = log_path(tmp_path, generation=generation, rank=rank)
+            log = Log(path, pytest.fail)
+            log.write(b"line\n")
+            log.close()
         found = find_logs(tmp_path)
         assert [(g, list(ranks)) for g, ranks in found.items()] == [
             (2, [3, 11]),
@@ -277,7 +293,7 @@ class TestDirectory:
     def test_a_directory_in_use_is_not_moved(self, tmp_path: Path) -> None:
         own = tmp_path / "own"
         self.commit(own, 1)
-        lock = own / "lock"
+        lock = own / "launcher.lock"
         code = (
             "import fcntl, sys; file = open(sys.argv[1], 'r+');"
             "fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True);"
@@ -291,11 +307,9 @@ class TestDirectory:
         ) as holder:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
-            with pytest.raises(OptionError, match="a live job uses it"):
+            with pytest.raises(OptionError, match="a live job uses .*/own "):
                 directory.move_aside(own)
             holder.communicate()
-        with open(lock, "r+") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)  # This process does not exclude itself.
         assert directory.move_aside(own) == tmp_path / "own.old-1"
         self.commit(own, 1)
         assert directory.move_aside(own) == tmp_path / "own.old-2"

@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,9 +16,11 @@ import pytest
 from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
+    PROGRAM,
     elasticrun,
     run,
     running,
+    variables,
     wait_until_nothing_is_left,
 )
 from tests.support.stage import Stage, wait_until
@@ -62,6 +66,43 @@ def test_scaling_that_comes_before_training_is_not_lost(stage: Stage) -> None:
         assert job.wait() == 0
     assert list(sizes(stage).values())[-1] == 2
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+SLOW_ONCE = """
+import pathlib, sys, threading
+mark = pathlib.Path(sys.argv[1], "began")
+if not mark.exists():
+    mark.touch()
+    threading.Event().wait()
+from tests.launcher.program import main
+main()
+"""
+
+
+def test_scaling_does_not_wait_for_a_script_that_only_starts(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text(SLOW_ONCE)
+    options = ["--replicas", 1, "--max-restarts", 0, "--grace", 1000, "--", stage.root]
+    with running(stage, *options, script=script) as job:
+        wait_until((stage.root / "began").exists)
+        answer = job.ask("scale", 2)
+        assert answer.stdout.endswith("generation 0 trains with 2 replicas\n")
+        assert job.wait() == 0, job.events
+        wait_until_nothing_is_left(stage)
+    assert sizes(stage) == {0: 2}  # Number 0 was not taken: nothing had begun.
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_rescaling_that_could_not_save_is_no_crash(stage: Stage) -> None:
+    options = ["--replicas", 1, "--max-restarts", 0, "--grace", 0.5, "--"]
+    with running(stage, *options, "--hold", "0:9", "--hold", "1:9") as job:
+        job.wait_until_held(0, 1)
+        assert job.ask("scale", 2).returncode == 0
+        assert "no boundary came within 0.5 s of a rescaling" in job.events
+        job.wait_until_held(1, 2)
+        assert job.status()["restarts"] == 0
+        stage.mark("go-1")
+        assert job.wait() == 0, job.events
 
 
 def test_bounds_are_kept(stage: Stage) -> None:
@@ -153,6 +194,36 @@ def test_two_jobs_of_one_name_are_told_apart(stage: Stage) -> None:
         assert first.ask("stop", second.pid).returncode == 0
         assert second.wait() == 75
         assert first.process.poll() is None
+
+
+def test_a_second_job_is_kept_out_of_a_live_directory(stage: Stage) -> None:
+    """Also while no replica holds the lock: before the first one, or between two."""
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, script=script) as job:
+        claim = stage.checkpoints / "launcher.lock"
+        wait_until(lambda: claim.exists() and claim.read_text())
+        for more in ([], ["--fresh"], ["--name", "other"]):
+            refused = elasticrun(stage, "run", *more, script)
+            assert refused.returncode == 2
+            assert refused.stdout == ""
+            [line] = refused.stderr.splitlines()
+            assert f"a live job uses {stage.checkpoints} (process {job.pid} on" in line
+        job.process.kill()  # A claim ends with its launcher.
+        job.process.wait()
+        assert run(stage, "--replicas", 1, "--fresh").wait() == 0
+    assert stage.checkpoints.with_name("checkpoints.old-1").exists()
+
+
+def test_a_job_that_was_started_otherwise_is_respected(stage: Stage) -> None:
+    program = [sys.executable, PROGRAM, stage.root, "--hold", "0:3"]
+    with subprocess.Popen(program, env=variables(stage)) as other:
+        wait_until(lambda: stage.has("held-0-0"))
+        refused = elasticrun(stage, "run", "--replicas", 1, PROGRAM, stage.root)
+        assert refused.returncode == 2
+        assert f"(process {other.pid} on" in refused.stderr
+        stage.mark("go-0")
+    assert other.returncode == 0
 
 
 def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> None:

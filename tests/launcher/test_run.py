@@ -185,6 +185,19 @@ def test_what_cannot_be_is_refused_before_anything_starts(stage: Stage) -> None:
     assert not stage.checkpoints.exists()
 
 
+@pytest.mark.parametrize("option", ["--checkpoint-dir", "--log-dir"])
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nope"])
+def test_a_directory_that_cannot_be_is_refused_before_anything_starts(
+    stage: Stage, option: str, place: str
+) -> None:
+    (stage.root / "file").touch()
+    refused = elasticrun(stage, "run", option, place, __file__)
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert str(stage.root / place) in line
+    assert option in line
+
+
 def test_fresh_moves_nothing_that_is_not_the_jobs(stage: Stage) -> None:
     stage.checkpoints.mkdir()
     (stage.checkpoints / "thesis.tex").touch()
