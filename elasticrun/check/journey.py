@@ -146,6 +146,9 @@ class Journey:
         """Let the forkserver import what the program did."""
         self._starter.learn(names)
 
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """The last lines are kept here, too."""
+
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""
         self._watchdog.on_trouble()
