@@ -27,7 +27,6 @@ from unittest import mock
 
 import pytest
 
-from elasticrun import AtomicDirectory
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import FileRecord
@@ -535,6 +534,8 @@ def test_power_failure_leaves_the_old_or_the_new_file(
 
 def test_power_failure_leaves_a_version_or_none(memory: Path) -> None:
     """The same for an `AtomicDirectory`, whose files others write."""
+    from elasticrun import AtomicDirectory  # Forking tests need no torch in here.
+
     directory = AtomicDirectory(memory / "exports", keep=1)
     texts = [b"old" * 10, b"new" * 10]
     with directory.prepare() as version:

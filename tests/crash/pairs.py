@@ -1,0 +1,146 @@
+"""Two ranks that save together, one of them killed at one of its system calls.
+
+    python -m tests.crash.pairs DIRECTORY RANK
+
+DIRECTORY/old is copied for each pair. Prints the number of each system call of RANK
+that others can notice, and how both lives ended. The survivor goes on by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch.distributed import TCPStore
+
+from elasticrun.checkpoint.state import BaseState
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.control.store import Address, JobStore
+from elasticrun.env import Environment
+from elasticrun.errors import AgreementError
+from elasticrun.joining import Membership
+from elasticrun.opening import open_directory
+from elasticrun.registry import Registry
+from elasticrun.saving import Saver
+from tests.crash.victims import Life, count_calls, killing, trace
+
+# Those that change what is on the disk or what the other rank hears.
+NOTICED = frozenset(
+    (
+        *("openat", "write", "fsync", "ftruncate", "rename", "mkdir", "rmdir"),
+        *("unlink", "unlinkat", "sendto", "send", "recvfrom"),
+    )
+)
+JOB = "pair"
+_PATIENCE = 1.0  # For one that is killed: nobody says so here, as a watcher would.
+
+
+class Text(BaseState):
+    """A state that is shared, or has a file of each rank."""
+
+    def __init__(self, name: str, value: str, *, is_per_replica: bool) -> None:
+        super().__init__(name)
+        self.is_per_replica = is_per_replica
+        self.value = value
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(self.value.encode() * 5000)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        """What it holds is looked at by others."""
+
+
+def pair(directory: Path, *values: str) -> tuple[Life, Life]:
+    """Return two ranks that are about to save each of the values."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = Address("127.0.0.1", listener.getsockname()[1])
+
+    def run(rank: int, wait: Callable[[], None]) -> None:
+        server = None
+        if rank == 0:
+            server = TCPStore(
+                address.host,
+                address.port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=os.dup(listener.fileno()),
+            )
+        listener.close()
+        saver, states = join(directory, rank, JobStore(address, server))
+        wait()
+        warnings.simplefilter("ignore")
+        for value in values:
+            for state in states:
+                state.value = value
+            try:
+                saver.save({}, timeout=_PATIENCE)
+            except AgreementError:
+                os._exit(1)
+
+    lives = tuple(
+        Life(lambda wait, rank=rank: run(rank, wait))  # type: ignore[misc]
+        for rank in range(2)
+    )
+    listener.close()
+    return lives[0], lives[1]
+
+
+def join(directory: Path, rank: int, store: JobStore) -> tuple[Saver, list[Text]]:
+    """Return what a rank saves with, and its states."""
+    environment = Environment(rank=rank, local_rank=rank, world_size=2, job=JOB)
+    cpu = torch.device("cpu")
+    membership = Membership(environment, cpu, store, None, owns_group=False)
+    checkpoints = CheckpointStore(directory, job=JOB, keep=2)
+    start = open_directory(checkpoints, membership)
+    registry = Registry(rank)
+    states = [
+        Text("shared", "", is_per_replica=False),
+        Text("own", "", is_per_replica=True),
+    ]
+    for state in states:
+        registry.add(state)
+    return Saver(checkpoints, registry, membership, start), states
+
+
+def let_both_go(lives: tuple[Life, Life]) -> list[int]:
+    for life in lives:
+        life.wait_until_ready()
+    for life in lives:
+        life.let_go()
+    return [life.end() for life in lives]
+
+
+def trace_one(lives: tuple[Life, Life], rank: int, *options: str) -> list[int]:
+    """Let both go, one of them under strace; return both exit codes."""
+    other = lives[1 - rank]
+    other.wait_until_ready()
+    other.let_go()
+    codes = [0, 0]
+    codes[rank] = trace(lives[rank], *options)
+    codes[1 - rank] = other.end()
+    return codes
+
+
+def main(root: Path, rank: int) -> None:
+    assert let_both_go(pair(root / "old", "first", "second", "old")) == [0, 0]
+    shutil.copytree(root / "old", root / "traced")
+    lives = pair(root / "traced", "new")
+    assert trace_one(lives, rank, "-o", str(root / "log")) == [0, 0]
+    for name, count in count_calls(root / "log").items():
+        for number in range(1, count + 1) if name in NOTICED else ():
+            directory = root / f"{name}-{number}"
+            shutil.copytree(root / "old", directory)
+            codes = trace_one(pair(directory, "new"), rank, *killing(name, number))
+            print(json.dumps([directory.name, codes]), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
