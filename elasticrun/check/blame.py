@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticrun.check.comparing import MISSING, Difference, Mask, show
@@ -14,6 +12,7 @@ from elasticrun.check.file_watch import FILE_PREFIX
 from elasticrun.check.moments import LineChange, Moment, Replay, replays_of
 from elasticrun.check.runs import Run
 from elasticrun.check.scratch import Source, original_path
+from elasticrun.check.source_lines import end_of_block, source_line
 from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
@@ -183,7 +182,7 @@ class Detective:
             cause = Cause(
                 "replayed", change.name, zone, change.before, change.after, path,
                 number, rule or _likely_rule(change, run), message,
-                _source_line(path, number),
+                source_line(path, number),
             )  # fmt: skip
             by_place.setdefault(cause.place, cause)
         return list(by_place.values())
@@ -208,7 +207,7 @@ class Detective:
                 rule, message = self._rule_at(path, line.line, _DRAW_RULES)
                 cause = Cause(
                     "drawn", line.field, line.zone, None, None, path, line.line,
-                    rule or "ER109", message, _source_line(path, line.line),
+                    rule or "ER109", message, source_line(path, line.line),
                 )  # fmt: skip
                 causes.append(cause)
         return list({(each.path, each.line): each for each in causes}.values())
@@ -222,7 +221,7 @@ class Detective:
             if finding.code.startswith(tuple(prefixes)) and _is_same(finding.path, path)
         ]
         # A file is written when its block ends, which Python counts as its first line.
-        for last in (line, _end_of_block(path, line)):
+        for last in (line, end_of_block(path, line)):
             for finding in own:
                 if finding.line <= last and line <= finding.end_line:
                     return finding.code, finding.message
@@ -259,28 +258,6 @@ def _mentions(finding: Finding, name: str) -> bool:
 
 def _is_same(one: str, other: str) -> bool:
     return bool(other) and os.path.realpath(one) == os.path.realpath(other)
-
-
-def _end_of_block(path: str, line: int) -> int:
-    """Return the last line of the `with` statement that begins at a line."""
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, ValueError, SyntaxError):
-        return line
-    ends = [
-        node.end_lineno or line
-        for node in ast.walk(tree)
-        if isinstance(node, ast.With) and node.lineno == line
-    ]
-    return max(ends, default=line)
-
-
-def _source_line(path: str, line: int) -> str:
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return lines[line - 1] if 0 < line <= len(lines) else ""
 
 
 def _rank(change: Change) -> tuple[int, bool, str]:

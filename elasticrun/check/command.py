@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -77,6 +78,8 @@ def check(options: argparse.Namespace) -> Report:
     wish = _wish(options, arguments)
     source = find_source(options.script, directory=os.getcwd(), linked=options.link)
     hang_timeout = parse_seconds("--hang-timeout", options.hang_timeout)
+    # So that neither replicas nor copies are left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="elasticrun-check-") as folder:
         engine = Engine(
             source,

@@ -146,8 +146,10 @@ def _cause_lines(cause: Cause) -> list[str]:
     text = f"  {cause.describe()}"
     if not cause.path:
         return [text + (f" ({cause.rule})" if cause.rule else "")]
-    message = f": {cause.message}" if cause.message else ""
-    lines = [text, f"  {relative(cause.path)}:{cause.line}: {cause.rule}{message}"]
+    rule = f"{cause.rule}: {cause.message}"
+    if not cause.message:
+        rule = f"a case of {cause.rule}, though the linter has no finding here"
+    lines = [text, f"  {relative(cause.path)}:{cause.line}: {rule}"]
     if cause.source.strip():
         lines.append(f"     {cause.line} | {cause.source.rstrip()}")
     return lines

@@ -113,6 +113,14 @@ def _files(root: Path, source: Source) -> Iterator[Path]:
                 yield path
 
 
+def _linked_folders(root: Path, source: Source) -> Iterator[Path]:
+    """Yield links to folders, which are likely to lead to data."""
+    for folder, folders, _ in os.walk(root):
+        here = Path(folder)
+        folders[:] = [name for name in folders if not _is_left_out(here / name, source)]
+        yield from (here / name for name in folders if (here / name).is_symlink())
+
+
 def _is_left_out(path: Path, source: Source) -> bool:
     if path.name in _SKIPPED or _is_linked(path, source):
         return True
@@ -148,6 +156,10 @@ def _copy_tree(root: Path, target: Path, source: Source) -> None:
         copy = target / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
+    for path in _linked_folders(root, source):
+        copy = target / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(os.path.realpath(path))
 
 
 def own_arguments(

@@ -56,6 +56,15 @@ def test_what_a_restart_loses(
     assert (cause["line"], cause["rule"]) == (found.line_of(line), rule)
 
 
+def test_what_is_replayed_before_the_epochs(tmp_path: Path) -> None:
+    found = check(tmp_path, "weights_overwritten.py", "--at", "1:0:1", *SMALL)
+    assert found.code == 1
+    cause = found.cause
+    assert (cause["how"], cause["zone"]) == ("replayed", "P")
+    assert cause["name"].startswith("model.")
+    assert cause["line"] == found.line_of("net.load_state_dict(first_weights)")
+
+
 def test_the_command_in_the_report_reproduces_it(tmp_path: Path) -> None:
     found = check(tmp_path, "scheduler_between_loops.py", *SMALL)
     command = found.report["results"][0]["command"]

@@ -167,12 +167,14 @@ def test_a_scratch_copy_has_what_the_program_needs(tmp_path: Path) -> None:
         (home / name).write_text(name)
     (home / "job/checkpoint-00000001").mkdir(parents=True)
     (home / "job/checkpoint-00000001/manifest.json").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (home / "images").symlink_to(tmp_path / "elsewhere")
     script = str(home / "train.py")
     source = find_source(script, directory=str(home), linked=["data"])
     copied = copy_source(source, target)
     assert copied == target / "train.py"
     names = sorted(str(path.relative_to(target)) for path in target.rglob("*"))
-    assert names == ["data", "lib", "lib/part.py", "train.py"]
+    assert names == ["data", "images", "lib", "lib/part.py", "train.py"]
     assert (target / "data").is_symlink()
     assert original_path(str(copied), source) == script
     assert original_path("/usr/lib/other.py", source) == "/usr/lib/other.py"

@@ -115,6 +115,7 @@ ROWS: list[list[str]] = [
     ["launcher.commands", "launcher.calling"],
     # 6, the check: starts replicas with the launcher, and asks the linter.
     ["check.places", "check.file_watch", "check.fields", "check.perturbation"],
+    ["check.source_lines"],
     ["check.plan", "check.variables", "check.guard", "check.sweep", "check.moments"],
     ["check.recorder", "check.routes", "check.scratch", "check.tolerance"],
     ["check.checked_job", "check.runs", "check.waiting", "check.comparing"],
