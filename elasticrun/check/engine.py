@@ -279,6 +279,9 @@ class _Listener:
         lines.append(line.decode("utf-8", "replace").rstrip("\n"))
         del lines[:-_MOST_LINES]
 
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """Do without: the report shows what came, not what was kept."""
+
     def on_report(self, member: Member) -> None:
         """Where a replica is, the watchdog knows."""
 

@@ -157,7 +157,7 @@ def _on_lifeline(supervisor: Supervisor, lifeline: int) -> Callable[[], None]:
 
 
 def _keep_live(loop: Loop, console: Console, book: StatusBook) -> None:
-    if type(console) is Console:
+    if not console.is_live:
         return
 
     def show() -> None:

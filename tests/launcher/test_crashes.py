@@ -61,7 +61,17 @@ def test_the_first_cause_is_the_exception_not_the_lost_connection(
     trace = job.events.partition(cause)[2]
     assert 'raise ValueError("the loss is not a number")' in trace
     assert "launcher/replica.py" not in trace
-    assert "0 restarts without a newer checkpoint are used up" in job.events
+    assert "no restarts are allowed (--max-restarts 0)" in job.events
+
+
+def test_a_replica_that_leaves_the_others_is_the_cause(stage: Stage) -> None:
+    options = ["--replicas", 2, "--save-interval", 0, "--", "--at", "0:1:9:leave"]
+    job = run(stage, *options)
+    assert job.wait() == 0, job.events
+    [cause] = [line for line in job.events.splitlines() if " crashed at " in line]
+    assert cause.endswith(
+        "rank 1 ended with exit code 0 while the others were still training"
+    )
 
 
 def test_the_budget_is_refilled_by_a_newer_checkpoint_only(stage: Stage) -> None:

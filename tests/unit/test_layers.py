@@ -89,7 +89,7 @@ ROWS: list[list[str]] = [
     ["launcher.wire", "launcher.environment", "launcher.processes", "launcher.loop"],
     ["launcher.restarts", "launcher.causes", "launcher.output", "launcher.table"],
     ["launcher.options", "launcher.sockets", "launcher.functions"],
-    ["launcher.claim"],
+    ["launcher.claim", "launcher.screen"],
     ["launcher.directory", "launcher.hangs", "launcher.imports", "launcher.client"],
     ["launcher.reporter", "launcher.console", "launcher.reading", "launcher.endpoint"],
     ["launcher.stragglers", "launcher.linting"],
