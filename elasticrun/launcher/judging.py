@@ -77,8 +77,8 @@ class Judge:
         signalled = _BY_SIGNAL.get(outcome.code)
         cause = f"by {signalled} to a replica" if signalled else "by itself"
         self._console.event(
-            f"stopped {cause} with exit code {outcome.code}; {_saved(outcome.newest)}; "
-            "the same command goes on"
+            f"stopped {cause} with exit code {outcome.code}; {_saved(outcome.newest)}"
+            f"{self._options.how_to_go_on}"
         )
         return Next(outcome.code)
 
@@ -119,7 +119,7 @@ class Judge:
             self._console.event(f"stopped without a new checkpoint: {outcome.text}")
         else:
             saved = _saved(outcome.newest)
-            self._console.event(f"stopped; {saved}; the same command goes on")
+            self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
         return Next(code)
 
     def _go_on_without(self, outcome: Outcome, number: int) -> Next:

@@ -122,18 +122,15 @@ def _signals_as_bytes() -> Iterator[int]:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    handlers = {
-        number: signal.signal(number, _ignore)
-        for number in _STOPS
+    for number in _STOPS:
         # A job that was started with `nohup` goes on when its terminal is closed.
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _ignore)
     try:
         yield reader
     finally:
+        # The handlers stay: the job is over, and a signal must not change its code.
         signal.set_wakeup_fd(previous)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
 

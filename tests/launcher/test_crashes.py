@@ -119,6 +119,7 @@ def test_a_crash_before_the_first_batch_fails_at_once(
     assert text in job.events
     assert "before the first batch, so it is not tried again" in job.events
     assert "restart" not in job.events
+    assert "elasticrun/launcher" not in job.events
 
 
 def test_a_killed_forkserver_is_replaced_and_nobody_notices(stage: Stage) -> None:
