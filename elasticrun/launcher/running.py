@@ -122,14 +122,17 @@ def _signals_as_bytes() -> Iterator[int]:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in _STOPS:
-        # A job that was started with `nohup` goes on when its terminal is closed.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _ignore)
+    # A job that was started with `nohup` goes on when its terminal is closed.
+    numbers = [n for n in _STOPS if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in numbers:
+        signal.signal(number, _ignore)
     try:
         yield reader
     finally:
-        # The handlers stay: the job is over, and a signal must not change its code.
+        # The job is over, and a signal must not change its code any more; Python's own
+        # handlers would not last as long as the interpreter needs to end.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(previous)
         os.close(reader)
         os.close(writer)

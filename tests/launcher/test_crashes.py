@@ -100,6 +100,17 @@ def test_a_budget_without_checkpoints_is_spent(stage: Stage) -> None:
     assert set(begins(stage).values()) == {(0, 0)}
 
 
+def test_an_event_is_one_line_whatever_was_raised(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("raise ValueError('one\\ntwo')")
+    with running(stage, "--replicas", 1, script=script) as job:
+        assert job.wait() == 1
+    said = [line for line in job.events.splitlines() if not line.startswith("[0]")]
+    place = [" crashed at " in line for line in said].index(True)
+    assert said[place].endswith("rank 0 raised ValueError: one")
+    assert said[place + 1] == "two"
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
