@@ -6,6 +6,7 @@ Nothing heavy is imported before it is known what is asked for.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # It ends already.
         return 130
     except BrokenPipeError:  # Whoever read the output has seen enough.
         sys.stderr.close()
@@ -87,7 +89,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
     add("script", metavar="SCRIPT")
-    add("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    # Else a missing SCRIPT would be told to be missing with ARGS.
+    add("args", nargs=argparse.REMAINDER, metavar="ARGS").required = False
+    add("--nproc-per-node", "--nproc_per_node", action=_Torchruns,
+        help=argparse.SUPPRESS)  # fmt: skip
     parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "run"))
 
 
@@ -143,6 +148,13 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
         return int(getattr(import_module(module), function)(options))
 
     return call
+
+
+class _Torchruns(argparse.Action):
+    """Says what torchrun's option is called here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error("--nproc-per-node is torchrun's; here it is --replicas N")
 
 
 class _Version(argparse.Action):

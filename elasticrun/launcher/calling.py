@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ sys.exit(main(sys.argv[2:]))
 """
 _LAST_LINES = 40
 _FIND_SECONDS = 30.0
+_LAST = "Its last lines:\n"
 
 
 class LaunchedJob:
@@ -42,11 +44,20 @@ class LaunchedJob:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], folder: Path, lifeline: int
+        self,
+        process: subprocess.Popen[bytes],
+        folder: Path,
+        lifeline: int,
+        *,
+        is_temporary: bool,
     ) -> None:
         self._process = process
         self._folder = folder
-        self._lifeline = lifeline
+        self._is_temporary = is_temporary
+        # Also at the end of this process, and when nobody can ask for results.
+        self._leave = weakref.finalize(
+            self, _leave, process, folder, lifeline, is_temporary
+        )
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._results: list[Any] | None = None
         self._copiers = [
@@ -93,15 +104,33 @@ class LaunchedJob:
             raise TimeoutError(f"the job still runs after {timeout:g} s") from error
         for copier in self._copiers:
             copier.join()
-        with contextlib.suppress(OSError):
-            os.close(self._lifeline)
+        if code != 0:
+            raise ElasticRunError(self._explain(code) + "".join(self._lines))
         try:
-            if code != 0:
-                raise ElasticRunError(_explain(code) + "".join(self._lines))
             self._results = read_results(self._folder)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._leave()
         return self._results
+
+    def _explain(self, code: int) -> str:
+        """Say how the job ended, and give back what is of no use after that."""
+        logs = self._folder / "checkpoints" / "logs"
+        is_failed = code not in (75, 130, 143)
+        if is_failed and self._is_temporary and logs.exists():
+            self._leave.detach()
+            return f"the job failed (exit code {code}; logs in {logs}). {_LAST}"
+        self._leave()
+        if is_failed:
+            return f"the job failed (exit code {code}). {_LAST}"
+        if self._is_temporary:
+            return (
+                f"the job was stopped (exit code {code}), and what it had saved is "
+                f"removed; give a checkpoint_dir to be able to go on. {_LAST}"
+            )
+        return (
+            f"the job was stopped (exit code {code}); with the same checkpoint_dir it "
+            f"goes on from there. {_LAST}"
+        )
 
     def interrupt(self) -> None:
         """Save and end the job, as Ctrl-C does on a terminal."""
@@ -154,7 +183,7 @@ def launch(
     Args:
         replicas: A number, "auto", or "MIN:MAX".
         checkpoint_dir: Where it goes on from; None for a temporary one, which serves
-            restarts and is removed at the end.
+            restarts and is removed at the end, but for the logs of a job that failed.
         wait: Return the results; else a `LaunchedJob` at once.
 
     Returns:
@@ -162,9 +191,18 @@ def launch(
 
     Raises:
         ElasticRunError: The job failed or was stopped.
+        TypeError: `function` is none.
     """
+    if not callable(function):
+        raise TypeError(
+            f"launch needs a function to call on every replica, not {function!r}"
+        )
     folder = Path(tempfile.mkdtemp(prefix="elasticrun-launch-"))
-    keep_function(folder, function, args)
+    try:
+        keep_function(folder, function, args)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     reader, writer = os.pipe()
     options = {
         "--replicas": replicas,
@@ -191,7 +229,7 @@ def launch(
         start_new_session=True,
     )
     os.close(reader)
-    job = LaunchedJob(process, folder, writer)
+    job = LaunchedJob(process, folder, writer, is_temporary=checkpoint_dir is None)
     if not wait:
         return job
     try:
@@ -203,13 +241,16 @@ def launch(
         raise
 
 
-def _explain(code: int) -> str:
-    if code in (75, 130, 143):
-        return (
-            f"the job was stopped (exit code {code}); with the same checkpoint_dir it "
-            "goes on from there. Its last lines:\n"
-        )
-    return f"the job failed (exit code {code}). Its last lines:\n"
+def _leave(
+    process: subprocess.Popen[bytes], folder: Path, lifeline: int, is_temporary: bool
+) -> None:
+    """Remove what only this process needs; the job, if it still runs, is to end."""
+    with contextlib.suppress(OSError):
+        os.close(lifeline)  # It saves and ends.
+    if is_temporary and process.poll() is None:
+        process.kill()  # What it would save is removed.
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _plain(value: object) -> str | os.PathLike[str]:

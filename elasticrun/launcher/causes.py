@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STOP_CODES = (75, 130, 143)
 _OTHERS_FAULT = re.compile(
@@ -37,6 +37,8 @@ class Ending:
         time: When, or when its exception was raised.
         failure: The exception, if it had one.
         is_by_launcher: Whether the launcher killed it.
+        has_left: Whether it ended without a failure while the others trained, which
+            they could not without it.
     """
 
     rank: int
@@ -44,11 +46,16 @@ class Ending:
     time: float
     failure: Failure | None = None
     is_by_launcher: bool = False
+    has_left: bool = False
 
     @property
     def is_failure(self) -> bool:
         """Whether it is neither the end of the program nor a stop."""
-        return self.failure is not None or self.code not in (0, *STOP_CODES)
+        return (
+            self.has_left
+            or self.failure is not None
+            or self.code not in (0, *STOP_CODES)
+        )
 
     @property
     def is_own_fault(self) -> bool:
@@ -63,7 +70,7 @@ def first_cause(endings: Sequence[Ending]) -> Ending | None:
     failures = [ending for ending in endings if ending.is_failure]
     if not failures:
         return None
-    return min(
+    first = min(
         failures,
         key=lambda ending: (
             not ending.is_own_fault,
@@ -71,6 +78,10 @@ def first_cause(endings: Sequence[Ending]) -> Ending | None:
             ending.time,
         ),
     )
+    left = [ending for ending in endings if not ending.is_failure]
+    if first.is_own_fault or not left:
+        return first
+    return replace(min(left, key=lambda ending: ending.time), has_left=True)
 
 
 def describe(ending: Ending, *, hint: str = "") -> str:
@@ -85,6 +96,11 @@ def describe(ending: Ending, *, hint: str = "") -> str:
         return (
             f"rank {ending.rank} was killed by signal {-ending.code}"
             f"{_signal_name(-ending.code)}" + (hint and f": {hint}")
+        )
+    if ending.has_left:
+        return (
+            f"rank {ending.rank} ended with exit code {ending.code} while the others "
+            "were still training"
         )
     return f"rank {ending.rank} exited with code {ending.code}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 from types import TracebackType
@@ -12,6 +13,7 @@ from elasticrun.launcher.wire import Channel, Message, WireError
 
 EXIT_NO_JOB = 3
 EXIT_REFUSED = 4
+_ANSWER_SECONDS = 5.0
 
 
 class JobError(Exception):
@@ -20,6 +22,17 @@ class JobError(Exception):
     def __init__(self, text: str, *, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+class SilentJobError(JobError):
+    """A launcher listens but says nothing."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"job {pid} does not answer (suspended, or its output is blocked)",
+            exit_code=EXIT_REFUSED,
+        )
+        self.pid = pid
 
 
 class Job:
@@ -45,6 +58,10 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
         self._channel.close()
 
     def is_called(self, name: str) -> bool:
@@ -76,6 +93,9 @@ class Job:
 
     def _ask(self, request: Message) -> Message:
         self._channel.send(request)
+        readable, _, _ = select.select([self._connection], [], [], _ANSWER_SECONDS)
+        if not readable:
+            raise SilentJobError(self.pid)
         return self._take("the launcher hung up")
 
     def _take(self, or_else: str) -> Message:
@@ -90,45 +110,57 @@ class Job:
         return answer
 
 
-def find_jobs() -> Iterator[Job]:
-    """Yield every running job of this user.
+def find_jobs() -> tuple[list[Job], list[SilentJobError]]:
+    """Return every running job of this user, and those that do not answer.
 
     Raises:
         JobError: Others could enter where the sockets are.
     """
+    found: list[Job] = []
+    silent: list[SilentJobError] = []
     try:
         for pid, connection in sockets.connections():
+            if connection is None:
+                silent.append(SilentJobError(pid))
+                continue
             try:
-                job = Job(pid, connection)
+                found.append(Job(pid, connection))
+            except SilentJobError as error:
+                connection.close()
+                silent.append(error)
             except JobError:  # It ended just now.
                 connection.close()
-                continue
-            yield job
     except sockets.SocketDirectoryError as error:
         raise JobError(str(error), exit_code=EXIT_REFUSED) from error
+    return found, silent
 
 
 def find_job(name: str | None) -> Job:
     """Return the job of this name or process number, or the only one.
 
     Raises:
-        JobError: There is none, or more than one.
+        JobError: There is none, or more than one, or it does not answer.
     """
-    found = []
-    for job in find_jobs():
-        if name is None or job.is_called(name):
-            found.append(job)
-        else:
-            job.__exit__(None, None, None)
-    if len(found) == 1:
+    jobs, silent = find_jobs()
+    found = [job for job in jobs if name is None or job.is_called(name)]
+    if len(found) == 1 and not (name is None and silent):
+        for job in jobs:
+            if job is not found[0]:
+                job.close()
         return found[0]
+    for job in jobs:
+        job.close()
     what = "job" if name is None else f"job {name!r}"
-    for job in found:
-        job.__exit__(None, None, None)
     if not found:
+        # One that does not answer does not say its name either.
+        for error in silent:
+            if name is None or name == str(error.pid) or not name.isdecimal():
+                raise error
         raise JobError(f"no {what} of this user is running", exit_code=EXIT_NO_JOB)
-    listed = ", ".join(f"{job.status['job']} ({job.pid})" for job in found)
+    listed = [f"{job.status['job']} ({job.pid})" for job in found]
+    listed += [f"one that does not answer ({error.pid})" for error in silent]
     raise JobError(
-        f"more than one {what} is running: {listed}. Name one by its number.",
+        f"more than one {what} is running: {', '.join(listed)}. Name one by its "
+        "number.",
         exit_code=EXIT_NO_JOB,
     )

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from elasticrun.launcher import environment
-from elasticrun.launcher.client import JobError, find_job, find_jobs
+from elasticrun.launcher.client import JobError, SilentJobError, find_job, find_jobs
 from elasticrun.launcher.options import (
     OptionError,
     Options,
@@ -117,28 +117,37 @@ def status(arguments: argparse.Namespace) -> int:
 
 def _show_status(arguments: argparse.Namespace) -> int:
     while True:
-        jobs = _statuses(arguments.job)
+        jobs, silent = _statuses(arguments.job)
         if arguments.json:
             for each in jobs:
                 _say(json.dumps(each))
-        else:
+        elif jobs or not silent:
             if arguments.watch and sys.stdout.isatty():
                 sys.stdout.write("\x1b[H\x1b[2J")
             _say(render(jobs) if jobs else "no job of this user is running")
+        for error in silent:
+            _fail(str(error), error.exit_code)
+        if silent and not arguments.watch:
+            return silent[0].exit_code
         if not jobs and arguments.job is not None:
             return _fail(f"no job {arguments.job!r} is running", EXIT_NO_JOB)
-        if not arguments.watch or not jobs:
+        if not arguments.watch or not (jobs or silent):
             return 0
         time.sleep(1.0)
 
 
-def _statuses(name: str | None) -> list[dict[str, object]]:
+def _statuses(
+    name: str | None,
+) -> tuple[list[dict[str, object]], list[SilentJobError]]:
     found = []
-    for job in find_jobs():
+    jobs, silent = find_jobs()
+    for job in jobs:
         with job:
             if name is None or job.is_called(name):
                 found.append(job.status)
-    return found
+    if name is not None and (found or name.isdecimal()):
+        silent = [error for error in silent if str(error.pid) == name]
+    return found, silent
 
 
 def logs(arguments: argparse.Namespace) -> int:

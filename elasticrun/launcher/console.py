@@ -1,85 +1,145 @@
-"""What the user sees: a line an event, the replicas' lines, and one that lives."""
+"""What the user sees: a line an event, the replicas' lines, and one that lives.
+
+A terminal that is stopped, or a pipe that nobody reads, must not stop the launcher: a
+thread writes. What it cannot write in time is left out, and said to be; logs have it.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
 import sys
-from typing import Any, TextIO
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from elasticrun.launcher.screen import LiveScreen, Screen
+
+_MOST_BYTES = 8 << 20
+_LINE_BYTES = 300  # What a waiting line takes beside its text.
+_STALL_SECONDS = 1.0
+_FLUSH_SECONDS = 3.0
 
 
 class Console:
-    """Writes plain lines: events to stderr, what replicas print to where they did."""
+    """Hands on what is to be seen, in its order, and waits for nobody who is gone.
 
-    def event(self, text: str) -> None:
-        """Say what happened, in one line."""
-        _write(sys.stderr, f"elasticrun: {text}\n")
+    While what is written is read, if slowly, the launcher keeps its pace, and so the
+    replicas do. Only when nothing was read for a second lines are left out.
 
-    def detail(self, text: str) -> None:
-        """Say more of it, in any number of lines."""
-        _write(sys.stderr, text.rstrip("\n") + "\n")
+    Args:
+        make_screen: Called in the thread that writes.
 
-    def output(self, text: str, *, is_error: bool) -> None:
-        """Show a line that a replica printed."""
-        _write(sys.stderr if is_error else sys.stdout, text + "\n")
+    Attributes:
+        is_live: Whether it can show a line that lives.
+    """
 
-    def live(self, text: str) -> None:
-        """Show where the job is; only a terminal can."""
-
-    def close(self) -> None:
-        """Let the terminal be as it was."""
-
-
-class LiveConsole(Console):
-    """Has rich keep one line at the bottom of the terminal: where the job is."""
-
-    def __init__(self) -> None:
-        rich_console: Any = __import__("rich.console", fromlist=["Console"])
-        rich_live: Any = __import__("rich.live", fromlist=["Live"])
-        self._console = rich_console.Console(stderr=True, highlight=False)
-        self._live = rich_live.Live(
-            "",
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+    def __init__(self, make_screen: Callable[[], Screen], *, is_live: bool) -> None:
+        self.is_live = is_live
+        self._make_screen = make_screen
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, Callable[[Screen], None]]] = deque()
+        self._num_bytes = 0
+        self._num_left_out = 0
+        self._has_stalled = False
+        self._live: str | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(
+            target=self._run, name="elasticrun-console", daemon=True
         )
-        self._live.start()
+        self._thread.start()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person sees what replicas print to stderr."""
+        return sys.stderr.isatty()
 
     def event(self, text: str) -> None:
-        """Say what happened, in one line."""
-        self._console.print(f"elasticrun: {text}", style="bold", markup=False)
+        """Say what happened, in one line, and below it what more there is to say."""
+        first, _, rest = text.partition("\n")
+        with self._changed:
+            self._add(0, lambda screen: screen.event(first))
+        if rest.strip():
+            self.detail(rest)
 
     def detail(self, text: str) -> None:
         """Say more of it, in any number of lines."""
-        self._console.out(text.rstrip("\n"), highlight=False)
+        with self._changed:
+            self._add(0, lambda screen: screen.detail(text))
 
     def output(self, text: str, *, is_error: bool) -> None:
         """Show a line that a replica printed."""
-        if is_error or sys.stdout.isatty():
-            self._console.out(text, highlight=False)
-        else:
-            super().output(text, is_error=is_error)
+        size = len(text) + _LINE_BYTES
+        with self._changed:
+            if self._has_room(size):
+                self._add(size, partial(_output, text=text, is_error=is_error))
+            else:
+                self._num_left_out += 1
 
     def live(self, text: str) -> None:
         """Show where the job is; only a terminal can."""
-        self._live.update(text, refresh=True)
+        with self._changed:
+            self._live = text
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the terminal be as it was."""
-        self._live.stop()
+        """Let the terminal be as it was, unless it does not take what waits."""
+        with self._changed:
+            self._add(0, lambda screen: screen.close())
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(_FLUSH_SECONDS)
+
+    def _has_room(self, size: int) -> bool:
+        """Wait for room as long as the other side reads."""
+        # Half of the room, lest each line that is read makes room for one, and a word
+        # on those that are left out before it.
+        most = _MOST_BYTES // 2 if self._num_left_out else _MOST_BYTES
+
+        def has_room() -> bool:
+            return self._num_bytes + size <= most
+
+        if not has_room() and not self._has_stalled:
+            before = self._num_bytes
+            self._changed.wait_for(has_room, _STALL_SECONDS)
+            self._has_stalled = self._num_bytes == before
+        return has_room()
+
+    def _add(self, size: int, call: Callable[[Screen], None]) -> None:
+        if self._num_left_out:
+            number, self._num_left_out = self._num_left_out, 0
+            text = f"{number} line{'s' * (number > 1)} left out, see the logs"
+            self._waiting.append((0, lambda screen: screen.event(text)))
+        self._num_bytes += size
+        self._waiting.append((size, call))
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        screen = self._make_screen()
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._waiting or self._live is not None or self._is_closing
+                )
+                live, self._live = self._live, None
+                if not self._waiting and live is None:
+                    return
+                size, call = self._waiting.popleft() if self._waiting else (0, None)
+            if call is not None:
+                call(screen)
+            if live is not None and not self._is_closing:
+                screen.live(live)
+            with self._changed:
+                self._num_bytes -= size
+                self._has_stalled = False
+                self._changed.notify_all()
+
+
+def _output(screen: Screen, *, text: str, is_error: bool) -> None:
+    screen.output(text, is_error=is_error)
 
 
 def open_console() -> Console:
     """Return one that fits: rich's on a terminal that has it, else plain lines."""
-    if sys.stderr.isatty():
-        with contextlib.suppress(ImportError):
-            return LiveConsole()
-    return Console()
-
-
-def _write(stream: TextIO, text: str) -> None:
-    """Write a line; nobody need be there to read it."""
-    with contextlib.suppress(OSError, ValueError):
-        stream.write(text)
-        stream.flush()
+    is_live = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return Console(LiveScreen if is_live else Screen, is_live=is_live)

@@ -49,7 +49,7 @@ class CrashBook:
             Seconds to wait before the restart, or None if there is to be none; and
             what to say about that.
         """
-        text = f"generation {generation}: {outcome.text}"
+        text = f"generation {generation}: {outcome.text}".partition("\n")[0]
         self.causes = [*self.causes, text][-_CAUSES_KEPT:]
         newest = outcome.newest
         has_trained = self.has_trained if outcome.is_here else self._has_job_trained
@@ -58,13 +58,18 @@ class CrashBook:
         delay = self.budget.on_crash(newest)
         most = self.budget.max_restarts
         if delay is None:
-            return None, (
-                f"{most} restarts without a newer checkpoint are used up "
-                "(--max-restarts)"
-            )
+            return None, _describe_spent(most)
         self.num_restarts += 1
         return delay, (
             f"restart {self.budget.num_used} of {most}"
             + (f" in {delay:.0f} s" if delay else "")
             + (f" from checkpoint {newest}" if newest else " from the beginning")
         )
+
+
+def _describe_spent(most: int) -> str:
+    if most == 0:
+        return "no restarts are allowed (--max-restarts 0)"
+    if most == 1:
+        return "1 restart without a newer checkpoint is used up (--max-restarts)"
+    return f"{most} restarts without a newer checkpoint are used up (--max-restarts)"

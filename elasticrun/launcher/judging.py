@@ -14,6 +14,7 @@ from elasticrun.launcher.outcomes import CRASHED, FINISHED, LEFT, Outcome
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
+_BY_SIGNAL = {143: "SIGTERM", 130: "SIGINT"}
 
 
 class Stop(enum.Enum):
@@ -73,8 +74,11 @@ class Judge:
             return self._rescale(outcome, number)
         if outcome.kind == CRASHED:
             return self._restart(outcome, number)
+        signalled = _BY_SIGNAL.get(outcome.code)
+        cause = f"by {signalled} to a replica" if signalled else "by itself"
         self._console.event(
-            f"stopped by itself with exit code {outcome.code}; the same command goes on"
+            f"stopped {cause} with exit code {outcome.code}; {_saved(outcome.newest)}"
+            f"{self._options.how_to_go_on}"
         )
         return Next(outcome.code)
 
@@ -98,7 +102,11 @@ class Judge:
         num_restarts = self._crashes.num_restarts
         self._console.event(
             f"finished after {time.time() - self.started_at:.0f} s"
-            + (f" and {num_restarts} restarts" if num_restarts else "")
+            + (
+                f" and {num_restarts} restart{'s' * (num_restarts > 1)}"
+                if num_restarts
+                else ""
+            )
         )
         return Next(0)
 
@@ -110,9 +118,8 @@ class Judge:
         if outcome.kind in (CRASHED, LEFT):
             self._console.event(f"stopped without a new checkpoint: {outcome.text}")
         else:
-            newest = outcome.newest
-            saved = f"checkpoint {newest} is saved" if newest else "nothing was saved"
-            self._console.event(f"stopped; {saved}; the same command goes on")
+            saved = _saved(outcome.newest)
+            self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
         return Next(code)
 
     def _go_on_without(self, outcome: Outcome, number: int) -> Next:
@@ -130,7 +137,7 @@ class Judge:
         if outcome.kind == CRASHED:
             self._console.event(
                 f"generation {number} ended at {outcome.where} without saving: "
-                f"{outcome.text}; rescaling {_start_from(outcome.newest)}"
+                f"{_first_line(outcome.text)}; rescaling {_start_from(outcome.newest)}"
             )
         return Next()
 
@@ -140,9 +147,19 @@ class Judge:
         )
         delay, text = self._crashes.decide(outcome, number)
         if delay is None:
-            return self.fail(text, trace=outcome.trace)
+            # On a terminal it stands above, as the replica has printed it.
+            is_seen = outcome.is_here and self._console.is_terminal
+            return self.fail(text, trace="" if is_seen else outcome.trace)
         self._console.event(text)
         return Next(delay=delay)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _saved(newest: int) -> str:
+    return f"checkpoint {newest} is saved" if newest else "nothing was saved"
 
 
 def _start_from(newest: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticrun.launcher import environment
+from elasticrun.launcher.modules import why_not_runnable
 
 AUTO = "auto"
 _RENDEZVOUS_PORT = 29400  # As torchrun's.
@@ -32,6 +33,8 @@ class Replicas:
         Raises:
             OptionError: It is one.
         """
+        if number < 1:
+            raise OptionError(f"{number} replicas: give a number from 1 up.")
         if not self.least <= number <= self.most:
             raise OptionError(
                 f"{number} replicas is outside of {self.least} to {self.most}, which "
@@ -114,6 +117,15 @@ class Options:
     lifeline: int | None = None
     is_linted: bool = True
     nodes: NodeSettings | None = None
+
+    @property
+    def how_to_go_on(self) -> str:
+        """What to say to who has stopped the job; nothing if nothing is kept."""
+        if self.program.kind != "function":
+            return "; the same command goes on"
+        if self.checkpoint_dir.parent == Path(self.program.target):
+            return ""
+        return "; with the same checkpoint_dir it goes on"
 
 
 def parse_replicas(text: str) -> Replicas:
@@ -209,9 +221,12 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
     """Return the program of a command line.
 
     Raises:
-        OptionError: There is no such script.
+        OptionError: There is no such script or module.
     """
     if is_module:
+        problem = why_not_runnable(target)
+        if problem:
+            raise OptionError(f"-m {target}: {problem}.")
         return Program("module", target, tuple(arguments), (os.getcwd(),))
     if not os.path.isfile(target):
         raise OptionError(

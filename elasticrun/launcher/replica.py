@@ -183,14 +183,16 @@ def _summary(error: BaseException) -> str:
 
 
 def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames between the interpreter's start and the script."""
-    start = trace
-    while start is not None:
-        name = start.tb_frame.f_code.co_filename
+    """Leave out the frames between the interpreter's start and the script.
+
+    Nothing is left if the script did not begin, as one that cannot be compiled.
+    """
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
         if os.path.dirname(name) != _OWN_FOLDER and "runpy" not in name:
-            return start
-        start = start.tb_next
-    return trace
+            return trace
+        trace = trace.tb_next
+    return None
 
 
 def _end_interpreter(code: int) -> int:

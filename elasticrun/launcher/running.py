@@ -122,18 +122,18 @@ def _signals_as_bytes() -> Iterator[int]:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    handlers = {
-        number: signal.signal(number, _ignore)
-        for number in _STOPS
-        # A job that was started with `nohup` goes on when its terminal is closed.
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    # A job that was started with `nohup` goes on when its terminal is closed.
+    numbers = [n for n in _STOPS if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in numbers:
+        signal.signal(number, _ignore)
     try:
         yield reader
     finally:
+        # The job is over, and a signal must not change its code any more; Python's own
+        # handlers would not last as long as the interpreter needs to end.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(previous)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
 
@@ -157,7 +157,7 @@ def _on_lifeline(supervisor: Supervisor, lifeline: int) -> Callable[[], None]:
 
 
 def _keep_live(loop: Loop, console: Console, book: StatusBook) -> None:
-    if type(console) is Console:
+    if not console.is_live:
         return
 
     def show() -> None:

@@ -61,7 +61,9 @@ class Server:
         if kind == "status":
             return self._book.status()
         if kind == "stop":
-            self._supervisor.stop("elasticrun stop", EXIT_CODE_STOPPED, is_for_all=True)
+            self._supervisor.stop(
+                "the stop command", EXIT_CODE_STOPPED, is_for_all=True
+            )
             return {"text": "saving and ending"}
         if kind == "scale":
             return self._scale(request.get("replicas"), channel)

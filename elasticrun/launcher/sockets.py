@@ -59,10 +59,11 @@ def accept(server: socket.socket) -> socket.socket | None:
     return connection
 
 
-def connections() -> Iterator[tuple[int, socket.socket]]:
+def connections() -> Iterator[tuple[int, socket.socket | None]]:
     """Yield the process number of each launcher of this user, and a connection to it.
 
-    A socket that nobody listens at was left by one that was killed, and is removed.
+    There is none to a launcher that takes no more, because it is suspended. A socket
+    that nobody listens at was left by one that was killed, and is removed.
     """
     path = environment.runtime_directory()
     if not path.is_dir():
@@ -80,6 +81,9 @@ def connections() -> Iterator[tuple[int, socket.socket]]:
                 connection.close()
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder)
+            except (TimeoutError, BlockingIOError):
+                connection.close()
+                yield int(match[1]), None
             except OSError:
                 connection.close()
             else:

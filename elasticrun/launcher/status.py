@@ -104,10 +104,15 @@ class StatusBook:
     def live(self) -> str:
         """Return the line that a terminal shows all the time."""
         status = self.status()
-        parts = [f"{status['job']}: {status['state']}"]
+        state, generation = status["state"], status["generation"]
+        if state == "starting" and generation is not None:
+            state = "running"  # Perhaps a script that never makes a job.
+        parts = [f"{status['job']}: {state}"]
         if status["generation"] is not None:
+            number = status["replicas"]
             parts.append(
-                f"generation {status['generation']}, {status['replicas']} replicas"
+                f"generation {status['generation']}, {number} "
+                f"replica{'s' * (number != 1)}"
             )
         if status["position"]:
             parts.append(status["position"])

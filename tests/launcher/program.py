@@ -45,6 +45,8 @@ def act(action: str) -> None:
         raise ValueError("the loss is not a number")
     elif action == "exit":
         sys.exit(3)
+    elif action == "leave":
+        sys.exit(0)
     elif action == "hang":
         threading.Event().wait()
     elif action == "spawn":

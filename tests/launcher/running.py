@@ -77,7 +77,7 @@ class Running:
         return elasticrun(self.stage, *arguments)
 
     def status(self) -> dict[str, Any]:
-        answer = self.ask("status", "--json")
+        answer = self.ask("status", self.pid, "--json")
         assert answer.returncode == 0, answer.stderr
         status: dict[str, Any] = json.loads(answer.stdout)
         return status

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,8 +102,36 @@ def test_an_exception_comes_back_with_its_traceback(stage: Stage) -> None:
 
     with pytest.raises(ElasticRunError, match="KeyError: 'no such layer'") as caught:
         elasticrun.launch(broken, replicas=1)
-    assert "the job failed (exit code 1)" in str(caught.value)
+    [logs] = re.findall(r"exit code 1; logs in ([^)]*)\)", str(caught.value))
+    assert "no such layer" in Path(logs, "generation-0000", "rank-0.log").read_text()
+    shutil.rmtree(Path(logs).parents[1])
     assert "in broken" in str(caught.value)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    not_callable: Any = 5
+    with pytest.raises(TypeError, match="not 5"):
+        elasticrun.launch(not_callable, replicas=1)
+
+
+def test_nothing_is_left_of_a_job_whose_results_nobody_wants(stage: Stage) -> None:
+    code = (
+        "import sys, pathlib, elasticrun;"
+        "from tests.launcher.test_calling import train;"
+        "from tests.support.stage import wait_until;"
+        "root = pathlib.Path(sys.argv[1]);"
+        "job = elasticrun.launch(train, root, 0.02, replicas=1, wait=False);"
+        "wait_until((root / 'seen-0').exists)"
+    )
+    folder = stage.root / "temporary"
+    folder.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", code, str(stage.root)],
+        env=variables(stage, TMPDIR=folder),
+        check=True,
+    )
+    wait_until_nothing_is_left(stage)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_job_ends_with_the_process_that_launched_it(stage: Stage) -> None:

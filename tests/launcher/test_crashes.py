@@ -61,7 +61,17 @@ def test_the_first_cause_is_the_exception_not_the_lost_connection(
     trace = job.events.partition(cause)[2]
     assert 'raise ValueError("the loss is not a number")' in trace
     assert "launcher/replica.py" not in trace
-    assert "0 restarts without a newer checkpoint are used up" in job.events
+    assert "no restarts are allowed (--max-restarts 0)" in job.events
+
+
+def test_a_replica_that_leaves_the_others_is_the_cause(stage: Stage) -> None:
+    options = ["--replicas", 2, "--save-interval", 0, "--", "--at", "0:1:9:leave"]
+    job = run(stage, *options)
+    assert job.wait() == 0, job.events
+    [cause] = [line for line in job.events.splitlines() if " crashed at " in line]
+    assert cause.endswith(
+        "rank 1 ended with exit code 0 while the others were still training"
+    )
 
 
 def test_the_budget_is_refilled_by_a_newer_checkpoint_only(stage: Stage) -> None:
@@ -90,6 +100,17 @@ def test_a_budget_without_checkpoints_is_spent(stage: Stage) -> None:
     assert set(begins(stage).values()) == {(0, 0)}
 
 
+def test_an_event_is_one_line_whatever_was_raised(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("raise ValueError('one\\ntwo')")
+    with running(stage, "--replicas", 1, script=script) as job:
+        assert job.wait() == 1
+    said = [line for line in job.events.splitlines() if not line.startswith("[0]")]
+    place = [" crashed at " in line for line in said].index(True)
+    assert said[place].endswith("rank 0 raised ValueError: one")
+    assert said[place + 1] == "two"
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -109,6 +130,7 @@ def test_a_crash_before_the_first_batch_fails_at_once(
     assert text in job.events
     assert "before the first batch, so it is not tried again" in job.events
     assert "restart" not in job.events
+    assert "elasticrun/launcher" not in job.events
 
 
 def test_a_killed_forkserver_is_replaced_and_nobody_notices(stage: Stage) -> None:

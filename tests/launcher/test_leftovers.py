@@ -40,6 +40,32 @@ def test_a_signal_saves_at_a_boundary_and_ends_everything(
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+def test_a_signal_to_one_replica_is_told_from_a_stop_of_the_program(
+    stage: Stage,
+) -> None:
+    with running(stage, "--replicas", 2, "--", "--pace", 0.01) as job:
+        wait_until(lambda: stage.num_delivered(0) > 3)
+        os.kill(job.pid_of(0, 1), signal.SIGTERM)
+        assert job.wait() == 143
+    assert (
+        "stopped by SIGTERM to a replica with exit code 143; checkpoint 1 is saved"
+        in (job.events)
+    )
+
+
+def test_signals_that_come_at_the_end_do_not_change_the_code(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, script=script) as job:
+        job.wait_until_said("logs in")
+        job.process.send_signal(signal.SIGINT)
+        job.wait_until_said("nothing was trained since the start")
+        while job.process.poll() is None:
+            job.process.send_signal(signal.SIGINT)
+        assert job.process.returncode == 130
+        assert "Traceback" not in job.events
+
+
 def test_a_second_signal_ends_everything_at_once(stage: Stage) -> None:
     with running(stage, "--replicas", 2, "--", "--hold", "0:9", "--workers", 1) as job:
         job.wait_until_held(0, 2)

@@ -229,7 +229,7 @@ class TestTurns:
         turn.wish(LEAVE, "SIGTERM")
         turn.wish(JOIN, "another node has come")
         assert turn.own["wish"]["kind"] == LEAVE
-        turn.wish(END, "elasticrun stop")
+        turn.wish(END, "the stop command")
         assert turn.own["wish"]["kind"] == END
 
     @pytest.mark.parametrize(

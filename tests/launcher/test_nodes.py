@@ -266,7 +266,7 @@ def test_a_budget_is_spent_on_all_nodes_together(stage: Stage, start: Start) -> 
     assert ends(*nodes) == [1, 1]
     for node in nodes:
         assert "rank 1 exited with code 3" in node.events
-        assert "1 restarts without a newer checkpoint are used up" in node.events
+        assert "1 restart without a newer checkpoint is used up" in node.events
 
 
 def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
@@ -275,7 +275,7 @@ def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
     with ThreadPoolExecutor(1) as threads:
         stopping = threads.submit(nodes[1].ask, "stop", nodes[1].pid)
         for node in nodes:
-            node.wait_until_said("elasticrun stop: saving at the next boundary")
+            node.wait_until_said("the stop command: saving at the next boundary")
         stage.mark("go-0")
         assert stopping.result().returncode == 0
     assert ends(*nodes) == [75, 75]

@@ -62,6 +62,20 @@ class TestCauses:
         assert cause is not None
         assert describe(cause) == "rank 2 raised ValueError: nan"
 
+    @pytest.mark.parametrize("code", [0, 75])
+    def test_who_left_the_others_is_named(self, code: int) -> None:
+        lost = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1234"
+        endings = [ending(0, 1, 1.0, lost), ending(1, code, 1.1), ending(2, code, 1.2)]
+        cause = first_cause(endings)
+        assert cause is not None
+        assert cause.is_own_fault
+        assert describe(cause) == (
+            f"rank 1 ended with exit code {code} while the others were still training"
+        )
+        own = first_cause([*endings, ending(3, 1, 1.3, "ValueError: nan")])
+        assert own is not None
+        assert own.rank == 3
+
     def test_a_signal_comes_before_what_it_led_to(self) -> None:
         lost = "DistBackendError: remote process exited"
         cause = first_cause([ending(0, 1, 1.0, lost), ending(1, -11, 1.1)])

@@ -113,6 +113,7 @@ def test_bounds_are_kept(stage: Stage) -> None:
         assert "3 replicas is outside of 1 to 2" in refused.stderr
         nonsense = job.ask("scale", 0)
         assert nonsense.returncode == 4
+        assert "0 replicas: give a number from 1 up" in nonsense.stderr
 
 
 def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:

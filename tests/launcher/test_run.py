@@ -129,7 +129,7 @@ def test_the_directory_is_named_after_the_script(stage: Stage, show: Path) -> No
 def test_a_program_can_stop_itself(stage: Stage) -> None:
     job = run(stage, "--replicas", 2, "--", "--at", "0:1:9:stop")
     assert job.wait() == 75
-    assert "stopped by itself" in job.events
+    assert "stopped by itself with exit code 75; checkpoint 1 is saved" in job.events
     assert run(stage, "--replicas", 1, "--", "--at", "0:1:9:stop").wait() == 0
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
@@ -174,7 +174,11 @@ def test_imports_that_start_threads_are_left_to_the_replicas(stage: Stage) -> No
 def test_what_cannot_be_is_refused_before_anything_starts(stage: Stage) -> None:
     for options, text in (
         (["no-such.py"], "no such script"),
+        (["-m", "no_such_module"], "there is no such module"),
+        (["-m", "json"], "no __main__"),
         (["--replicas", "0", __file__], "--replicas 0"),
+        (["--nproc-per-node", "2", __file__], "here it is --replicas"),
+        ([], "following arguments are required: SCRIPT\n"),
         (["--replicas", "4:2", __file__], "MIN <= MAX"),
         (["--grace", "soon", __file__], "--grace soon"),
         (["--nodes", "2:4", __file__], "--rdzv-endpoint HOST:PORT"),

@@ -95,8 +95,9 @@ ROWS: list[list[str]] = [
     # 6, the launcher: starts replicas; only what runs in them meets a job.
     ["launcher.wire", "launcher.environment", "launcher.processes", "launcher.loop"],
     ["launcher.restarts", "launcher.causes", "launcher.output", "launcher.table"],
+    ["launcher.modules"],
     ["launcher.options", "launcher.sockets", "launcher.functions"],
-    ["launcher.claim"],
+    ["launcher.claim", "launcher.screen"],
     ["launcher.directory", "launcher.hangs", "launcher.imports", "launcher.client"],
     ["launcher.reporter", "launcher.console", "launcher.reading", "launcher.endpoint"],
     ["launcher.stragglers", "launcher.linting"],

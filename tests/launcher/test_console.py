@@ -1,0 +1,141 @@
+"""What is written where nobody reads, and to a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from elasticrun.launcher.console import Console
+from elasticrun.launcher.screen import LiveScreen, Screen, only_colours
+from tests.launcher.running import ELASTICRUN, elasticrun, running, variables
+from tests.support.stage import DEADLINE, Stage, freeze, wait_until
+
+
+def read_all(descriptor: int) -> str:
+    with open(descriptor, "rb") as file:
+        return file.read().decode()
+
+
+def test_lines_are_left_out_only_while_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    console = Console(lambda: Screen(writer, writer), is_live=False)
+    line = "x" * 2000
+    for _ in range(6000):
+        console.output(line, is_error=False)
+    console.event("stopped")
+    texts: list[str] = []
+    reading = threading.Thread(target=lambda: texts.append(read_all(reader)))
+    reading.start()
+    wait_until(lambda: console._num_bytes == 0)
+    for _ in range(6000):
+        console.output(line, is_error=False)
+    console.close()
+    os.close(writer)
+    reading.join()
+    before, after = texts[0].split("elasticrun: stopped\n")
+    [left_out] = re.findall(r"^elasticrun: (\d+) lines left out, see the logs$",
+                            before, re.MULTILINE)  # fmt: skip
+    assert before.count(line) + int(left_out) == 6000
+    assert before.count(line) > 1000
+    assert after == f"{line}\n" * 6000
+
+
+@pytest.mark.slow
+def test_a_job_whose_output_nobody_reads_comes_to_its_end(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text(
+        "import pathlib, sys\nfor number in range(200_000): print(number, 'x' * 60)\n"
+    )
+    reader, writer = os.pipe()
+    job = subprocess.Popen(
+        [*ELASTICRUN, "run", "--replicas", "1", str(script)],
+        env=variables(stage),
+        cwd=stage.root,
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    assert job.wait(DEADLINE) == 0
+    os.close(reader)
+    log = stage.checkpoints / "logs" / "generation-0000" / "rank-0.log"
+    assert log.read_bytes().count(b"\n") == 200_000
+
+
+class Terminal:
+    """The side of a terminal that a person sees."""
+
+    def __init__(self, master: int, slave: int) -> None:
+        self._master = master
+        self._slave = slave
+
+    def close(self) -> str:
+        """Return what was written, all of it."""
+        os.write(self._slave, b"END")
+        text = b""
+        while not text.endswith(b"END"):
+            text += os.read(self._master, 1 << 16)
+        os.close(self._slave)
+        os.close(self._master)
+        return text.decode()
+
+
+def on_terminal(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Screen]
+) -> tuple[Screen, Terminal]:
+    if kind is LiveScreen:
+        pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    master, slave = pty.openpty()
+    return kind(slave, slave), Terminal(master, slave)
+
+
+@pytest.mark.parametrize("kind", [Screen, LiveScreen])
+def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Screen]
+) -> None:
+    screen, terminal = on_terminal(monkeypatch, kind)
+    path = str(Path("/") / ("long" * 20))
+    screen.event(f"[job] :smile: in {path}")
+    screen.output("[0] \x1b[31mred\x1b[2J\x1b]0;title\x07\x07 not", is_error=False)
+    screen.close()
+    text = terminal.close()
+    assert f"[job] :smile: in {path}" in text
+    assert "\x1b[31mred not\x1b[0m" in text
+    assert "title" not in text
+
+
+def test_the_line_that_lives_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, terminal = on_terminal(monkeypatch, LiveScreen)
+    screen.live("y" * 200)
+    screen.close()
+    text = terminal.close()
+    assert "y" * 39 + "\N{HORIZONTAL ELLIPSIS}" in text
+    assert "y" * 40 not in text
+
+
+def test_what_does_something_to_a_terminal_is_taken_out() -> None:
+    assert only_colours("plain \u6f22\ttab") == "plain \u6f22\ttab"
+    assert only_colours("\x1b[1;31mred\x1b[0m") == "\x1b[1;31mred\x1b[0m"
+    assert only_colours("a\x1b[2Jb\x1b[Hc\x1b(0d\x1bPq\x1b\\e\x9b1mf") == "abcde1mf"
+
+
+@pytest.mark.slow
+def test_a_launcher_that_does_not_answer_is_named(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, script=script) as job:
+        job.wait_until_said("started")
+        freeze(job.pid)
+        for command in (["status"], ["stop"], ["stop", job.pid], ["scale", 2]):
+            answer = elasticrun(stage, *command)
+            assert answer.returncode == 4
+            assert f"job {job.pid} does not answer (suspended, or" in answer.stderr
+            assert "no job" not in answer.stdout
