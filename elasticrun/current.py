@@ -41,8 +41,8 @@ def current_job() -> Job:
     if _job is None or _job.is_closed:
         _job = _make_job()
         atexit.register(_close_at_exit, _job)
-    if _job.has_late_error:
-        _job.raise_late_error()
+    if _job.late_error:
+        _job.late_error.raise_once()
     if _job.pid != os.getpid():
         raise ElasticRunError(
             f"process {os.getpid()} was forked from the replica {_job.pid} and has no "
@@ -120,7 +120,7 @@ def use_job(job: Job) -> Iterator[Job]:
     finally:
         _job = previous
         job.close()
-    job.raise_late_error()
+    job.late_error.raise_once()
 
 
 def make_jobs_with(make: Callable[..., Job]) -> None:
@@ -133,15 +133,15 @@ def close_current_job() -> None:
     """Close the current job if there is one; at the end of a process without atexit."""
     if _job is not None and _job.pid == os.getpid():
         _job.close()
-        _job.raise_late_error()
+        _job.late_error.raise_once()
 
 
 def _close_at_exit(job: Job) -> None:
     """Close the job; end with exit code 1 if an error could not be raised before."""
     job.close()
-    if job.pid == os.getpid() and job.has_late_error:
+    if job.pid == os.getpid() and job.late_error:
         try:
-            job.raise_late_error()
+            job.late_error.raise_once()
         except BaseException:
             traceback.print_exc()
         exit_at_once(1)

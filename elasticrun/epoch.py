@@ -56,7 +56,7 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
             yield epoch
         except GeneratorExit:
             if is_left_on_purpose(sys._getframe(1)):
-                with job.raising_later():
+                with job.late_error.keeping():
                     job.end_epoch()
                     job.progress.end_epoch_loop(is_left=True)
                     job.finish_epochs()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from elasticrun.control.watcher import Watcher
 from elasticrun.env import Environment, read_environment, with_settings
 from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
 from elasticrun.joining import join
+from elasticrun.late_error import LateError
 from elasticrun.opening import (
     Start,
     check_all_have_directory,
@@ -26,6 +26,7 @@ from elasticrun.opening import (
 )
 from elasticrun.pace import Pace
 from elasticrun.position import Position, Progress
+from elasticrun.postponing import Postponement
 from elasticrun.registry import Registry
 from elasticrun.saving import Saver
 from elasticrun.schedule import Schedule
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_CODE_ASKED = 75
-_MOST_PUT_OFF = 64  # Boundaries; most programs accumulate over fewer batches.
 _PATIENCE = 1800.0  # Seconds to wait for other ranks at a checkpoint nobody hurries.
 
 
@@ -69,6 +69,8 @@ class Job:
         trust_pickle: The names of states that are unpickled when they load.
         num_loaders: Loaders made so far without a name.
         pace: How long this replica works by itself in a step.
+        postponement: What saves and stops wait for.
+        late_error: What could not be raised where it happened.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -108,10 +110,8 @@ class Job:
         self.is_closed = False
         self.num_loaders = 0
         self.pace = Pace()
-        self._reasons_to_wait: list[Callable[[], bool]] = []
-        self._put_off: Decision | None = None
-        self._num_put_off = 0
-        self._late_error: BaseException | None = None
+        self.postponement = Postponement()
+        self.late_error = LateError()
         self._restores_at_loop = False
         self._last_saved: tuple[int, Position] | None = None
         self._registry = Registry(self.rank)
@@ -291,29 +291,6 @@ class Job:
         self.is_in_epoch = False
         self.progress.leave_epoch()
 
-    @contextmanager
-    def raising_later(self) -> Iterator[None]:
-        """Keep what is raised within for the next use of the job, or for its end.
-
-        For code that runs while Python closes a generator, out of which it raises
-        nothing: a `break` would swallow that the job could not be saved.
-        """
-        try:
-            yield
-        except BaseException as error:
-            self._late_error = error
-
-    @property
-    def has_late_error(self) -> bool:
-        """Whether `raising_later` has kept something."""
-        return self._late_error is not None
-
-    def raise_late_error(self) -> None:
-        """Raise what `raising_later` has kept, once."""
-        error, self._late_error = self._late_error, None
-        if error is not None:
-            raise error
-
     def _check_loop_is_over(self, what: str) -> None:
         if self.loader is not None:
             raise LoopOrderError(
@@ -346,17 +323,8 @@ class Job:
         if ends_epoch:
             self._schedule.note_epoch(self._gate.number)
         is_due = self._gate.number >= self._schedule.due_at
-        if decision is not None or is_due or self._put_off is not None:
+        if decision is not None or is_due or self.postponement.decision:
             self._act(decision)
-
-    def put_off_while(self, condition: Callable[[], bool]) -> None:
-        """Neither save nor stop where `condition` holds: it must on all replicas.
-
-        For gradients that a program accumulates over several global batches: they are
-        in no checkpoint. A condition that does not pass is ignored after some
-        boundaries.
-        """
-        self._reasons_to_wait.append(condition)
 
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
@@ -365,20 +333,9 @@ class Job:
                 self.save()
 
     def _act(self, decision: Decision | None) -> None:
-        if self._put_off is not None and (decision is None or decision.kind != STOP):
-            decision = self._put_off
-        if any(is_true() for is_true in self._reasons_to_wait):
-            if self._num_put_off < _MOST_PUT_OFF:
-                self._num_put_off += 1
-                self._put_off = decision
-                return
-            logger.warning(
-                "for %d boundaries no optimizer has stepped with the gradients that "
-                "were computed; they are in no checkpoint, so a restart would lose "
-                "them. Accumulate with a larger batch_size and max_local_batch_size.",
-                self._num_put_off,
-            )
-        self._num_put_off, self._put_off = 0, None
+        is_now, decision = self.postponement.take(decision)
+        if not is_now:
+            return
         if decision is None or decision.kind == CHECKPOINT:
             self.save()
             return

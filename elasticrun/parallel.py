@@ -104,7 +104,7 @@ class AdaptiveDataParallel(nn.Module):
         self._gradient_hooks = GradientHooks(
             module.parameters(), self._ddp, pace=job.pace
         )
-        job.put_off_while(lambda: self._gradient_hooks.has_unstepped)
+        job.postponement.add(lambda: self._gradient_hooks.has_unstepped)
         job.register(StatefulState(name, self))
         for state_name, target in (optimizers | schedulers).items():
             job.register(StatefulState(state_name, target))

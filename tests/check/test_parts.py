@@ -16,6 +16,7 @@ from elasticrun.check.places import LoopPlace, Place, parse_place
 from elasticrun.check.plan import KILL, STOP, Limits, Plan, decode_plan
 from elasticrun.check.routes import straight, through
 from elasticrun.check.scratch import (
+    WORK,
     copy_source,
     find_source,
     original_path,
@@ -235,7 +236,7 @@ def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     script = str(tmp_path / "train.py")
     source = find_source(script, directory=str(tmp_path), linked=[])
-    copy = "/tmp/elasticrun-check-x/elasticrun-run-3/work/train.py"
+    copy = f"/tmp/elasticrun-check-x/elasticrun-run-3/{WORK}/train.py"
     torch_file = "/usr/lib/torch/distributed/distributed_c10d.py"
     lines = [
         "Thread 0x1 (most recent call first):",

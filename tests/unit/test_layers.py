@@ -17,6 +17,7 @@ ROOT = Path(elasticrun.__file__).parent
 ROWS: list[list[str]] = [
     # 0
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
+    ["late_error"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     [
         "checkpoint.files",
@@ -40,7 +41,7 @@ ROWS: list[list[str]] = [
     ["data.order"],
     # 3
     ["position", "registry", "auto_interval"],
-    ["schedule"],
+    ["schedule", "postponing"],
     ["opening"],
     ["saving"],
     ["job"],

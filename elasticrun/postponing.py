@@ -1,0 +1,54 @@
+"""Saves and stops that wait while gradients accumulate, which are in no checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from elasticrun.control.agreement import STOP
+from elasticrun.control.gate import Decision
+
+logger = logging.getLogger(__name__)
+
+_MOST_BOUNDARIES = 64  # Most programs accumulate over fewer batches.
+
+
+class Postponement:
+    """What is put off from one boundary to the next, alike on all replicas.
+
+    Attributes:
+        decision: What the replicas have agreed on and not done yet, or None.
+    """
+
+    def __init__(self) -> None:
+        self.decision: Decision | None = None
+        self._reasons: list[Callable[[], bool]] = []
+        self._num_boundaries = 0
+
+    def add(self, reason: Callable[[], bool]) -> None:
+        """Put off while `reason()` holds, which it does on all replicas or on none."""
+        self._reasons.append(reason)
+
+    def take(self, decision: Decision | None) -> tuple[bool, Decision | None]:
+        """Return whether to act at this boundary, and on what.
+
+        A reason that does not pass is ignored after some boundaries.
+
+        Args:
+            decision: What is agreed on for this boundary; None for a save that is due.
+        """
+        if self.decision is not None and (decision is None or decision.kind != STOP):
+            decision = self.decision
+        if any(reason() for reason in self._reasons):
+            if self._num_boundaries < _MOST_BOUNDARIES:
+                self._num_boundaries += 1
+                self.decision = decision
+                return False, None
+            logger.warning(
+                "for %d boundaries no optimizer has stepped with the gradients that "
+                "were computed; they are in no checkpoint, so a restart would lose "
+                "them. Accumulate with a larger batch_size and max_local_batch_size.",
+                self._num_boundaries,
+            )
+        self._num_boundaries, self.decision = 0, None
+        return True, decision
