@@ -33,7 +33,8 @@ LOOP_RULES = (
         "ER203",
         "E",
         "zip of elastic loaders",
-        "iterate them together with CombinedLoader, or one after the other",
+        "make one loader over torch.utils.data.StackDataset(a, b), or loop over one after "
+        "the other",
         "A job has one position, so it cannot resume two loops at once.",
         _LOOP + "    for a, b in zip(train, valid):\n        step(a, b)\n",
         _LOOP + _TRAIN + _VALID,
@@ -79,7 +80,7 @@ LOOP_RULES = (
         "ER207",
         "W",
         "iterator of a loader held open",
-        "loop over the loader with `for`, or over several with CombinedLoader",
+        "loop over the loader with `for`",
         "A loop is finished when its `for` is left. An iterator that is kept says "
         "neither where the job is nor when the loop is done.",
         _LOOP
