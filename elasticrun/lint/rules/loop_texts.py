@@ -33,8 +33,8 @@ LOOP_RULES = (
         "ER203",
         "E",
         "zip of elastic loaders",
-        "make one loader over torch.utils.data.StackDataset(a, b), or loop over them in "
-        "turn",
+        "make one loader over torch.utils.data.StackDataset(a, b), or loop over them "
+        "in turn",
         "A job has one position, so it cannot resume two loops at once.",
         _LOOP + "    for a, b in zip(train, valid):\n        step(a, b)\n",
         _LOOP + _TRAIN + _VALID,
