@@ -21,6 +21,7 @@ from elasticrun.launcher.options import (
     parse_replicas,
     parse_seconds,
 )
+from elasticrun.launcher.screen import only_colours
 from elasticrun.launcher.table import render
 
 EXIT_USAGE = 2
@@ -158,15 +159,15 @@ def logs(arguments: argparse.Namespace) -> int:
     try:
         ended = _directory_of_ended(arguments.job)
         if ended is not None:
-            show_logs(ended, write=_write, **chosen)
+            show_logs(ended, write=_show, **chosen)
             return 0
         with find_job(arguments.job) as job:
             directory = Path(str(job.status["log_dir"]))
             if not arguments.follow:
-                show_logs(directory, write=_write, **chosen)
+                show_logs(directory, write=_show, **chosen)
                 return 0
             follow_logs(
-                directory, has_ended=lambda: job.has_ended, write=_write, **chosen
+                directory, has_ended=lambda: job.has_ended, write=_show, **chosen
             )
     except JobError as error:
         return _fail(str(error), error.exit_code)
@@ -188,6 +189,11 @@ def _say(text: str) -> None:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _show(text: str) -> None:
+    """Write what a replica printed, which may do no more to a terminal than colour."""
+    _write(only_colours(text) if sys.stdout.isatty() else text)
 
 
 def _fail(text: str, code: int) -> int:

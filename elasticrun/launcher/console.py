@@ -41,7 +41,6 @@ class Console:
         self._waiting: deque[tuple[int, Callable[[Screen], None]]] = deque()
         self._num_bytes = 0
         self._num_left_out = 0
-        self._has_stalled = False
         self._live: str | None = None
         self._is_closing = False
         self._thread = threading.Thread(
@@ -92,17 +91,18 @@ class Console:
 
     def _has_room(self, size: int) -> bool:
         """Wait for room as long as the other side reads."""
-        # Half of the room, lest each line that is read makes room for one, and a word
-        # on those that are left out before it.
-        most = _MOST_BYTES // 2 if self._num_left_out else _MOST_BYTES
+        if self._num_left_out:
+            # Not before half of it is free, lest each line that is read makes room for
+            # one more, and for a word on those that are left out before it.
+            return self._num_bytes <= _MOST_BYTES // 2
 
         def has_room() -> bool:
-            return self._num_bytes + size <= most
+            return self._num_bytes + size <= _MOST_BYTES
 
-        if not has_room() and not self._has_stalled:
+        before = None
+        while not has_room() and before != self._num_bytes:
             before = self._num_bytes
             self._changed.wait_for(has_room, _STALL_SECONDS)
-            self._has_stalled = self._num_bytes == before
         return has_room()
 
     def _add(self, size: int, call: Callable[[Screen], None]) -> None:
@@ -131,7 +131,6 @@ class Console:
                 screen.live(live)
             with self._changed:
                 self._num_bytes -= size
-                self._has_stalled = False
                 self._changed.notify_all()
 
 

@@ -72,7 +72,7 @@ def test_a_function_runs_on_every_replica(
 
 
 def test_a_launched_job_can_be_scaled_and_asked(stage: Stage) -> None:
-    job = elasticrun.launch(train, stage.root, 0.02, replicas=1, wait=False)
+    job = elasticrun.launch(train, stage.root, 0.05, replicas=1, wait=False)
     wait_until((stage.root / "seen-0").exists)
     job.scale(2)
     status = job.status()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -125,6 +126,32 @@ def test_what_does_something_to_a_terminal_is_taken_out() -> None:
     assert only_colours("plain \u6f22\ttab") == "plain \u6f22\ttab"
     assert only_colours("\x1b[1;31mred\x1b[0m") == "\x1b[1;31mred\x1b[0m"
     assert only_colours("a\x1b[2Jb\x1b[Hc\x1b(0d\x1bPq\x1b\\e\x9b1mf") == "abcde1mf"
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_a_traceback_once(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("raise ValueError('the loss is not a number')")
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [*ELASTICRUN, "run", "--replicas", "1", str(script)],
+        env=variables(stage, TERM="xterm", COLUMNS=200),
+        cwd=stage.root,
+        stdin=subprocess.DEVNULL,
+        stdout=slave,
+        stderr=slave,
+    ) as job:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # The launcher has closed its side.
+            while data := os.read(master, 1 << 16):
+                shown += data
+        os.close(master)
+    assert job.returncode == 1
+    text = shown.decode()
+    assert text.count("Traceback (most recent call last)") == 1
+    assert "elasticrun/launcher" not in text
+    assert "failed: this was before the first batch" in text
 
 
 @pytest.mark.slow

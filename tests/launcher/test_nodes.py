@@ -302,7 +302,9 @@ def test_the_others_look_for_an_endpoint_that_was_killed(
 ) -> None:
     """On one machine a launcher that is left takes it over."""
     options = ["--save-interval", 0, "--", *HOLDS]
-    dies, stays = (start(*options, nodes="1:2") for _ in range(2))
+    dies = start(*options, nodes="1:2")
+    dies.wait_until_held(0, 1)  # Else both may begin together.
+    stays = start(*options, nodes="1:2")
     dies.wait_until_said("another node has come")
     stage.mark("go-0")
     stays.wait_until_held(1, 2)
