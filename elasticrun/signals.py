@@ -112,7 +112,7 @@ class SignalPipe:
         # Others give the wake-up descriptor back to nobody: asyncio when its loop ends.
         current = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(current, warn_on_full_buffer=False)
-        if current != self._writer:
+        if current != self._writer and _active is self:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._writer, bytes([number]))
         previous = self._previous.get(number)

@@ -43,7 +43,7 @@ def test_the_whole_standard_library_is_no_trouble() -> None:
             assert problems_of(path) == [], path
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_installed_packages_are_no_trouble() -> None:
     packages = Path(sysconfig.get_paths()["purelib"])
     for name in ("_pytest", "hypothesis", "mypy", "setuptools", "sympy", "torch/utils"):
