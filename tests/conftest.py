@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,11 @@ _VARIABLES = (
 
 
 # How long an example takes says nothing here: the machine may be busy.
+# A shell that starts the tests in its background lets them ignore SIGINT, and with them
+# every process that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("elasticrun", deadline=None)
 settings.load_profile("elasticrun")
 
