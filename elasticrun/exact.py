@@ -69,7 +69,7 @@ class ExactSum:
         try:
             return self._scaled / (1 << _EXPONENT)
         except OverflowError:
-            return math.copysign(math.inf, self._scaled)
+            return math.inf if self._scaled > 0 else -math.inf
 
     def encode(self) -> list[Any]:
         """Return the sum as values that JSON has."""

@@ -38,11 +38,11 @@ def run_job(options: Options) -> int:
         if _is_finished(options, console):
             return 0
         with ExitStack() as stack:
+            wakeups = stack.enter_context(_signals_as_bytes())
             _claim_directories(options, stack)
             _say_where(options, console)
             processes.adopt_orphans()
             loop = Loop()
-            wakeups = stack.enter_context(_signals_as_bytes())
             listener = stack.enter_context(sockets.listening())
             supervisor = Supervisor(
                 options, console, loop, meet=_meeting(options, console, loop)
