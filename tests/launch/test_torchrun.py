@@ -177,8 +177,7 @@ def test_a_signal_saves_once_and_the_same_command_goes_on(
         assert agent.wait(DEADLINE) != 0
     [checkpoint] = stage.committed()
     assert checkpoint["position"]["index"] > 0
-    for rank in (0, 1):
-        assert "because of SIGTERM; saved" in stage.log(f"rank-{rank}")
+    assert "because of SIGTERM; saved" in stage.log("rank-0")
     if by is signal_rank:
         assert "exitcode  : 143" in (stage.root / "output.log").read_text()
     assert run(stage, torchrun(stage, num_replicas=3)) == 0

@@ -372,7 +372,7 @@ def test_replicas_that_leave_a_loop_at_different_batches_save_nothing(
 ) -> None:
     def script() -> None:
         valid = AdaptiveDataLoader(Numbers(24), 4, name="valid")
-        train = AdaptiveDataLoader(Numbers(200), 4, name="train")
+        train = AdaptiveDataLoader(Numbers(10**6), 4, name="train")
         for _ in remaining_epochs_until(1):
             for number, _ in valid.enumerate():
                 if number == 1 + rank():
