@@ -53,14 +53,7 @@ class Reader(Dataset[Any]):
         if isinstance(seed, list):
             return self._read_each_seeded(indices, seed)
         _seed_generators(seed)
-        return self._read_batch(indices)
-
-    def _read_batch(self, indices: list[int]) -> Sequence[Any]:
-        # As torch's own fetcher does, so that nobody's data set reads differently.
-        if getattr(self.dataset, "__getitems__", None):
-            samples: Sequence[Any] = self.dataset.__getitems__(indices)
-            return samples
-        return [self.dataset[index] for index in indices]
+        return read_batch(self.dataset, indices)
 
     def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
         reads_items = _has_item_access(self.dataset)
@@ -72,6 +65,14 @@ class Reader(Dataset[Any]):
             else:
                 samples.extend(self.dataset.__getitems__([index]))
         return samples
+
+
+def read_batch(dataset: Any, indices: Any) -> Sequence[Any]:
+    """Read as torch's own fetcher does, so that nobody's data set reads differently."""
+    if getattr(dataset, "__getitems__", None):
+        samples: Sequence[Any] = dataset.__getitems__(indices)
+        return samples
+    return [dataset[index] for index in indices]
 
 
 def _has_item_access(dataset: Any) -> bool:

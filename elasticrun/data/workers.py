@@ -1,4 +1,4 @@
-"""The plain DataLoader that reads the batches of a loop, and how its workers start."""
+"""How the batches of a loop are read: in this process, or by a plain DataLoader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from multiprocessing import forkserver
 from typing import Any
 
 import torch
+from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader, get_worker_info
 
-from elasticrun.data.reading import Reader
+from elasticrun.data.reading import Reader, read_batch
+from elasticrun.data.transfer import send_small_tensors_by_value
 from elasticrun.signals import leave_stops_to_parent, stops_held_back
 
 
@@ -34,6 +36,9 @@ class BatchReader:
 
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
         """Start to read; `key` seeds what torch draws for itself."""
+        given = self._loader
+        if not given.num_workers and not given.pin_memory:
+            return _read_here(self._source, given.collate_fn, plan)
         inner = self._persistent
         if inner is None:
             inner = self._make(plan, key)
@@ -41,9 +46,14 @@ class BatchReader:
             requests = inner.batch_sampler
             assert isinstance(requests, _Requests)
             requests.plan = plan
-        if self._loader.persistent_workers:
+        if given.persistent_workers:
             self._persistent = inner
         return _start_workers(inner)
+
+    @property
+    def _source(self) -> Any:
+        dataset = self._loader.dataset
+        return Reader(dataset) if self.is_seeded else dataset
 
     def _make(self, plan: Iterable[Any], key: int) -> DataLoader[Any]:
         given = self._loader
@@ -55,7 +65,7 @@ class BatchReader:
             # Torch has warned of the same arguments when the loader was made.
             warnings.simplefilter("ignore", UserWarning)
             return DataLoader(
-                Reader(given.dataset) if self.is_seeded else given.dataset,
+                self._source,
                 batch_sampler=_Requests(plan),
                 num_workers=given.num_workers,
                 collate_fn=given.collate_fn,
@@ -80,6 +90,22 @@ class _Requests:
         return iter(self.plan)
 
 
+def _read_here(
+    dataset: Any, collate: Callable[[Any], Any], plan: Iterable[Any]
+) -> Iterator[Any]:
+    """Read in this process; torch's own iterator would take as long for nothing else.
+
+    Profilers see the reading under the name that torch gives it.
+    """
+    for request in plan:
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            with record_function("enumerate(DataLoader)#AdaptiveDataLoader.__next__"):
+                batch = collate(read_batch(dataset, request))
+        else:
+            batch = collate(read_batch(dataset, request))
+        yield batch
+
+
 def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Return `iter(loader)`; no stop signal can kill a worker that is just starting."""
     if loader.num_workers == 0:
@@ -102,6 +128,7 @@ class WorkerInit:
         # What the worker inherited is not garbage. Each full collection would write to
         # all of it, so that a fork copies the program's memory page by page.
         gc.freeze()
+        send_small_tensors_by_value()
         information = get_worker_info()
         assert information is not None
         if isinstance(information.dataset, Reader):

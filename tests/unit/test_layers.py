@@ -26,7 +26,7 @@ ROWS: list[list[str]] = [
         "data.reading",
         "traces",
     ],
-    ["checkpoint.manifest", "checkpoint.lock", "checkpoint.counter"],
+    ["checkpoint.manifest", "checkpoint.lock", "checkpoint.counter", "data.transfer"],
     ["data.workers", "trace"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],

@@ -226,7 +226,7 @@ def test_a_generator_of_ones_own_is_used_and_does_not_change_the_order() -> None
     own = torch.Generator().manual_seed(5)
     before = own.get_state()
     with generation():
-        loader = AdaptiveDataLoader(Numbers(10), 4, True, generator=own)
+        loader = AdaptiveDataLoader(Numbers(10), 4, True, generator=own, num_workers=1)
         assert loader.generator is own
         assert samples_of(loader) == expected
     assert not torch.equal(own.get_state(), before)
@@ -452,3 +452,13 @@ def test_a_seed_of_numpys_is_a_seed(tmp_path: Path) -> None:
 
 def test_collating_is_torchs() -> None:
     assert AdaptiveDataLoader(Numbers(3)).collate_fn is default_collate
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_profile_shows_the_reading(num_workers: int) -> None:
+    loader = AdaptiveDataLoader(Numbers(10), 4, num_workers=num_workers)
+    with torch.autograd.profiler.profile() as profile:
+        for _ in loader:
+            pass
+    names = [event.key for event in profile.key_averages()]
+    assert any(name.startswith("enumerate(DataLoader)#") for name in names)
