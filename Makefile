@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 RUN := $(VENV)/bin/python
+PYTEST := $(RUN) -m pytest
+
+# Many tests start processes, which compile every module anew where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test soak gpu bench docs clean
 
@@ -14,22 +18,22 @@ check: $(INSTALLED)  ## format, lint, types, fast tests
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest -m "not slow and not gpu and not soak"
+	$(PYTEST) -n auto -m "not slow and not gpu and not soak"
 
 test: $(INSTALLED)  ## every test that needs neither a GPU nor an hour
-	$(RUN) -m pytest -m "not gpu and not soak"
+	$(PYTEST) -n auto -m "not gpu and not soak"
 
 soak: $(INSTALLED)  ## restarts at random for a long time
-	$(RUN) -m pytest -m soak
+	$(PYTEST) -m soak
 
 gpu: $(INSTALLED)  ## the tests that need a GPU
-	$(RUN) -m pytest -m gpu
+	$(PYTEST) -m gpu
 
 bench: $(INSTALLED)  ## one JSON line a measurement
 	@set -e; for script in benchmarks/[a-z]*.py; do $(RUN) $$script; done
 
 docs: $(INSTALLED)  ## run the code in README.md and docs/, and follow the links
-	$(RUN) -m pytest tests/docs
+	$(PYTEST) tests/docs
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-TEST = ["hypothesis>=6.100", "pytest>=8.2", "safetensors>=0.4"]
+TEST = [
+    "hypothesis>=6.100",
+    "pytest>=8.2",
+    "pytest-xdist>=3.5",
+    "safetensors>=0.4",
+]
 
 setup(
     name="elasticrun",

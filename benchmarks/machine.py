@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+# An installed package is compiled. Where this is set, every process that a benchmark
+# starts would compile it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def report(benchmark: str, **figures: Any) -> None:
     """Print one line: what was measured, the figures, and the machine."""
