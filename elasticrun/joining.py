@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from elasticrun.control.group import choose_device, start_process_group
+from elasticrun.control.devices import choose_device
+from elasticrun.control.group import start_process_group
 from elasticrun.control.links import Hub, Links, Spoke
 from elasticrun.control.rendezvous import open_store
 from elasticrun.control.store import JobStore
@@ -63,11 +64,12 @@ def join(environment: Environment, *, backend: str) -> Membership:
             world_size=dist.get_world_size(),
             local_world_size=dist.get_world_size(),
         )
-    device = choose_device(environment, backend)
     if environment.world_size == 1:
+        device = choose_device(environment, backend, None)
         return Membership(environment, device, None, None, owns_group=False)
     owns_group = not dist.is_initialized()
     store = open_store(environment)
+    device = choose_device(environment, backend, store)
     links: Links
     links = Hub(store) if environment.rank == 0 else Spoke(store, environment.rank)
     if owns_group:

@@ -1,8 +1,7 @@
-"""This replica's device, and the process group for its collectives."""
+"""The process group for the replicas' collectives, over a store of their own."""
 
 from __future__ import annotations
 
-import logging
 import socket
 
 import torch
@@ -11,42 +10,6 @@ from torch.distributed import PrefixStore
 
 from elasticrun.control.store import JobStore
 from elasticrun.env import Environment, keep_gloo_on_loopback
-
-logger = logging.getLogger(__name__)
-
-BACKENDS = ("auto", "gloo", "nccl")
-
-
-def choose_device(environment: Environment, backend: str) -> torch.device:
-    """Return this replica's device: a GPU of its own if each replica can have one.
-
-    Raises:
-        ValueError: `backend` is unknown, or is "nccl" without a GPU for each replica.
-    """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}.")
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    has_own_gpu = environment.local_rank < num_gpus
-    fits = environment.local_world_size <= num_gpus and has_own_gpu
-    if backend == "nccl" and not fits:
-        raise ValueError(
-            f"backend='nccl' needs one GPU for each replica, but this machine has "
-            f"{num_gpus} GPUs for {environment.local_world_size} replicas. Start fewer "
-            "replicas here, or use backend='gloo'."
-        )
-    if backend == "auto" and num_gpus and not fits:
-        logger.warning(
-            "this replica trains on the CPU: %d GPUs are visible to it, but %d "
-            "replicas are on this machine, and this one has local rank %d",
-            num_gpus,
-            environment.local_world_size,
-            environment.local_rank,
-        )
-    if backend == "gloo" or not fits:
-        return torch.device("cpu")
-    device = torch.device("cuda", environment.local_rank)
-    torch.cuda.set_device(device)
-    return device
 
 
 def start_process_group(

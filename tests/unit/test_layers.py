@@ -30,7 +30,13 @@ ROWS: list[list[str]] = [
     ["data.workers", "trace"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
-    ["checkpoint.tensors", "control.agreement", "control.group", "control.gathering"],
+    [
+        "checkpoint.tensors",
+        "control.agreement",
+        "control.devices",
+        "control.group",
+        "control.gathering",
+    ],
     ["control.links", "control.rendezvous", "control.stopping"],
     ["control.mail"],
     ["checkpoint.draft", "control.watcher", "joining"],
