@@ -167,6 +167,7 @@ def test_rank_0_gone_is_noticed(connect: Connect, hub: Hub) -> None:
         b'{"token": "0", "rank": 1}\n{"type": "wish"}\n',
         b'{"token": 0, "rank": 1}\n',
         b"x" * 100_000,
+        b"[" * 60_000 + b"\n",  # Nested deeper than a decoder can go.
     ],
 )
 def test_a_stranger_is_no_replica(hub: Hub, said: bytes) -> None:
