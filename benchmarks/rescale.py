@@ -2,8 +2,10 @@
 
     python benchmarks/rescale.py [--rounds 10] [--only elasticrun|torchrun|launcher]
 
-"First batch" is the first one that rank 0 of the new generation is given. torchrun
-restarts after a `kill -9` by itself; to rescale, it is stopped and started again.
+"First batch" is the first one that rank 0 of the new generation is given. A request to
+scale is timed from the call in a program that is connected to the launcher, and as the
+command `elasticrun scale`, whose interpreter starts first. torchrun restarts after a
+`kill -9` by itself; to rescale, it is stopped and started again.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from pathlib import Path
 
 import psutil
 from machine import report
+
+from elasticrun.launcher.client import find_job
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]
@@ -124,14 +128,19 @@ def kill_a_rank(process: psutil.Popen) -> None:
 def measure_elasticrun(rounds: int) -> None:
     command = [*ELASTICRUN, "run", "--replicas", "2", "--max-restarts", "1"]
     with job_of(command) as (job, process):
-        scaled, killed = [], []
-        for number in range(rounds):
-            size = "32"[number % 2]
-            scaled.append(job.seconds_to_next(lambda: job.ask("scale", size)))  # noqa: B023
+        requested, typed, killed = [], [], []
+        os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
+        for _ in range(rounds):
+            with find_job(None) as launcher:
+                request = launcher.scale(3)
+                requested.append(job.seconds_to_next(lambda: next(request)))  # noqa: B023
+            job.wait_for_checkpoint()
+            typed.append(job.seconds_to_next(lambda: job.ask("scale", "2")))
             job.wait_for_checkpoint()
             killed.append(job.seconds_to_next(lambda: kill_a_rank(process)))
             job.wait_for_checkpoint()
-        tell("scale", "elasticrun", scaled)
+        tell("scale, requested", "elasticrun", requested)
+        tell("scale, typed", "elasticrun", typed)
         tell("kill -9", "elasticrun", killed)
 
 

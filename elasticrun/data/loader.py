@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader
@@ -24,25 +22,32 @@ from elasticrun.data.fingerprint import (
     decode_state,
     encode_state,
 )
-from elasticrun.data.order import check_sampler, checksum_of_map, order_of
+from elasticrun.data.order import (
+    EveryPosition,
+    check_sampler,
+    checksum_of_map,
+    order_of,
+)
 from elasticrun.data.plan import (
     LoopPlan,
     MicroBatch,
-    Part,
     Seeding,
     Shares,
     loop_key,
 )
 from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
+from elasticrun.data.running import (
+    RunningLoop,
+    check_place,
+    describe,
+    trace_batch,
+)
 from elasticrun.data.seeding import derive_seed
 from elasticrun.data.workers import BatchReader
-from elasticrun.errors import CheckpointError, LoopOrderError, StateNameError
+from elasticrun.errors import CheckpointError
 from elasticrun.job import Job
 from elasticrun.leaving import is_left_on_purpose
 from elasticrun.position import Position
-from elasticrun.trace import Trace
-
-_NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True))
 
 
 class AdaptiveDataLoader(DataLoader[Any]):
@@ -111,16 +116,11 @@ class AdaptiveDataLoader(DataLoader[Any]):
         check_sampler(sampler, batch_sampler, shuffle=shuffle)
         seed = check_seed(seed)
         check_seed_each(seed_each)
-        if name is not None and not name:
-            raise StateNameError(
-                "name='' cannot name a loader. Give it a name that tells what it is "
-                "for, or none at all."
-            )
-        _check_place(job, name)
+        check_place(job, name)
         dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)
         super().__init__(
             dataset,
-            sampler=_EveryPosition(dataset) if sampler is None else sampler,
+            sampler=EveryPosition(dataset) if sampler is None else sampler,
             **dataloader_kwargs,
         )
         self.seed = seed
@@ -155,7 +155,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         # Set past torch's guard against changing them: torch itself was given none.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "drop_last", self._shares.drop_last)
-        self._loop = _Loop()
+        self._loop = RunningLoop()
         self._batch_reader = BatchReader(self, each_sample=seed_each == "sample")
 
     # What the loop body may ask.
@@ -243,14 +243,14 @@ class AdaptiveDataLoader(DataLoader[Any]):
 
     def _deliver(self) -> Iterator[Any]:
         job = current_job()
-        where = _describe(sys._getframe(1))
+        where = describe(sys._getframe(1))
         start = job.begin_loop(self, where)
         if start is None:
             return
         is_finished = False
         bar: ProgressBar | None = None
         try:
-            loop = self._loop = _Loop(where)
+            loop = self._loop = RunningLoop(where)
             plan = self._plan(start)
             if self.progress and job.rank == 0:
                 bar = open_progress_bar(self.name, plan.first_batch, len(self))
@@ -263,7 +263,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
                     self._pass_empty(job, plan)
                 loop.current = in_flight.popleft()
                 if trace is not None:
-                    _trace(trace, loop.current, start)
+                    trace_batch(trace, loop.current, start)
                 yield batch
                 part = loop.current[2]
                 if part.is_step:
@@ -277,7 +277,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
             is_finished = is_left_on_purpose(sys._getframe(1))
             raise
         finally:
-            self._loop = _Loop()
+            self._loop = RunningLoop()
             job.end_loop(is_finished=is_finished)
             if bar is not None:
                 bar.close()
@@ -341,64 +341,3 @@ class AdaptiveDataLoader(DataLoader[Any]):
         """
         position = decode_state(state_dict, self._fingerprint, name=self.name)
         current_job().progress.resume_at(position)
-
-
-class _Loop:
-    """What changes within a loop; apart, since torch guards a loader's attributes."""
-
-    __slots__ = ("current", "where")
-
-    def __init__(self, where: str = "no loop") -> None:
-        self.current = _NO_BATCH
-        self.where = where
-
-    @property
-    def part(self) -> Part:
-        return self.current[2]
-
-
-class _EveryPosition:
-    """Stands for the sampler where torch wants one: the loader has its own order."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self._dataset)))
-
-
-def _describe(frame: FrameType) -> str:
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def _trace(trace: Trace, current: MicroBatch, start: Position) -> None:
-    batch, indices, part = current
-    trace.write(
-        epoch=start.finished_epochs,
-        loop=start.finished_loops,
-        batch=batch,
-        micro=part.micro,
-        indices=indices,
-        num_valid=part.num_valid,
-    )
-
-
-def _check_place(job: Job, name: str | None) -> None:
-    if job.loader is not None:
-        raise LoopOrderError(
-            f"a loader is being made inside the loop over `{job.loader.name}` "
-            f"({job.loader.where}). After a restart that loop continues in the middle, "
-            "and loaders made before would be missing. Make all loaders before the "
-            "epoch loop."
-        )
-    if job.is_in_epoch and name is None:
-        raise LoopOrderError(
-            f"a loader without a name is being made in epoch "
-            f"{job.progress.finished_epochs}. Loaders without a name are known by the "
-            "order in which they are made, which differs after a restart, when earlier "
-            "epochs are skipped. Make it before the epoch loop, or give it a name= of "
-            "its own in each epoch."
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -81,3 +82,16 @@ def _order_of_map(sampler: Any) -> Order:
     return lambda positions: np.asarray(
         [int(sampler[position]) for position in positions.tolist()], dtype=np.int64
     )
+
+
+class EveryPosition:
+    """Stands for the sampler where torch wants one: the loader has its own order."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._dataset)))

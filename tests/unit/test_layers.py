@@ -54,6 +54,7 @@ ROWS: list[list[str]] = [
     ["current"],
     # 4
     ["accumulation", "data.fingerprint", "metrics"],
+    ["data.running"],
     ["data.loader", "epoch", "states"],
     ["partial_gradients"],
     ["gradient_hooks"],
