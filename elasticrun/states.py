@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 from weakref import WeakKeyDictionary
 
+from torch import nn
+from torch.optim import Optimizer
+
 from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.tensors import (
     Stateful,
     StatefulState,
     check_loads_safely,
+    has_shards,
     load_state,
     load_values,
     save_state,
@@ -88,9 +92,24 @@ def register(**objects: Stateful) -> None:
                 "load_state_dict(). Give it both, use Variables for plain values, or "
                 "write a State with save and load."
             )
-    for name, target in objects.items():
-        current_job().register(StatefulState(name, target))
+    # Modules first: a sharded optimizer's state goes by its parameters' names in them.
+    for name, target in sorted(objects.items(), key=_is_no_module):
+        current_job().register(_state_of(name, target))
         act_once_per_global_batch(target)
+
+
+def _is_no_module(item: tuple[str, Stateful]) -> bool:
+    return not isinstance(item[1], nn.Module)
+
+
+def _state_of(name: str, target: Stateful) -> StatefulState:
+    if not has_shards(target):
+        return StatefulState(name, target)
+    # Only here: it imports torch.distributed.checkpoint.
+    from elasticrun.checkpoint.sharded import sharded_state
+
+    assert isinstance(target, (nn.Module, Optimizer))
+    return sharded_state(name, target)
 
 
 class Variables:

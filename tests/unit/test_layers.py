@@ -30,7 +30,10 @@ ROWS: list[list[str]] = [
     ["data.workers", "trace"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
+    ["checkpoint.shards", "checkpoint.parameter_names"],
     ["checkpoint.tensors", "control.agreement", "control.group", "control.gathering"],
+    ["checkpoint.layout", "checkpoint.resharding"],
+    ["checkpoint.sharded"],
     ["control.links", "control.rendezvous", "control.stopping"],
     ["control.mail"],
     ["checkpoint.draft", "control.watcher", "joining"],
