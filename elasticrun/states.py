@@ -71,9 +71,11 @@ def register(**objects: Stateful) -> None:
     """Keep each object in every checkpoint under its keyword; load it if it is there.
 
     Anything with `state_dict` and `load_state_dict`: modules, optimizers, schedulers,
-    `GradScaler`, `AveragedModel`, objects of your own. Optimizers, schedulers, scalers
-    and averaged models then act once for each global batch, also when
-    `max_local_batch_size` cuts it into micro-batches.
+    `GradScaler`, `AveragedModel`, objects of your own. Of modules that are sharded
+    (`fully_shard`, DTensors) and their optimizers, each replica saves its shards.
+
+    Optimizers, schedulers, scalers and averaged models then act once for each global
+    batch, also when `max_local_batch_size` cuts it into micro-batches.
 
     Collective: call it on every replica, in the same order.
     Replay: registers again in each generation and loads the newest checkpoint; nothing
@@ -83,7 +85,7 @@ def register(**objects: Stateful) -> None:
         TypeError: An object lacks one of the two methods.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: The saved state does not fit the object (the differing keys and
-            shapes are listed).
+            shapes are listed), or the module of a sharded optimizer is not registered.
     """
     for name, target in objects.items():
         if not isinstance(target, Stateful):
@@ -105,11 +107,14 @@ def _is_no_module(item: tuple[str, Stateful]) -> bool:
 def _state_of(name: str, target: Stateful) -> StatefulState:
     if not has_shards(target):
         return StatefulState(name, target)
-    # Only here: it imports torch.distributed.checkpoint.
-    from elasticrun.checkpoint.sharded import sharded_state
+    # Only here: they import torch.distributed.checkpoint.
+    from elasticrun.checkpoint.sharded import ShardedModuleState
+    from elasticrun.checkpoint.sharded_optimizer import ShardedOptimizerState
 
-    assert isinstance(target, (nn.Module, Optimizer))
-    return sharded_state(name, target)
+    if isinstance(target, nn.Module):
+        return ShardedModuleState(name, target)
+    assert isinstance(target, Optimizer)
+    return ShardedOptimizerState(name, target)
 
 
 class Variables:

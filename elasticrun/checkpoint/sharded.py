@@ -11,23 +11,15 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, empty
-from torch.optim import Optimizer
+from torch.distributed.tensor import DTensor
 
 from elasticrun.checkpoint.layout import Description, Layout, describe, make_layout
-from elasticrun.checkpoint.parameter_names import (
-    by_names,
-    by_numbers,
-    find_names,
-    has_names,
-)
+from elasticrun.checkpoint.paths import leaves_by_path, map_paths
 from elasticrun.checkpoint.resharding import Source, fill
 from elasticrun.checkpoint.shards import (
     OpenFile,
     SavedState,
     ShardReader,
-    leaves_by_path,
-    map_paths,
 )
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.tensors import StatefulState, load_state, save_state
@@ -49,37 +41,50 @@ class ShardedState(StatefulState):
         self._chunks = _Chunks(name)
         self._values: Any = None
         self._layout = Layout({}, [])
-        self._digests: list[str] | None = None
+        self._answers: list[list[str]] = []
 
     def parts(self) -> Iterable[BaseState]:
         return [self._chunks]
 
     def sync(self) -> None:
-        """Agree with the other replicas on who writes what.
+        """Agree with the other replicas on who writes what. Collective.
 
         Raises:
             CheckpointError: Their states differ, or one could not be had.
         """
+        description: Description = {}
+        tensors: dict[str, DTensor] = {}
+        problem: Exception | None = None
         try:
             self._values, tensors = _take_out(self.name, self.current_values())
             plain = leaves_by_path(self._values).keys() - tensors.keys()
             description = describe(tensors, list(plain))
         except Exception as error:
-            _agree_that_all_can(self.name, error)
-            raise
-        _agree_that_all_can(self.name, None)
-        self._layout = self._agree(description)
+            problem = error
+        self._layout = self._agree(description, problem)
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._chunks.set(tensors, self._layout, rank)
 
-    def _agree(self, description: Description) -> Layout:
-        """Return the layout; the descriptions travel only when one has changed."""
+    def _agree(self, description: Description, problem: Exception | None) -> Layout:
+        """Return the layout; the descriptions travel only when one has changed.
+
+        If one replica has a problem, all raise, so that none waits for it.
+        """
         text = json.dumps(description, sort_keys=True).encode()
-        digests = gather(hashlib.sha256(text).hexdigest())
-        if digests == self._digests:
+        failure = "" if problem is None else f"{type(problem).__name__}: {problem}"
+        answers = gather([hashlib.sha256(text).hexdigest(), failure])
+        if problem is not None:
+            raise problem
+        for rank, (_, failure) in enumerate(answers):
+            if failure:
+                raise CheckpointError(
+                    f"{self.name!r} could not be saved, because rank {rank} failed: "
+                    f"{failure}"
+                )
+        if answers == self._answers:
             return self._layout
         layout = make_layout(self.name, gather(description))
-        self._digests = digests
+        self._answers = answers
         return layout
 
     def save(self, fileobj: BinaryIO) -> None:
@@ -110,7 +115,20 @@ class ShardedState(StatefulState):
 
 
 class ShardedModuleState(ShardedState):
-    """A module with parameters or buffers that are DTensors."""
+    """A module with parameters or buffers that are DTensors.
+
+    Raises:
+        CheckpointError: It has no memory yet, so nothing could be loaded into it.
+    """
+
+    def __init__(self, name: str, target: nn.Module) -> None:
+        super().__init__(name, target)
+        if any(parameter.is_meta for parameter in target.parameters()):
+            raise CheckpointError(
+                f"{name!r} is on the meta device, which holds no values, so a saved "
+                "state would be lost. Call to_empty(device=...) and initialize it "
+                "before you register it."
+            )
 
     def current_values(self) -> Any:
         return self.target.state_dict()
@@ -128,14 +146,16 @@ class ShardedModuleState(ShardedState):
                 isinstance(leaf, Tensor) and isinstance(own, DTensor)
             ):
                 return leaf
-            size = _size(source)
+            size = size_of(source)
             if own is None:  # The module says that it does not know it.
                 return torch.empty(size, device="meta")
-            if _size(own) != size:
-                misfits.append(f"{path} is {list(size)}, here {list(_size(own))}")
+            if size_of(own) != size:
+                misfits.append(f"{path} is {list(size)}, here {list(size_of(own))}")
                 return leaf
             sources[path] = source
-            targets[path] = own if isinstance(own, DTensor) else _empty(source)
+            targets[path] = (
+                own if isinstance(own, DTensor) else empty_like_source(source)
+            )
             return targets[path]
 
         values = map_paths(saved.values, place)
@@ -148,70 +168,6 @@ class ShardedModuleState(ShardedState):
             )
         fill(targets, sources, reader)
         self.take(values)
-
-
-class ShardedOptimizerState(ShardedState):
-    """An optimizer of parameters that are DTensors.
-
-    Saved under the names that these have in registered modules.
-    """
-
-    def __init__(self, name: str, target: Optimizer) -> None:
-        super().__init__(name, target)
-        self._optimizer = target
-        self._parameters: dict[str, Tensor] = {}
-
-    def meet(self, states: Iterable[BaseState]) -> None:
-        modules = [
-            (each.name, each.target)
-            for each in states
-            if isinstance(each.target, nn.Module)
-        ]
-        self._parameters = find_names(self.name, self._optimizer, modules)
-
-    def current_values(self) -> Any:
-        return by_names(self._optimizer.state_dict(), list(self._parameters))
-
-    def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
-        if not has_names(saved.values):  # It was saved by a program without shards.
-            saved = SavedState(by_names(saved.values, list(self._parameters)), {})
-        targets: dict[str, Tensor] = {}
-        sources: dict[str, Source] = {}
-
-        def place(path: str, leaf: Any) -> Any:
-            source = saved.tensors.get(path, leaf)
-            parameter = self._parameter_of(path)
-            is_like_it = (
-                isinstance(source, Source)
-                and isinstance(parameter, DTensor)
-                and _size(parameter) == _size(source) != ()
-            )
-            if is_like_it:
-                assert parameter is not None
-                targets[path] = torch.empty_like(parameter, dtype=source.dtype)
-            elif path in saved.tensors:
-                targets[path] = _replicated(saved.tensors[path], parameter)
-            else:
-                return leaf
-            sources[path] = source
-            return targets[path]
-
-        values = map_paths(saved.values, place)
-        fill(targets, sources, reader)
-        name_of = {parameter: name for name, parameter in self._parameters.items()}
-        groups = [
-            [name_of[parameter] for parameter in group["params"]]
-            for group in self._optimizer.param_groups
-        ]
-        self.take(by_numbers(values, groups))
-
-    def _parameter_of(self, path: str) -> Tensor | None:
-        """Return the parameter that `state.model.0.weight.exp_avg`, say, is of."""
-        parts = path.split(".")
-        if parts[0] != "state":
-            return None
-        names = (".".join(parts[1:end]) for end in range(len(parts), 1, -1))
-        return next((self._parameters[n] for n in names if n in self._parameters), None)
 
 
 class _Chunks(BaseState):
@@ -250,23 +206,6 @@ class _Chunks(BaseState):
         raise TypeError(f"{self.name!r} reads {fileobj} itself")
 
 
-def sharded_state(name: str, target: nn.Module | Optimizer) -> ShardedState:
-    """Return the state of an object whose parameters are DTensors."""
-    if isinstance(target, nn.Module):
-        return ShardedModuleState(name, target)
-    return ShardedOptimizerState(name, target)
-
-
-def _agree_that_all_can(name: str, error: Exception | None) -> None:
-    """Raise on all replicas if one has met an error. Collective."""
-    text = "" if error is None else f"{type(error).__name__}: {error}"
-    for rank, problem in enumerate(gather(text)):
-        if problem and error is None:
-            raise CheckpointError(
-                f"{name!r} could not be saved, because rank {rank} failed: {problem}"
-            )
-
-
 def _take_out(name: str, values: Any) -> tuple[Any, dict[str, DTensor]]:
     """Return the values with None for each sharded tensor, and these by their paths."""
     tensors: dict[str, DTensor] = {}
@@ -286,16 +225,11 @@ def _take_out(name: str, values: Any) -> tuple[Any, dict[str, DTensor]]:
     return map_paths(values, take), tensors
 
 
-def _size(tensor: Any) -> tuple[int, ...]:
+def size_of(tensor: Source) -> tuple[int, ...]:
+    """Return the size of a tensor, read already or not."""
     return tuple(tensor.size if not isinstance(tensor, Tensor) else tensor.shape)
 
 
-def _empty(source: Source) -> Tensor:
-    return torch.empty(_size(source), dtype=source.dtype)
-
-
-def _replicated(source: Source, parameter: Tensor | None) -> Tensor:
-    """Return a tensor that is whole on every replica, for one unlike its parameter."""
-    if not isinstance(parameter, DTensor):
-        return _empty(source)
-    return empty(_size(source), dtype=source.dtype, device_mesh=parameter.device_mesh)
+def empty_like_source(source: Source) -> Tensor:
+    """Return a tensor on the CPU that takes all of it."""
+    return torch.empty(size_of(source), dtype=source.dtype)

@@ -7,8 +7,7 @@ chunks are the raw bytes of the file `NAME.rank-R`.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from elasticrun.checkpoint.files import DamagedFileError
+from elasticrun.checkpoint.paths import map_paths
 from elasticrun.checkpoint.state import replica_file_name
 from elasticrun.errors import CheckpointError
 
@@ -238,50 +238,3 @@ def read_whole_state(name: str, saved: SavedState, open_file: OpenFile) -> Any:
                 reader.read_whole(path) if path in saved.tensors else leaf
             ),
         )
-
-
-def map_paths(values: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """Return nested values with their leaves changed; these have paths like `a.0.b`.
-
-    What a state dictionary carries as attributes, as a module's `_metadata`, is kept.
-    """
-    prefix = f"{path}." if path else ""
-    if type(values) in (dict, OrderedDict):
-        items = {
-            key: map_paths(value, change, f"{prefix}{key}")
-            for key, value in values.items()
-        }
-        if type(values) is dict:
-            return items
-        changed = OrderedDict(items)
-        vars(changed).update(vars(values))
-        return changed
-    if type(values) in (list, tuple):
-        return type(values)(
-            map_paths(value, change, f"{prefix}{number}")
-            for number, value in enumerate(values)
-        )
-    return change(path, values)
-
-
-def leaves_by_path(values: Any) -> dict[str, Any]:
-    """Return the leaves of nested values by their paths.
-
-    Raises:
-        CheckpointError: Two have the same path.
-    """
-    return dict(_unique(values))
-
-
-def _unique(values: Any) -> Iterator[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    map_paths(values, lambda path, leaf: found.append((path, leaf)))
-    seen: set[str] = set()
-    for path, leaf in found:
-        if path in seen:
-            raise CheckpointError(
-                f"two values of the state have the path {path!r}, so they could not be "
-                "told apart. Rename one of them."
-            )
-        seen.add(path)
-        yield path, leaf

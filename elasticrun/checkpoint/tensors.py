@@ -101,6 +101,15 @@ def has_shards(target: Any) -> bool:
     return _DTENSOR in _sharded_kinds(target)
 
 
+def own_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this replica's part of a tensor: all of it unless it is a DTensor."""
+    if type(tensor).__name__ != _DTENSOR:
+        return tensor
+    sharded: Any = tensor
+    local: torch.Tensor = sharded.to_local()
+    return local
+
+
 def _refuse_sharded(name: str, target: Any, *, is_dtensor_right: bool) -> None:
     """Raise for what each replica has another part of, while rank 0 writes for all."""
     kinds = _sharded_kinds(target) - ({_DTENSOR} if is_dtensor_right else set())

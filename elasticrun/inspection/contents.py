@@ -70,6 +70,19 @@ def _holds_shards(checkpoint: Checkpoint, name: str) -> bool:
     return state != name and checkpoint.has(state)
 
 
+def size_of_state(checkpoint: Checkpoint, name: str) -> int:
+    """Return the bytes of a state's file, and of those with its shards."""
+    return sum(
+        record.size
+        for record in checkpoint.manifest.files
+        if name == record.name
+        or (
+            name == state_of_file(record.name)
+            and _holds_shards(checkpoint, record.name)
+        )
+    )
+
+
 def load_file(checkpoint: Checkpoint, name: str) -> Any:
     """Return what a file holds, after its checksum was found right.
 

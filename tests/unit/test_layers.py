@@ -30,10 +30,12 @@ ROWS: list[list[str]] = [
     ["data.workers", "trace"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
-    ["checkpoint.shards", "checkpoint.parameter_names"],
+    ["checkpoint.paths", "checkpoint.parameter_names"],
+    ["checkpoint.shards"],
     ["checkpoint.tensors", "control.agreement", "control.group", "control.gathering"],
     ["checkpoint.layout", "checkpoint.resharding"],
     ["checkpoint.sharded"],
+    ["checkpoint.sharded_optimizer"],
     ["control.links", "control.rendezvous", "control.stopping"],
     ["control.mail"],
     ["checkpoint.draft", "control.watcher", "joining"],

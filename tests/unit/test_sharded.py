@@ -184,6 +184,13 @@ def test_one_optimizer_may_train_two_modules(tmp_path: Path) -> None:
     same(run_once(lambda: two(0), tmp_path), saved)
 
 
+def test_what_nobody_has_claimed_is_carried_over(tmp_path: Path) -> None:
+    saved = run_once(lambda: script(1), tmp_path)
+    run_once(save_all_states, tmp_path, keep=1)
+    assert not (tmp_path / "checkpoint-00000001").exists()
+    same(run_once(lambda: script(0), tmp_path), saved)
+
+
 # What does not fit
 
 
@@ -264,6 +271,14 @@ def test_the_older_fsdp_is_refused(job: Job) -> None:
         match=r"'net' is sharded \(FullyShardedDataParallel\).*Shard it with "
         r"torch\.distributed\.fsdp\.fully_shard",
     ):
+        register(net=net)
+
+
+def test_a_module_without_memory_is_refused(job: Job) -> None:
+    with torch.device("meta"):
+        net = nn.Linear(2, 2)
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(CheckpointError, match=r"'net' is on the meta device.*to_empty"):
         register(net=net)
 
 
