@@ -18,7 +18,9 @@ class Registry:
         self._states: dict[str, BaseState] = {}
 
     def __iter__(self) -> Iterator[BaseState]:
-        return iter(self._states.values())
+        for state in self._states.values():
+            yield state
+            yield from state.parts()
 
     def add(self, state: BaseState) -> None:
         """Take a state.
@@ -26,6 +28,7 @@ class Registry:
         Raises:
             StateNameError: Another state has its name, or one that some file systems
                 would not tell apart.
+            CheckpointError: It cannot be saved with those that are there.
         """
         for name, other in self._states.items():
             if name.lower() == state.name.lower():
@@ -34,6 +37,7 @@ class Registry:
                     "Two states of one name would overwrite each other in each "
                     "checkpoint. Give one of them another name."
                 )
+        state.meet(self)
         self._states[state.name] = state
 
     def load(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
@@ -57,7 +61,7 @@ class Registry:
         if checkpoint is None or not checkpoint.has(file_name):
             return False
         with checkpoint.open(file_name) as file:
-            state.load(file)
+            state.load_with(file, checkpoint.open)
         return True
 
     def value_of(self, name: str) -> float | None:

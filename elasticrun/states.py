@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 from weakref import WeakKeyDictionary
 
+from torch import nn
+from torch.optim import Optimizer
+
 from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.tensors import (
     Stateful,
     StatefulState,
     check_loads_safely,
+    has_shards,
     load_state,
     load_values,
     save_state,
@@ -67,9 +71,11 @@ def register(**objects: Stateful) -> None:
     """Keep each object in every checkpoint under its keyword; load it if it is there.
 
     Anything with `state_dict` and `load_state_dict`: modules, optimizers, schedulers,
-    `GradScaler`, `AveragedModel`, objects of your own. Optimizers, schedulers, scalers
-    and averaged models then act once for each global batch, also when
-    `max_local_batch_size` cuts it into micro-batches.
+    `GradScaler`, `AveragedModel`, objects of your own. Of modules that are sharded
+    (`fully_shard`, DTensors) and their optimizers, each replica saves its shards.
+
+    Optimizers, schedulers, scalers and averaged models then act once for each global
+    batch, also when `max_local_batch_size` cuts it into micro-batches.
 
     Collective: call it on every replica, in the same order.
     Replay: registers again in each generation and loads the newest checkpoint; nothing
@@ -79,7 +85,7 @@ def register(**objects: Stateful) -> None:
         TypeError: An object lacks one of the two methods.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: The saved state does not fit the object (the differing keys and
-            shapes are listed).
+            shapes are listed), or the module of a sharded optimizer is not registered.
     """
     for name, target in objects.items():
         if not isinstance(target, Stateful):
@@ -88,9 +94,27 @@ def register(**objects: Stateful) -> None:
                 "load_state_dict(). Give it both, use Variables for plain values, or "
                 "write a State with save and load."
             )
-    for name, target in objects.items():
-        current_job().register(StatefulState(name, target))
+    # Modules first: a sharded optimizer's state goes by its parameters' names in them.
+    for name, target in sorted(objects.items(), key=_is_no_module):
+        current_job().register(_state_of(name, target))
         act_once_per_global_batch(target)
+
+
+def _is_no_module(item: tuple[str, Stateful]) -> bool:
+    return not isinstance(item[1], nn.Module)
+
+
+def _state_of(name: str, target: Stateful) -> StatefulState:
+    if not has_shards(target):
+        return StatefulState(name, target)
+    # Only here: they import torch.distributed.checkpoint.
+    from elasticrun.checkpoint.sharded import ShardedModuleState
+    from elasticrun.checkpoint.sharded_optimizer import ShardedOptimizerState
+
+    if isinstance(target, nn.Module):
+        return ShardedModuleState(name, target)
+    assert isinstance(target, Optimizer)
+    return ShardedOptimizerState(name, target)
 
 
 class Variables:

@@ -15,7 +15,7 @@ import torch
 
 from elasticrun.checkpoint.generators import Generators, capture
 from elasticrun.checkpoint.state import BaseState
-from elasticrun.checkpoint.tensors import StatefulState, load_values
+from elasticrun.checkpoint.tensors import StatefulState, load_values, own_shard
 
 Field = Any  # A JSON value; an object with "hash" stands for what is too big.
 
@@ -121,7 +121,7 @@ def field_of_tensor(tensor: torch.Tensor) -> Field:
     The sketch is a projection on a few fixed random directions: the distance of two
     sketches estimates that of the tensors, so that these need not be kept.
     """
-    own = tensor.detach().cpu().contiguous()
+    own = own_shard(tensor).detach().cpu().contiguous()
     if own.numel() == 1 and not own.is_floating_point() and not own.is_complex():
         return own.item()
     kind = f"{str(own.dtype).removeprefix('torch.')}{list(own.shape)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from elasticrun.checkpoint.state import BaseState
-from elasticrun.checkpoint.tensors import StatefulState
+from elasticrun.checkpoint.tensors import StatefulState, own_shard
 
 _TIMES_PRECISION = 32  # So much that what depends on parameters is seen to move.
 
@@ -29,7 +29,7 @@ class Perturbation:
             if isinstance(state, StatefulState) and isinstance(target, torch.nn.Module):
                 for parameter in target.parameters():
                     if parameter.requires_grad and parameter.is_floating_point():
-                        self._move(parameter.data)
+                        self._move(own_shard(parameter.data))
 
     def _move(self, data: torch.Tensor) -> None:
         size = _TIMES_PRECISION * torch.finfo(data.dtype).eps

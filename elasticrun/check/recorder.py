@@ -47,7 +47,12 @@ class Recorder:
         self, kind: str, job: Job, registry: Registry, **values: Any
     ) -> None:
         """Write what everything is at now."""
-        states = [s for s in registry if can_be_read(s, job.world_size)]
+        parts = [part for state in registry for part in state.parts()]
+        states = [
+            state
+            for state in registry
+            if state not in parts and can_be_read(state, job.world_size)
+        ]
         fields: dict[str, Any] = {}
         for state in states:
             fields |= read_state(state, job.world_size)

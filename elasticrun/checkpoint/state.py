@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
@@ -55,6 +55,20 @@ class BaseState(ABC):
     def load(self, fileobj: BinaryIO) -> None:
         """Read what `save` wrote, at any world size."""
 
+    def load_with(
+        self, fileobj: BinaryIO, open_file: Callable[[str], BinaryIO]
+    ) -> None:
+        """Read what was saved; `open_file` opens other files of the checkpoint."""
+        del open_file
+        self.load(fileobj)
+
+    def parts(self) -> Iterable[BaseState]:
+        """Return what is saved with it in files of its own, and not loaded alone."""
+        return ()
+
+    def meet(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
+        """Be told of the states that were registered before."""
+
     @property
     def overwrites(self) -> object:
         """Something of which making the target has changed the state."""
@@ -62,7 +76,12 @@ class BaseState(ABC):
 
     def file_name(self, rank: int) -> str:
         """Return the name of the file that `rank` loads."""
-        return f"{self.name}.rank-{rank}" if self.is_per_replica else self.name
+        return replica_file_name(self.name, rank) if self.is_per_replica else self.name
+
+
+def replica_file_name(name: str, rank: int) -> str:
+    """Return the name of the file in which `rank` has its own of a state."""
+    return f"{name}.rank-{rank}"
 
 
 def state_of_file(file_name: str) -> str:

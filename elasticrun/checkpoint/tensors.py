@@ -15,10 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elasticrun.checkpoint.parameter_names import by_numbers
+from elasticrun.checkpoint.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import CheckpointError
 
-_SHARDED = {"DTensor", "ShardedTensor", "FullyShardedDataParallel"}
+_DTENSOR = "DTensor"
+_SHARDED = {_DTENSOR, "ShardedTensor", "FullyShardedDataParallel"}
 
 
 @runtime_checkable
@@ -37,9 +40,11 @@ class Stateful(Protocol):
 class StatefulState(BaseState):
     """Keeps any object that has `state_dict` and `load_state_dict`."""
 
+    takes_shards = False  # Whether its tensors may be DTensors.
+
     def __init__(self, name: str, target: Stateful) -> None:
         super().__init__(name)
-        _refuse_sharded(name, target)
+        _refuse_sharded(name, target, is_dtensor_right=self.takes_shards)
         self.target: Stateful = target
 
     def save(self, fileobj: BinaryIO) -> None:
@@ -64,7 +69,22 @@ class StatefulState(BaseState):
             CheckpointError: The saved state does not fit the object, or would execute
                 code.
         """
+        self.take(load_state(self, fileobj))
+
+    def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
+        """Load it; of a sharded one, put every tensor together."""
         values = load_state(self, fileobj)
+        saved = SavedState.decode(values)
+        if saved is not None:
+            values = by_numbers(read_whole_state(self.name, saved, open_file))
+        self.take(values)
+
+    def take(self, values: Any) -> None:
+        """Give the object loaded values.
+
+        Raises:
+            CheckpointError: They do not fit it.
+        """
         try:
             self.target.load_state_dict(values)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -76,27 +96,51 @@ class StatefulState(BaseState):
             ) from error
 
 
-def _refuse_sharded(name: str, target: Stateful) -> None:
+def has_shards(target: Any) -> bool:
+    """Return whether an object has DTensors, of which each replica has a part."""
+    return _DTENSOR in _sharded_kinds(target)
+
+
+def own_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this replica's part of a tensor: all of it unless it is a DTensor."""
+    if type(tensor).__name__ != _DTENSOR:
+        return tensor
+    sharded: Any = tensor
+    local: torch.Tensor = sharded.to_local()
+    return local
+
+
+def _refuse_sharded(name: str, target: Any, *, is_dtensor_right: bool) -> None:
     """Raise for what each replica has another part of, while rank 0 writes for all."""
-    parameters: list[Any] = []
+    kinds = _sharded_kinds(target) - ({_DTENSOR} if is_dtensor_right else set())
+    if not kinds:
+        return
+    advice = (
+        "Give the module itself to register(), with its optimizer, and multiply the "
+        "loss with loader.loss_weight."
+        if kinds == {_DTENSOR}
+        else "Shard it with torch.distributed.fsdp.fully_shard, or use "
+        "AdaptiveDataParallel."
+    )
+    raise CheckpointError(
+        f"{name!r} is sharded ({', '.join(sorted(kinds))}): each replica has a part of "
+        "it, but rank 0 would write for all, so the other parts would be lost. "
+        f"{advice}"
+    )
+
+
+def _sharded_kinds(target: Any) -> set[str]:
+    """Return the names of torch's types of which each replica has a part."""
+    found: list[Any] = []
     if isinstance(target, nn.Module):
-        parameters = list(target.parameters())
+        found = [*target.parameters(), *target.buffers(), *target.modules()]
     elif isinstance(target, Optimizer):
-        parameters = [p for group in target.param_groups for p in group["params"]]
-    modules = target.modules() if isinstance(target, nn.Module) else ()
-    kinds = {type(each) for each in (*parameters, *modules)}
-    sharded = [
+        found = [p for group in target.param_groups for p in group["params"]]
+    return {
         kind.__name__
-        for kind in kinds
+        for kind in map(type, found)
         if kind.__name__ in _SHARDED and kind.__module__.startswith("torch.")
-    ]
-    if sharded:
-        raise CheckpointError(
-            f"{name!r} is sharded ({', '.join(sharded)}): each replica has a part of "
-            "it, but rank 0 writes for all, so the other parts would be lost. Sharded "
-            "states are not supported yet. Keep them with torch.distributed.checkpoint "
-            "and the loader's state_dict() beside them, or use AdaptiveDataParallel."
-        )
+    }
 
 
 class UnsafeValuesError(CheckpointError):
@@ -110,6 +154,7 @@ def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
         CheckpointError: They could not be loaded safely again.
     """
     if state.trusts_pickle:
+        _refuse_shards_among(values, state.name)
         save_values(values, fileobj, pickle_module=cloudpickle)
     else:
         check_loads_safely(values, name=state.name)
@@ -172,8 +217,10 @@ def check_loads_safely(values: Any, *, name: str) -> None:
     """Raise while nothing is lost if `values` could be saved but not loaded again.
 
     Raises:
-        CheckpointError: They hold an object that only a full unpickler could rebuild.
+        CheckpointError: They hold an object that only a full unpickler could rebuild,
+            or a tensor that is sharded.
     """
+    _refuse_shards_among(values, name)
     skeleton = _map_leaves(values, _without_data)
     buffer = io.BytesIO()
     try:
@@ -218,3 +265,18 @@ def _plain_number(leaf: Any) -> Any:
 
 def _without_data(leaf: Any) -> Any:
     return None if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _refuse_shards_among(values: Any, name: str) -> None:
+    """Raise for a sharded tensor, of which rank 0 would write its own part for all."""
+
+    def check(leaf: Any) -> Any:
+        if type(leaf).__name__ in _SHARDED:
+            raise CheckpointError(
+                f"the state {name!r} holds a {type(leaf).__name__}, of which each "
+                "replica has a part, but rank 0 writes for all. Give the module and "
+                "the optimizer that it belongs to to register()."
+            )
+        return leaf
+
+    _map_leaves(values, check)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.parameter_names import by_numbers
+from elasticrun.checkpoint.shards import SavedState, read_whole_state
 from elasticrun.checkpoint.state import state_of_file
 from elasticrun.checkpoint.tensors import UnsafeValuesError, load_values
 from elasticrun.errors import CheckpointError
@@ -37,10 +39,19 @@ class Opaque:
 def names_of_state(*checkpoints: Checkpoint, word: str | None) -> list[str]:
     """Return the files of a state: one, or one a rank; all files without a word.
 
+    Files with shards of tensors do not count: they are read with their state's file.
+
     Raises:
         InspectionError: None of the checkpoints has such a state.
     """
-    every = list(dict.fromkeys(name for each in checkpoints for name in each.names()))
+    every = list(
+        dict.fromkeys(
+            name
+            for each in checkpoints
+            for name in each.names()
+            if not _holds_shards(each, name)
+        )
+    )
     if word is None:
         return every
     chosen = [name for name in every if word in (name, state_of_file(name))]
@@ -53,8 +64,29 @@ def names_of_state(*checkpoints: Checkpoint, word: str | None) -> list[str]:
     return chosen
 
 
+def _holds_shards(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a rank's file is beside one of all ranks of the same state."""
+    state = state_of_file(name)
+    return state != name and checkpoint.has(state)
+
+
+def size_of_state(checkpoint: Checkpoint, name: str) -> int:
+    """Return the bytes of a state's file, and of those with its shards."""
+    return sum(
+        record.size
+        for record in checkpoint.manifest.files
+        if name == record.name
+        or (
+            name == state_of_file(record.name)
+            and _holds_shards(checkpoint, record.name)
+        )
+    )
+
+
 def load_file(checkpoint: Checkpoint, name: str) -> Any:
     """Return what a file holds, after its checksum was found right.
+
+    Tensors that ranks share out are put together, from the checked files of all.
 
     Raises:
         InspectionError: It is damaged.
@@ -63,12 +95,20 @@ def load_file(checkpoint: Checkpoint, name: str) -> Any:
         with checkpoint.open(name) as file:
             is_torchs = zipfile.is_zipfile(file)
             file.seek(0)
-            return load_values(file) if is_torchs else _parse(file.read())
+            values = load_values(file) if is_torchs else _parse(file.read())
+        return _put_together(checkpoint, name, values)
     except UnsafeValuesError:
         size = checkpoint.manifest.record(name).size
         return Opaque(b"", f"{size} bytes; only a full unpickler could read them")
     except (CheckpointError, OSError) as error:
         raise InspectionError(str(error)) from error
+
+
+def _put_together(checkpoint: Checkpoint, name: str, values: Any) -> Any:
+    saved = SavedState.decode(values)
+    if saved is None:
+        return values
+    return by_numbers(read_whole_state(name, saved, checkpoint.open))
 
 
 def _parse(data: bytes) -> Any:

@@ -13,6 +13,7 @@ from elasticrun.inspection.contents import (
     leaves,
     load_file,
     names_of_state,
+    size_of_state,
     value_of,
 )
 from elasticrun.inspection.overview import manifest_values
@@ -46,7 +47,7 @@ def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterato
     if state is None:
         yield from _describe(checkpoint)
     for name, found in contents:
-        yield f"{name}  {size_text(checkpoint.manifest.record(name).size)}"
+        yield f"{name}  {size_text(size_of_state(checkpoint, name))}"
         yield from _describe_leaves(found)
 
 

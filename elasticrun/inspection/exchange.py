@@ -17,6 +17,7 @@ from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.state import state_of_file
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.checkpoint.tensors import (
     check_loads_safely,
@@ -160,7 +161,8 @@ def _copy_others(
 ) -> list[FileRecord]:
     if newest is None:
         return []
-    return [draft.copy(newest, name) for name in newest.names() if name != state]
+    others = [name for name in newest.names() if state_of_file(name) != state]
+    return [draft.copy(newest, name) for name in others]
 
 
 def _manifest(

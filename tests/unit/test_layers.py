@@ -17,19 +17,26 @@ ROOT = Path(elasticrun.__file__).parent
 ROWS: list[list[str]] = [
     # 0
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
-    ["late_error"],
+    ["late_error", "checkpoint.writeback"],
+    ["checkpoint.files", "checkpoint.place"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     [
-        "checkpoint.files",
         "checkpoint.keeping",
         "data.permutation",
         "data.reading",
         "traces",
     ],
-    ["checkpoint.manifest", "checkpoint.lock", "checkpoint.counter", "data.transfer"],
-    ["data.workers", "trace"],
+    ["checkpoint.manifest", "checkpoint.lock", "data.transfer"],
+    ["checkpoint.storage"],
+    ["checkpoint.local", "checkpoint.objects", "checkpoint.counter"],
+    ["checkpoint.claim"],
+    ["checkpoint.remote"],
+    ["checkpoint.storages"],
+    ["data.workers", "trace", "checkpoint.memory"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
+    ["checkpoint.paths", "checkpoint.parameter_names"],
+    ["checkpoint.shards"],
     [
         "checkpoint.tensors",
         "control.agreement",
@@ -37,6 +44,9 @@ ROWS: list[list[str]] = [
         "control.group",
         "control.gathering",
     ],
+    ["checkpoint.layout", "checkpoint.resharding"],
+    ["checkpoint.sharded"],
+    ["checkpoint.sharded_optimizer"],
     ["control.links", "control.rendezvous", "control.stopping"],
     ["control.mail"],
     ["checkpoint.draft", "control.watcher", "joining"],
@@ -48,8 +58,10 @@ ROWS: list[list[str]] = [
     # 3
     ["position", "registry", "auto_interval"],
     ["schedule", "postponing"],
-    ["opening"],
+    ["opening", "capturing", "channel", "flight"],
+    ["writing"],
     ["saving"],
+    ["saves"],
     ["job"],
     ["current"],
     # 4

@@ -10,10 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_module
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -413,25 +410,3 @@ def test_a_scheduler_that_is_made_late_does_not_set_the_rate_back(
 
     for is_late in (False, True):
         assert run_once(lambda: script(is_late=is_late), tmp_path) == (0.1, 1)  # noqa: B023
-
-
-def test_sharded_states_are_refused(job: Job) -> None:
-    def script() -> None:
-        net = nn.Linear(4, 4)
-        mesh = init_device_mesh("cpu", (1,))
-        distribute_module(net, mesh)
-        with pytest.raises(
-            CheckpointError,
-            match=r"'net' is sharded \(DTensor\): each replica has a part of it, but "
-            r"rank 0 writes for all",
-        ):
-            register(net=net)
-        with pytest.raises(CheckpointError, match=r"'optimizer' is sharded"):
-            register(optimizer=torch.optim.SGD(net.parameters(), 0.1))
-
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        script()
-    finally:
-        dist.destroy_process_group()
