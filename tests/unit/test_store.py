@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from elasticrun import errors
 from elasticrun.checkpoint import files
-from elasticrun.checkpoint.draft import Checkpoint, Draft, remove_checkpoint
+from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
@@ -520,12 +520,12 @@ def test_one_that_somebody_else_removes_is_no_damage(
 
     def remove_first(path: Path, record: FileRecord) -> BinaryIO:
         if newer.path.is_dir():
-            remove_checkpoint(newer.path)
+            store.storage.remove(newer.path.name)
         return open_checked(path, record)
 
     monkeypatch.setattr(files, "open_checked", remove_first)
     assert store.find_newest() == older
-    remove_checkpoint(newer.path)
+    store.storage.remove(newer.path.name)
 
 
 def test_sweep_leaves_what_it_cannot_reach(store: CheckpointStore) -> None:
