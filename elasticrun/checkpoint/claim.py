@@ -221,9 +221,10 @@ class StoreClaim:
 
     def _forget_older(self) -> None:
         """Remove claims that nobody needs: all but this one and the one before."""
-        for number in _numbers(self._objects):
-            if number < self._number - 1:
-                self._objects.remove_object(_name(number))
+        with contextlib.suppress(OSError):  # The next start will do it.
+            for number in _numbers(self._objects):
+                if number < self._number - 1:
+                    self._objects.remove_object(_name(number))
 
     def _renew(self, *, folder: str | None = None, is_released: bool = False) -> None:
         with self._guard:
