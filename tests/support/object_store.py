@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+
+from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from tests.support.places import Content
 
 _SERVER = """
 import sys
@@ -124,3 +130,34 @@ def credentials(port: int) -> dict[str, str]:
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
+
+
+class Bucket:
+    """An empty bucket for a job's checkpoints.
+
+    Attributes:
+        url: Where they are to be.
+        variables: With which a process comes to it.
+        door: Shut, the store is gone.
+    """
+
+    def __init__(self, door: Door) -> None:
+        import s3fs
+
+        self.door = door
+        self.variables = credentials(door.port)
+        name = f"bucket-{secrets.token_hex(8)}"
+        s3fs.S3FileSystem().mkdir(name)
+        self.url = f"s3://{name}/jobs/digits"
+
+    def names(self) -> list[str]:
+        return Content(self.url).names()
+
+    def manifests(self) -> list[dict[str, Any]]:
+        """Return those of the checkpoints, the oldest first."""
+        content = Content(self.url)
+        return [
+            json.loads(content.read(f"{name}/{MANIFEST_NAME}"))
+            for name in content.checkpoints()
+            if MANIFEST_NAME in content.names(name)
+        ]
