@@ -32,6 +32,7 @@ setup(
         "progress": ["tqdm"],
         "rich": ["rich>=13"],
         "safetensors": ["safetensors>=0.4"],
+        "remote": ["fsspec>=2024.10"],  # and s3fs, gcsfs, ...: one a kind of store
         "examples": ["scikit-learn"],
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],

@@ -17,8 +17,9 @@ import torch
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files import FileRecord
-from elasticrun.checkpoint.listing import checkpoint_path, is_torn, list_paths
+from elasticrun.checkpoint.listing import checkpoint_name, is_torn, list_numbers
 from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.place import check_is_local
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.gathering import gather
 from elasticrun.errors import CheckpointError
@@ -39,7 +40,7 @@ def atomic_save(obj: object, path: str | os.PathLike[str], **options: Any) -> No
 
     Raises:
         TypeError: `path` is an open file.
-        ValueError: `path` is a directory or a device.
+        ValueError: `path` is a directory, a device or a URL.
         OSError: It could not be written; the old file is as it was.
     """
     if not isinstance(path, (str, os.PathLike)):
@@ -47,6 +48,7 @@ def atomic_save(obj: object, path: str | os.PathLike[str], **options: Any) -> No
             f"atomic_save was given a {type(path).__name__}. What is written into an "
             "open file cannot replace another one at once. Give it the path."
         )
+    check_is_local(path, what="atomic_save")
     files.replace_file(Path(path), lambda file: torch.save(obj, file, **options))
 
 
@@ -67,6 +69,9 @@ class AtomicDirectory:
             first one is prepared.
         keep: How many good versions stay; the newest is never removed.
         all_ranks: False for one that uses it alone, though it has a process group.
+
+    Raises:
+        ValueError: `directory` is a URL.
     """
 
     def __init__(
@@ -76,13 +81,14 @@ class AtomicDirectory:
         keep: int = 3,
         all_ranks: bool = True,
     ) -> None:
+        check_is_local(directory, what="AtomicDirectory")
         self._store = CheckpointStore(directory, job=_JOB, keep=keep)
         self._ranks = _Ranks(all_ranks=all_ranks)
 
     @property
     def directory(self) -> Path:
         """Where versions are kept."""
-        return self._store.directory
+        return Path(self._store.directory)
 
     def prepare(self) -> Preparation:
         """Begin a version: a directory to write plain files into, then to commit.
@@ -135,8 +141,8 @@ class AtomicDirectory:
         if number is None:
             return None
         if self._ranks.is_first:
-            return checkpoint_path(self.directory, number)
-        return self._store.open(number, digest).path
+            return self.directory / checkpoint_name(number)
+        return Path(self._store.open(number, digest).path)
 
     def _find(self) -> list[Any]:
         if not self.directory.is_dir():
@@ -153,14 +159,15 @@ class AtomicDirectory:
             if self._list() == before:
                 return [None, "", error]
 
-    def _list(self) -> list[tuple[Path, bool]]:
+    def _list(self) -> list[tuple[int, bool]]:
         """Return what there is and whether it is committed, the oldest first.
 
         A newer one is committed before an older one is removed, so in this order at
         least one of them is seen to be.
         """
-        paths = reversed(list_paths(self.directory))
-        return [(path, not is_torn(path)) for path in paths]
+        storage = self._store.storage
+        numbers = reversed(list_numbers(storage))
+        return [(number, not is_torn(storage, number)) for number in numbers]
 
 
 class Preparation:
@@ -178,7 +185,7 @@ class Preparation:
     @property
     def path(self) -> Path:
         """The directory to write into."""
-        return self._draft.path
+        return Path(self._draft.path)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

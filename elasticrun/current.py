@@ -7,12 +7,12 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import get_worker_info
 
+from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import ElasticRunError
 from elasticrun.job import Job
@@ -69,7 +69,8 @@ def init(
 
     Args:
         checkpoint_dir: Where checkpoints are kept, on a file system that all replicas
-            see. Default: ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
+            see; or the URL of an object store, as s3://bucket/job. Default:
+            ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
         save_interval: Seconds between checkpoints; 0 saves at every boundary, "auto" by
             what saves cost and how often the job fails, "off" only on a stop, at the
             end and on request. Default: ELASTICRUN_SAVE_INTERVAL, or 300.
@@ -194,7 +195,7 @@ def load_state(state: BaseState) -> bool:
     return current_job().load(state)
 
 
-def save_all_states() -> Path | None:
+def save_all_states() -> Place | None:
     """Write a checkpoint now.
 
     Collective: call it on every replica, at the same place. Inside a loop's body the
@@ -202,8 +203,8 @@ def save_all_states() -> Path | None:
     Replay: saves the states as they are, at the position to resume at.
 
     Returns:
-        The checkpoint's directory; None without a checkpoint directory, or when it
-        could not be written (a CheckpointWarning says why).
+        The checkpoint's directory or URL; None without a checkpoint directory, or when
+        it could not be written (a CheckpointWarning says why).
     """
     return current_job().save()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.generators import Generators
+from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.agreement import CHECKPOINT, STOP
@@ -201,12 +201,12 @@ class Job:
         """Load a state from the newest checkpoint; return whether that had it."""
         return self._registry.load(state, self.newest_checkpoint)
 
-    def save(self, *, timeout: float = _PATIENCE) -> Path | None:
+    def save(self, *, timeout: float = _PATIENCE) -> Place | None:
         """Write a checkpoint now. Collective.
 
         Returns:
-            Its directory, or None if it could not be written or there is no checkpoint
-            directory.
+            Its directory or URL, or None if it could not be written or there is no
+            checkpoint directory.
         """
         if self._saver is None:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,9 @@ from elasticrun.control.store import JobStore
 from elasticrun.errors import CheckpointError
 from elasticrun.joining import Membership
 
+LAG_SECONDS = 5.0
 _HEARING_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -153,11 +156,9 @@ class _Opener:
             raise CheckpointError(message["error"])
         newest, refusal = None, ""
         try:
-            self._directory.check_shared(message["generation"])
+            newest = self._find_what_owner_has(message)
             self._check_sees_no_more(message["number"])
-            if message["newest"] is not None:
-                newest = self._directory.open(message["newest"], message["digest"])
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             refusal = str(error)
         self._store.put(f"start/{self._rank}", refusal)
         verdict = self._store.take("start/verdict")
@@ -165,6 +166,29 @@ class _Opener:
             self._store.put(f"start/{self._rank}/heard", True)
             raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
         return Start(message["generation"], message["number"], newest)
+
+    def _find_what_owner_has(self, message: dict[str, Any]) -> Checkpoint | None:
+        """Return the checkpoint that rank 0 resumes from.
+
+        A file system may show late what another machine has written there, so it is
+        given some seconds. To agree on an older checkpoint instead would silently lose
+        what was committed.
+
+        Raises:
+            CheckpointError: This replica does not see what rank 0 sees.
+        """
+        deadline = time.monotonic() + LAG_SECONDS
+        while True:
+            is_last = time.monotonic() >= deadline
+            try:
+                self._directory.check_shared(message["generation"])
+                if message["newest"] is None:
+                    return None
+                return self._directory.open(message["newest"], message["digest"])
+            except CheckpointError:
+                if is_last:
+                    raise
+            time.sleep(_LOOK_SECONDS)
 
     def _check_sees_no_more(self, next_number: int) -> None:
         """Refuse to start over what rank 0 does not see, whose generation may be equal.

@@ -17,6 +17,7 @@ from hypothesis import settings
 from elasticrun import current
 from elasticrun.testing import Job
 from tests.support.generations import generation
+from tests.support.object_store import Bucket, Door, credentials, s3_server
 
 _VARIABLES = (
     "RANK",
@@ -73,3 +74,22 @@ def job(tmp_path: Path) -> Iterator[Job]:
     """Install a job that keeps its checkpoints in `tmp_path`."""
     with generation(tmp_path / "checkpoints") as installed:
         yield installed
+
+
+@pytest.fixture(scope="session")
+def s3_door() -> Iterator[Door]:
+    """Run an S3-compatible server, once for all tests that want one."""
+    for needed in ("s3fs", "moto", "flask", "flask_cors"):
+        pytest.importorskip(needed, reason="requirements-dev.txt installs it")
+    with s3_server() as port:
+        yield Door(port)
+
+
+@pytest.fixture
+def bucket(s3_door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """Return an empty bucket, which this process can reach."""
+    for name, value in credentials(s3_door.port).items():
+        monkeypatch.setenv(name, value)
+    s3_door.reopen()
+    yield Bucket(s3_door)
+    s3_door.reopen()

@@ -94,6 +94,7 @@ class Journey:
             name="check",
             is_named=False,
             checkpoint_dir=Path(self._plan.checkpoints),
+            local_dir=Path(self._plan.checkpoints),
             log_dir=self.run.folder / "logs",
         )
         plan = replace(

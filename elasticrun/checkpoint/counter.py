@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 
-from elasticrun.checkpoint import files
+from elasticrun.checkpoint.storage import Storage, StoreUnreachableError
 
 
-def write_counter(path: Path, value: int) -> None:
+def write_counter(storage: Storage, name: str, value: int) -> None:
     """Replace the count that a file keeps, durably."""
-    files.write_atomically(path, _encode_counter(value))
+    storage.replace(name, _encode_counter(value))
 
 
-def read_counter(path: Path) -> int:
-    """Return the count that a file keeps, -1 if it is missing, damaged, unreadable."""
+def read_counter(storage: Storage, name: str) -> int:
+    """Return the count that a file keeps, -1 if it is missing, damaged, unreadable.
+
+    Raises:
+        StoreUnreachableError: It may be there, but its store cannot be asked.
+    """
     try:
-        data = path.read_bytes()
+        data = storage.read(name)
         value = int(data.split()[0])
+    except StoreUnreachableError:
+        raise
     except (OSError, IndexError, ValueError):
         return -1
     return value if data == _encode_counter(value) else -1

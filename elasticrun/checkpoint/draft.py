@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from elasticrun.checkpoint import files
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
+from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.storage import Storage
 from elasticrun.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,9 @@ MUST_BE_SHARED = (
 class Checkpoint:
     """A committed checkpoint, open for reading."""
 
-    path: Path
+    path: Place
     manifest: Manifest
+    storage: Storage = field(compare=False, repr=False)
 
     @property
     def number(self) -> int:
@@ -47,8 +48,9 @@ class Checkpoint:
             KeyError: The checkpoint was saved without it.
             CheckpointError: It is missing or damaged.
         """
+        record = self.manifest.record(name)
         try:
-            return files.open_checked(self.path / name, self.manifest.record(name))
+            return self.storage.open_checked(self.path.name, record)
         except DamagedFileError as error:
             raise DamagedFileError(
                 f"{error} It cannot be trusted. Start the job again: it goes on from "
@@ -59,9 +61,15 @@ class Checkpoint:
 class Draft:
     """A checkpoint being written, which does not exist until it is committed."""
 
-    def __init__(self, path: Path, number: int) -> None:
-        self.path = path
+    def __init__(self, storage: Storage, folder: str, number: int) -> None:
+        self.storage = storage
+        self.folder = folder
         self.number = number
+
+    @property
+    def path(self) -> Place:
+        """Where it is."""
+        return self.storage.locate(self.folder)
 
     def write(self, name: str, write: Callable[[BinaryIO], object]) -> FileRecord:
         """Write one file and force it to the disk.
@@ -71,10 +79,10 @@ class Draft:
             OSError: The file exists or could not be written.
         """
         check_file_name(name)
-        return files.write_file(self.path / name, write)
+        return self.storage.write(self.folder, name, write)
 
     def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
-        """Carry a file over from another checkpoint.
+        """Carry a file over from another checkpoint in the same storage.
 
         Raises:
             KeyError: The checkpoint was saved without it.
@@ -82,7 +90,7 @@ class Draft:
             OSError: It could not be written.
         """
         record = checkpoint.manifest.record(name)
-        return files.copy_file(checkpoint.path / name, self.path / name, record=record)
+        return self.storage.copy(checkpoint.path.name, self.folder, record)
 
     def adopt(self, name: str) -> FileRecord:
         """Take in a file that somebody else has written here and forced to the disk.
@@ -92,42 +100,38 @@ class Draft:
             OSError: It cannot be read.
         """
         check_file_name(name)
-        return files.measure_file(self.path / name)
+        return self.storage.measure(self.folder, name)
 
     def commit(self, manifest: Manifest) -> Checkpoint:
         """Make the checkpoint exist, durably; rank 0 only, once all ranks have written.
 
         Raises:
-            CheckpointError: A file in the manifest is not here as its rank wrote it.
+            CheckpointError: A file in the manifest is not here as its rank wrote it; or
+                another job has taken the directory over.
             OSError: It could not be written; `abandon` it.
         """
         if manifest.number != self.number:
             raise ValueError(f"{self.path} cannot have the number {manifest.number}")
-        for record in manifest.files:
-            self._check_present(record)
-        files.fsync_directory(self.path)
-        files.write_atomically(self.path / MANIFEST_NAME, manifest.encode())
-        files.fsync_directory(self.path.parent)
-        return Checkpoint(self.path, manifest)
+        self._check_present(manifest.files)
+        self.storage.commit(self.folder, MANIFEST_NAME, manifest.encode())
+        return Checkpoint(self.path, manifest, self.storage)
 
     def abandon(self) -> None:
         """Remove what was written; rank 0 only. What cannot be removed now is torn."""
         try:
-            remove_checkpoint(self.path)
+            self.storage.remove(self.folder)
         except OSError as error:
             logger.warning("%s could not be removed: %s", self.path, error)
 
-    def _check_present(self, record: FileRecord) -> None:
-        path = self.path / record.name
-        size = files.find_size(path)
-        if size != record.size:
-            found = "is missing" if size is None else f"has {size} bytes"
-            raise CheckpointError(
-                f"{path} {found} on host {socket.gethostname()}, but its replica wrote "
-                f"{record.size} bytes. {MUST_BE_SHARED}"
-            )
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint in any condition; half a removal leaves a torn one."""
-    files.remove_tree(path, first=MANIFEST_NAME)
+    def _check_present(self, records: tuple[FileRecord, ...]) -> None:
+        names = [record.name for record in records]
+        sizes = self.storage.find_sizes(self.folder, names)
+        for record in records:
+            size = sizes[record.name]
+            if size != record.size:
+                found = "is missing" if size is None else f"has {size} bytes"
+                raise CheckpointError(
+                    f"{self.storage.locate(self.folder, record.name)} {found} on host "
+                    f"{socket.gethostname()}, but its replica wrote {record.size} "
+                    f"bytes. {MUST_BE_SHARED}"
+                )

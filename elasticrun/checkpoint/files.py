@@ -141,7 +141,7 @@ def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
         copied = write_file(
             target, lambda writer: shutil.copyfileobj(reader, writer, BLOCK_SIZE)
         )
-    _compare(source, record, size=copied.size, crc32=copied.crc32)
+    compare(source, record, size=copied.size, crc32=copied.crc32)
     return copied
 
 
@@ -155,7 +155,7 @@ def open_checked(path: Path, record: FileRecord) -> BinaryIO:
     with ExitStack() as closed_on_error:
         file = closed_on_error.enter_context(_open_recorded(path, record))
         size, crc32 = _measure(file)
-        _compare(path, record, size=size, crc32=crc32)
+        compare(path, record, size=size, crc32=crc32)
         file.seek(0)
         closed_on_error.pop_all()
     return file
@@ -355,7 +355,12 @@ def _measure(file: io.BufferedReader) -> tuple[int, int]:
     return size, crc32
 
 
-def _compare(path: Path, record: FileRecord, *, size: int, crc32: int) -> None:
+def compare(path: object, record: FileRecord, *, size: int, crc32: int) -> None:
+    """Refuse a file that does not hold what was written.
+
+    Raises:
+        DamagedFileError: Its size or checksum is another.
+    """
     if size != record.size:
         raise DamagedFileError(
             f"{path} has {size} bytes, but {record.size} were written."

@@ -1,44 +1,37 @@
-"""The checkpoints in a directory, found by their names, read by their manifests."""
+"""The checkpoints in a storage, found by their names, read by their manifests."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
-from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, decode
+from elasticrun.checkpoint.storage import Storage
 from elasticrun.errors import CheckpointError
 
 _NAME = re.compile("checkpoint-([0-9]{8,})")
 
 
-def checkpoint_path(directory: Path, number: int) -> Path:
-    """Return where the checkpoint of this number is kept."""
-    return directory / f"checkpoint-{number:08d}"
+def checkpoint_name(number: int) -> str:
+    """Return the name of the folder in which this checkpoint is kept."""
+    return f"checkpoint-{number:08d}"
 
 
-def list_paths(directory: Path) -> list[Path]:
+def number_of(name: str) -> int | None:
+    """Return the number in a checkpoint's name, None for another name."""
+    match = _NAME.fullmatch(name)
+    number = int(match[1]) if match else None
+    return number if number is None or checkpoint_name(number) == name else None
+
+
+def list_numbers(storage: Storage) -> list[int]:
     """Return the checkpoints in any condition, the newest first."""
-    names = filter(_NAME.fullmatch, os.listdir(directory))
-    return sorted((directory / name for name in names), key=number_of, reverse=True)
+    found = (number_of(name) for name in storage.list_names())
+    return sorted((number for number in found if number is not None), reverse=True)
 
 
-def number_of(path: Path) -> int:
-    """Return the number in a checkpoint's name.
-
-    Raises:
-        ValueError: It is not the name of a checkpoint.
-    """
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        raise ValueError(f"{path} is not named like a checkpoint")
-    return int(match[1])
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
     """Open a checkpoint by its manifest, without reading its files.
 
     Raises:
@@ -47,25 +40,47 @@ def read_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: It has another format.
         OSError: It cannot be read.
     """
-    source = path / MANIFEST_NAME
-    manifest = decode(source.read_bytes(), source=str(source))
-    if manifest.number != number_of(path):
+    name = checkpoint_name(number)
+    source = storage.locate(name, MANIFEST_NAME)
+    manifest = decode(storage.read(name, MANIFEST_NAME), source=str(source))
+    if manifest.number != number:
         raise DamagedFileError(f"{source} is that of number {manifest.number}.")
-    return Checkpoint(path, manifest)
+    return Checkpoint(storage.locate(name), manifest, storage)
 
 
-def is_torn(path: Path) -> bool:
+def is_committed(storage: Storage, number: int) -> bool:
+    """Return whether it has a manifest, as far as can be told."""
+    try:
+        return find_manifest(storage, number) is not None
+    except OSError:
+        return False
+
+
+def is_torn(storage: Storage, number: int) -> bool:
     """Return whether it was begun and never committed."""
     try:
-        return files.find_size(path / MANIFEST_NAME) is None
+        return find_manifest(storage, number) is None
     except OSError:  # Unreachable is not torn; `find_newest` says what is wrong.
         return False
 
 
-def has_right_sizes(path: Path) -> bool:
+def find_manifest(storage: Storage, number: int) -> int | None:
+    """Return the size of a checkpoint's manifest, None if it has none.
+
+    Raises:
+        OSError: It cannot be told.
+    """
+    folder = checkpoint_name(number)
+    return storage.find_sizes(folder, [MANIFEST_NAME])[MANIFEST_NAME]
+
+
+def has_right_sizes(storage: Storage, number: int) -> bool:
     """Return whether it is committed and each file has its size; reads no file."""
     try:
-        records = read_checkpoint(path).manifest.files
-        return all(files.find_size(path / r.name) == r.size for r in records)
+        records = read_checkpoint(storage, number).manifest.files
+        sizes = storage.find_sizes(
+            checkpoint_name(number), [record.name for record in records]
+        )
+        return all(sizes[record.name] == record.size for record in records)
     except (CheckpointError, OSError):
         return False

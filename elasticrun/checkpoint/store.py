@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
-import stat
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
-from elasticrun.checkpoint import files
 from elasticrun.checkpoint.counter import read_counter, write_counter
-from elasticrun.checkpoint.draft import (
-    MUST_BE_SHARED,
-    Checkpoint,
-    Draft,
-    remove_checkpoint,
-)
+from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
 from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
-    checkpoint_path,
+    checkpoint_name,
+    find_manifest,
     has_right_sizes,
     is_torn,
-    list_paths,
+    list_numbers,
     number_of,
     read_checkpoint,
 )
-from elasticrun.checkpoint.lock import DirectoryLock
-from elasticrun.checkpoint.manifest import MANIFEST_NAME, check_job
+from elasticrun.checkpoint.manifest import check_job
+from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.storage import StoreUnreachableError
+from elasticrun.checkpoint.storages import storage_at
 from elasticrun.errors import CheckpointError, CheckpointWarning
 
 logger = logging.getLogger(__name__)
 
+_COUNTER = "generation"
+
 
 class CheckpointStore:
-    """The checkpoints of one job in one directory.
+    """The checkpoints of one job in one directory, or at one URL.
 
     Rank 0 acquires the directory, finds, begins, commits and prunes; the other ranks
     only `open` what it found and `join` what it has begun. Who tells whom is the
     caller's matter.
 
     Args:
-        directory: Where they are kept; all replicas must see it.
+        directory: Where they are kept: a path or a URL; all replicas must see it.
         job: The name that keeps another job's checkpoints apart.
         keep: How many good checkpoints `prune` leaves, at least 1.
         keep_every: Checkpoints whose numbers divide by it stay for ever.
@@ -60,16 +56,19 @@ class CheckpointStore:
         keep_every: int | None = None,
         keep_best: tuple[str, str] | None = None,
     ) -> None:
-        self.directory = Path(os.path.abspath(directory))
+        self.storage = storage_at(directory)
         self.job = job
         self.keeping = Keeping(keep, keep_every, keep_best)
         self._values: dict[int, float | None] = {}
-        self._counter = self.directory / "generation"
-        self._lock = DirectoryLock(self.directory)
         self._bad_numbers: set[int] = set()
 
+    @property
+    def directory(self) -> Place:
+        """Where they are kept."""
+        return self.storage.place
+
     def acquire(self, *, timeout: float = 5.0) -> None:
-        """Make the directory and lock it against a second live job; rank 0 only.
+        """Make the directory and keep a second live job out of it; rank 0 only.
 
         Args:
             timeout: Seconds to wait for an owner, which may be about to exit.
@@ -77,20 +76,11 @@ class CheckpointStore:
         Raises:
             CheckpointError: Another live job has it, or it cannot be written.
         """
-        self._lock.acquire(timeout=timeout)
-        mode = self.directory.stat().st_mode
-        if mode & stat.S_IWOTH:
-            warnings.warn(
-                f"{self.directory} can be written to by everybody (mode "
-                f"{stat.S_IMODE(mode):o}). Who can change a checkpoint decides what "
-                f"the job computes. Take that right away: chmod o-w {self.directory}",
-                CheckpointWarning,
-                stacklevel=2,
-            )
+        self.storage.acquire(timeout=timeout)
 
     def release(self) -> None:
         """Let another job have the directory; it may be free already."""
-        self._lock.release()
+        self.storage.release()
 
     def next_generation(self) -> int:
         """Return a number that no earlier generation got, 0 first; durable.
@@ -98,17 +88,18 @@ class CheckpointStore:
         Raises:
             OSError: It could not be written.
         """
-        known = [read_counter(self._counter), *self._committed_generations()]
-        generation = 1 + max(known)
-        write_counter(self._counter, generation)
+        counted = read_counter(self.storage, _COUNTER)
+        generation = 1 + max([counted, *self._committed_generations()])
+        write_counter(self.storage, _COUNTER, generation)
         return generation
 
     def sweep(self) -> None:
         """Remove what a killed job had begun and never committed."""
-        for path in self._paths():
-            if is_torn(path):
+        for number in list_numbers(self.storage):
+            if is_torn(self.storage, number):
+                path = self._path(number)
                 logger.warning("removing %s, which was never committed", path)
-                _remove_or_warn(path)
+                self._remove_or_warn(number)
 
     def find_newest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose every byte is right, None without any.
@@ -119,23 +110,27 @@ class CheckpointStore:
         Raises:
             CheckpointError: There are checkpoints, but none is whole; or the newest
                 is another job's or has another format.
+            StoreUnreachableError: What there is cannot be told.
         """
         damaged: dict[str, str] = {}
-        for path in self._paths():
+        for number in list_numbers(self.storage):
+            name = checkpoint_name(number)
             try:
-                checkpoint = read_checkpoint(path)
-                check_job(checkpoint.manifest, self.job, source=str(path))
+                checkpoint = read_checkpoint(self.storage, number)
+                check_job(checkpoint.manifest, self.job, source=str(checkpoint.path))
                 for record in checkpoint.manifest.files:
-                    files.open_checked(path / record.name, record).close()
+                    self.storage.verify(name, record)
             except FileNotFoundError:  # no manifest: it does not exist
                 continue
+            except StoreUnreachableError:  # To take an older one would lose work.
+                raise
             except (DamagedFileError, OSError) as error:
-                if is_torn(path):  # It was removed while it was read.
+                if is_torn(self.storage, number):  # It was removed while it was read.
                     continue
-                damaged[path.name] = str(error)
-                self._bad_numbers.add(number_of(path))
+                damaged[name] = str(error)
+                self._bad_numbers.add(number)
             else:
-                _warn_damaged(damaged, found=path.name)
+                _warn_damaged(damaged, found=name)
                 return checkpoint
         if damaged:
             raise self._none_is_whole(damaged)
@@ -149,7 +144,7 @@ class CheckpointStore:
         """
         path = self._path(number)
         try:
-            checkpoint = read_checkpoint(path)
+            checkpoint = read_checkpoint(self.storage, number)
             found = f"has the digest {checkpoint.manifest.digest}"
         except OSError as error:
             checkpoint, found = None, f"cannot be read ({error})"
@@ -166,7 +161,12 @@ class CheckpointStore:
         Raises:
             CheckpointError: It does not, so it could neither load nor save there.
         """
-        found = read_counter(self._counter)
+        try:
+            found = read_counter(self.storage, _COUNTER)
+        except StoreUnreachableError as error:
+            raise CheckpointError(
+                f"{error}, on host {socket.gethostname()}, though rank 0 could read it."
+            ) from error
         if found != generation:
             raise CheckpointError(
                 f"{self.directory} does not show generation {generation} on host "
@@ -175,23 +175,28 @@ class CheckpointStore:
             )
 
     def next_number(self) -> int:
-        """Return a number above all on the disk, whatever their condition; first 1."""
-        return 1 + max(map(number_of, self._paths()), default=0)
+        """Return a number above all on the disk, whatever their condition; first 1.
+
+        Also above the one that a job which has lost the directory may still write.
+        """
+        left = number_of(self.storage.left_behind() or "")
+        return 1 + max([left or 0, *list_numbers(self.storage)])
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.
 
         Raises:
             ValueError: A committed checkpoint has the number.
+            CheckpointError: Another job has taken the directory over.
             OSError: It could not be made.
         """
-        path = self._path(number)
-        if files.find_size(path / MANIFEST_NAME) is not None:
-            raise ValueError(f"{path} is committed; begin(next_number()) instead")
-        if files.find_size(path) is not None:
-            remove_checkpoint(path)
-        files.make_directory(path)
-        return Draft(path, number)
+        name = checkpoint_name(number)
+        if find_manifest(self.storage, number) is not None:
+            raise ValueError(
+                f"{self._path(number)} is committed; begin(next_number()) instead"
+            )
+        self.storage.begin(name)
+        return Draft(self.storage, name, number)
 
     def join(self, number: int) -> Draft:
         """Return the draft that rank 0 has begun.
@@ -199,13 +204,13 @@ class CheckpointStore:
         Raises:
             CheckpointError: This replica does not see it.
         """
-        path = self._path(number)
-        if not path.is_dir():
+        name = checkpoint_name(number)
+        if not self.storage.has(name):
             raise CheckpointError(
-                f"{path} is not there on host {socket.gethostname()}, but rank 0 has "
-                f"begun it. {MUST_BE_SHARED}"
+                f"{self._path(number)} is not there on host {socket.gethostname()}, "
+                f"but rank 0 has begun it. {MUST_BE_SHARED}"
             )
-        return Draft(path, number)
+        return Draft(self.storage, name, number)
 
     def prune(self) -> None:
         """Remove what is older than the newest good ones and is not to stay.
@@ -213,19 +218,35 @@ class CheckpointStore:
         Good is here: not found damaged by `find_newest`, and each file has its size.
         To read every byte of the older ones after each save would cost too much.
         """
-        paths = self._paths()
+        try:
+            numbers = list_numbers(self.storage)
+        except StoreUnreachableError as error:
+            warnings.warn(
+                f"old checkpoints stay until the next save: {error}.",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+            return
         stay = self.keeping.choose(
-            map(number_of, paths), is_good=self._is_good, value_of=self._value_of
+            numbers, is_good=self._is_good, value_of=self._value_of
         )
-        for path in paths:
-            if number_of(path) not in stay:
-                _remove_or_warn(path)
+        for number in numbers:
+            if number not in stay:
+                self._remove_or_warn(number)
 
-    def _path(self, number: int) -> Path:
-        return checkpoint_path(self.directory, number)
+    def _path(self, number: int) -> Place:
+        return self.storage.locate(checkpoint_name(number))
 
-    def _paths(self) -> list[Path]:
-        return list_paths(self.directory)
+    def _remove_or_warn(self, number: int) -> None:
+        try:
+            self.storage.remove(checkpoint_name(number))
+        except OSError as error:
+            warnings.warn(
+                f"{self._path(number)} could not be removed: {error}. It takes space "
+                "until it can be.",
+                CheckpointWarning,
+                stacklevel=3,
+            )
 
     def _none_is_whole(self, damaged: dict[str, str]) -> CheckpointError:
         reasons = "".join(f"  {name}: {text}\n" for name, text in damaged.items())
@@ -237,7 +258,8 @@ class CheckpointStore:
         )
 
     def _is_good(self, number: int) -> bool:
-        return number not in self._bad_numbers and has_right_sizes(self._path(number))
+        is_known_bad = number in self._bad_numbers
+        return not is_known_bad and has_right_sizes(self.storage, number)
 
     def _value_of(self, number: int) -> float | None:
         """Return what the best one is told by; a committed manifest does not change."""
@@ -245,33 +267,26 @@ class CheckpointStore:
             return None
         if number not in self._values:
             try:
-                values = read_checkpoint(self._path(number)).manifest.values
+                values = read_checkpoint(self.storage, number).manifest.values
             except (CheckpointError, OSError):
                 values = {}
             self._values[number] = values.get(self.keeping.best[0])
         return self._values[number]
 
     def _committed_generations(self) -> Iterator[int]:
-        for path in self._paths():
-            with contextlib.suppress(CheckpointError, OSError):
-                yield read_checkpoint(path).manifest.generation
+        for number in list_numbers(self.storage):
+            try:
+                yield read_checkpoint(self.storage, number).manifest.generation
+            except StoreUnreachableError:  # A number could come twice.
+                raise
+            except (CheckpointError, OSError):
+                continue
 
 
 def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
     for name, reason in damaged.items():
         warnings.warn(
             f"{name} is skipped: {reason} The job goes on from {found}.",
-            CheckpointWarning,
-            stacklevel=3,
-        )
-
-
-def _remove_or_warn(path: Path) -> None:
-    try:
-        remove_checkpoint(path)
-    except OSError as error:
-        warnings.warn(
-            f"{path} could not be removed: {error}. It takes space until it can be.",
             CheckpointWarning,
             stacklevel=3,
         )

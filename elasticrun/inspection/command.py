@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from elasticrun.checkpoint.keeping import Keeping
+from elasticrun.checkpoint.storage import Storage
 from elasticrun.env import (
     configured_checkpoint_dir,
     parse_keep_best,
@@ -126,21 +127,21 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> None:
-    text = f"a number, {NEWEST!r}, or the path of a checkpoint"
+    text = f"a number, {NEWEST!r}, or the path or URL of a checkpoint"
     parser.add_argument(name, metavar=symbol, help=text)
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.overview import list_checkpoints
 
-    _say(list_checkpoints(_directory(arguments), as_json=arguments.json))
+    _say(list_checkpoints(_storage(arguments), as_json=arguments.json))
     return FINE
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.overview import Verification
 
-    verification = Verification(_directory(arguments), arguments.which)
+    verification = Verification(_storage(arguments), arguments.which)
     _say(verification.lines(as_json=arguments.json))
     return FOUND if verification.num_bad else FINE
 
@@ -148,7 +149,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.display import show
 
-    checkpoint = choose_checkpoint(_directory(arguments), arguments.which)
+    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
     _say(show(checkpoint, arguments.state, as_json=arguments.json))
     return FINE
 
@@ -156,9 +157,9 @@ def _show(arguments: argparse.Namespace) -> int:
 def _diff(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.difference import Comparison
 
-    directory = _directory(arguments)
-    old = choose_checkpoint(directory, arguments.old)
-    new = choose_checkpoint(directory, arguments.new)
+    storage = _storage(arguments)
+    old = choose_checkpoint(storage, arguments.old)
+    new = choose_checkpoint(storage, arguments.new)
     comparison = Comparison(old, new, arguments.state)
     _say(comparison.lines(as_json=arguments.json))
     return FOUND if comparison.num_changes else FINE
@@ -174,7 +175,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     )
     _say(
         prune(
-            _directory(arguments),
+            _storage(arguments),
             keeping,
             is_dry=arguments.dry_run,
             as_json=arguments.json,
@@ -189,7 +190,7 @@ def _export(arguments: argparse.Namespace) -> int:
     target = Path(arguments.target)
     if target.exists() and not arguments.force:
         raise InspectionError(f"{target} is there already; --force replaces it")
-    checkpoint = choose_checkpoint(_directory(arguments), arguments.which)
+    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
     text = export_state(
         checkpoint, target, state=arguments.state, has_prefix=arguments.prefix
     )
@@ -200,11 +201,9 @@ def _export(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.exchange import import_state
 
-    directory = _directory(arguments, may_be_new=True)
+    storage = _storage(arguments, may_be_new=True)
     source = Path(arguments.source)
-    checkpoint = import_state(
-        source, directory, state=arguments.state, job=arguments.job
-    )
+    checkpoint = import_state(source, storage, state=arguments.state, job=arguments.job)
     text = f"{checkpoint.path} has {arguments.state!r} from {source}"
     _say_done(arguments, text, str(checkpoint.path))
     return FINE
@@ -226,12 +225,12 @@ _ACTIONS: dict[str, _Action] = {
 }
 
 
-def _directory(arguments: argparse.Namespace, *, may_be_new: bool = False) -> Path:
-    word, configured = arguments.directory, configured_checkpoint_dir()
-    given = word or configured
-    if may_be_new and given is not None:
-        return Path(given).absolute()
-    return choose_directory(word, configured=configured)
+def _storage(arguments: argparse.Namespace, *, may_be_new: bool = False) -> Storage:
+    return choose_directory(
+        arguments.directory,
+        configured=configured_checkpoint_dir(),
+        may_be_new=may_be_new,
+    )
 
 
 def _say(lines: Iterable[str]) -> None:

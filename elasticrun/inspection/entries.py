@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.listing import (
-    checkpoint_path,
+    checkpoint_name,
     is_torn,
-    list_paths,
+    list_numbers,
     number_of,
     read_checkpoint,
 )
-from elasticrun.checkpoint.lock import Owner, find_owner
+from elasticrun.checkpoint.lock import Owner
+from elasticrun.checkpoint.place import Place, is_url, parse_place
+from elasticrun.checkpoint.storage import Storage
+from elasticrun.checkpoint.storages import storage_at
 from elasticrun.errors import CheckpointError
 
 GOOD, BAD, WRITING, TORN = "good", "bad", "being written", "never committed"
@@ -42,15 +44,15 @@ class Entry:
     """
 
     number: int
-    path: Path
+    path: Place
     checkpoint: Checkpoint | None
     size: int
     condition: str
     reason: str = ""
 
 
-def find_entries(directory: Path, *, is_used: bool | None = None) -> list[Entry]:
-    """Return what the directory holds, the newest first.
+def find_entries(storage: Storage, *, is_used: bool | None = None) -> list[Entry]:
+    """Return what a directory or an object store holds, the newest first.
 
     Args:
         is_used: Whether a job uses it, so that the newest may be about to be written;
@@ -61,46 +63,51 @@ def find_entries(directory: Path, *, is_used: bool | None = None) -> list[Entry]
     """
     try:
         if is_used is None:
-            is_used = owner_of(directory) is not None
-        paths = list_paths(directory)
+            is_used = owner_of(storage) is not None
+        numbers = list_numbers(storage)
     except OSError as error:
-        raise InspectionError(f"{directory} cannot be read: {error}") from error
+        raise InspectionError(f"{storage.place} cannot be read: {error}") from error
     found = [
-        _look_at(path, may_be_written=is_used and path == paths[0]) for path in paths
+        _look_at(storage, number, may_be_written=is_used and number == numbers[0])
+        for number in numbers
     ]
     return [entry for entry in found if entry is not None]
 
 
-def owner_of(directory: Path) -> Owner | None:
+def owner_of(storage: Storage) -> Owner | None:
     """Return who uses the directory, None if nobody does or it cannot be told."""
     try:
-        return find_owner(directory)
+        return storage.find_owner()
     except OSError:
         return None
 
 
-def _look_at(path: Path, *, may_be_written: bool) -> Entry | None:
+def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | None:
     """Return what is there; None if the job has removed it since it was listed."""
-    number, checkpoint = number_of(path), None
+    name, checkpoint = checkpoint_name(number), None
     try:
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint(storage, number)
         reason = _find_wrong_size(checkpoint)
         condition = BAD if reason else GOOD
     except FileNotFoundError:
-        if not path.is_dir():
+        if not storage.has(name):
             return None
         condition, reason = WRITING if may_be_written else TORN, ""
     except (CheckpointError, OSError) as error:
         condition, reason = BAD, str(error)
-    if condition == BAD and is_torn(path):  # It was removed while it was looked at.
+    if condition == BAD and is_torn(storage, number):  # It was removed meanwhile.
         return None
-    return Entry(number, path, checkpoint, _size(path), condition, reason)
+    size = storage.measure_folder(name)
+    return Entry(number, storage.locate(name), checkpoint, size, condition, reason)
 
 
 def _find_wrong_size(checkpoint: Checkpoint) -> str:
-    for record in checkpoint.manifest.files:
-        path = checkpoint.path / record.name
-        size = files.find_size(path)
+    records = checkpoint.manifest.files
+    sizes = checkpoint.storage.find_sizes(
+        checkpoint.path.name, [record.name for record in records]
+    )
+    for record in records:
+        path, size = checkpoint.path / record.name, sizes[record.name]
         if size is None:
             return f"{path} is missing; it had {record.size} bytes."
         if size != record.size:
@@ -108,79 +115,90 @@ def _find_wrong_size(checkpoint: Checkpoint) -> str:
     return ""
 
 
-def _size(path: Path) -> int:
-    try:
-        with os.scandir(path) as found:
-            return sum(each.stat(follow_symlinks=False).st_size for each in found)
-    except OSError:
-        return 0
-
-
-def choose_checkpoint(directory: Path, word: str) -> Checkpoint:
-    """Return the checkpoint that `word` means: a number, "newest", or a path.
+def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
+    """Return the checkpoint that `word` means: a number, "newest", a path or a URL.
 
     Raises:
         InspectionError: There is none, or it cannot be read.
     """
     if word == NEWEST:
-        return _newest(directory)
+        return _newest(storage)
     try:
-        path = checkpoint_path(directory, int(word))
-    except ValueError:
-        path = Path(os.path.abspath(word))
-    try:
-        number_of(path)
-        return read_checkpoint(path)
-    except FileNotFoundError as error:
-        raise InspectionError(
-            f"there is no checkpoint {path}. {_say_what_there_is(directory)}"
-        ) from error
+        its_storage, number = _find(storage, word)
+        path = its_storage.locate(checkpoint_name(number))
     except ValueError as error:
         raise InspectionError(
             f"{word!r} means no checkpoint; give its number, {NEWEST!r}, or the path "
-            f"of its directory. {_say_what_there_is(directory)}"
+            f"of its directory. {_say_what_there_is(storage)}"
+        ) from error
+    try:
+        return read_checkpoint(its_storage, number)
+    except FileNotFoundError as error:
+        raise InspectionError(
+            f"there is no checkpoint {path}. {_say_what_there_is(storage)}"
         ) from error
     except (CheckpointError, OSError) as error:
         raise InspectionError(str(error)) from error
 
 
-def _newest(directory: Path) -> Checkpoint:
-    for entry in find_entries(directory):
+def _find(storage: Storage, word: str) -> tuple[Storage, int]:
+    """Return where a checkpoint is, by its number there or by its own path or URL."""
+    if word.isdecimal():
+        return storage, int(word)
+    place = parse_place(word)
+    number = number_of(place.name)
+    if number is None:
+        raise ValueError(f"{word} is not named like a checkpoint")
+    return storage_at(place.parent), number
+
+
+def _newest(storage: Storage) -> Checkpoint:
+    for entry in find_entries(storage):
         if entry.checkpoint is not None and entry.condition == GOOD:
             return entry.checkpoint
-    raise InspectionError(f"{directory} has no good checkpoint.")
+    raise InspectionError(f"{storage.place} has no good checkpoint.")
 
 
-def _say_what_there_is(directory: Path) -> str:
-    numbers = [e.number for e in find_entries(directory) if e.checkpoint is not None]
+def _say_what_there_is(storage: Storage) -> str:
+    numbers = [e.number for e in find_entries(storage) if e.checkpoint is not None]
     if not numbers:
-        return f"{directory} has none."
-    return f"{directory} has {', '.join(map(str, sorted(numbers)))}."
+        return f"{storage.place} has none."
+    return f"{storage.place} has {', '.join(map(str, sorted(numbers)))}."
 
 
-def choose_directory(word: str | None, *, configured: str | None) -> Path:
-    """Return the directory that is meant, by a word or without one.
+def choose_directory(
+    word: str | None, *, configured: str | None, may_be_new: bool = False
+) -> Storage:
+    """Return what keeps the directory that is meant, by a word or without one.
 
     Args:
         configured: What the job itself would use.
+        may_be_new: Whether a directory that is not there will do.
 
     Raises:
         InspectionError: There is no such directory, or none is known.
     """
     given = word or configured
     if given is not None:
-        path = Path(os.path.abspath(given))
-        if not path.is_dir():
+        # An object store has no directories: one without checkpoints is listed so.
+        if not (may_be_new or is_url(given) or os.path.isdir(given)):
             raise InspectionError(
                 f"{given}: there is no such directory. Give the directory that holds "
                 "the checkpoints."
             )
-        return path
+        return _storage(given)
     here = Path.cwd()
     candidates = [here] if _holds_checkpoints(here) else _directories_below(here)
     if len(candidates) == 1:
-        return candidates[0]
+        return storage_at(candidates[0])
     raise InspectionError(_say_which(candidates))
+
+
+def _storage(path: str) -> Storage:
+    try:
+        return storage_at(path)
+    except (CheckpointError, ValueError) as error:
+        raise InspectionError(str(error)) from error
 
 
 def _directories_below(path: Path) -> list[Path]:
@@ -189,7 +207,7 @@ def _directories_below(path: Path) -> list[Path]:
 
 def _holds_checkpoints(path: Path) -> bool:
     try:
-        return bool(list_paths(path))
+        return bool(list_numbers(storage_at(path)))
     except OSError:
         return False
 

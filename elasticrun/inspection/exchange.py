@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.state import state_of_file
+from elasticrun.checkpoint.storage import Storage
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.checkpoint.tensors import (
     check_loads_safely,
@@ -114,7 +115,7 @@ def _import_safetensors() -> Any:
 
 
 def import_state(
-    source: Path, directory: Path, *, state: str, job: str | None
+    source: Path, storage: Storage, *, state: str, job: str | None
 ) -> Checkpoint:
     """Commit a checkpoint with one state from a file, and all others as they were.
 
@@ -131,7 +132,7 @@ def import_state(
     """
     values = _without_common_prefix(_read(source))
     check_loads_safely(values, name=state)
-    store = CheckpointStore(directory, job=job or _job_of(directory))
+    store = CheckpointStore(storage.place, job=job or _job_of(storage))
     store.acquire(timeout=0)
     try:
         newest = store.find_newest()
@@ -186,14 +187,14 @@ def _manifest(
     )
 
 
-def _job_of(directory: Path) -> str:
-    entries = find_entries(directory) if directory.is_dir() else []
-    for entry in entries:
-        if entry.checkpoint is not None:
-            return entry.checkpoint.manifest.job
+def _job_of(storage: Storage) -> str:
+    with suppress(InspectionError):  # The directory may not be there yet.
+        for entry in find_entries(storage):
+            if entry.checkpoint is not None:
+                return entry.checkpoint.manifest.job
     raise InspectionError(
-        f"{directory} has no checkpoint that could say what the job is called. Give "
-        "--job; a job is called like its script's file, as train.py, unless "
+        f"{storage.place} has no checkpoint that could say what the job is called. "
+        "Give --job; a job is called like its script's file, as train.py, unless "
         "ELASTICRUN_JOB or --name says otherwise."
     )
 

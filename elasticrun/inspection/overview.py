@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import DamagedFileError
+from elasticrun.checkpoint.listing import is_torn
+from elasticrun.checkpoint.storage import Storage, StoreUnreachableError
 from elasticrun.inspection.entries import (
     BAD,
     Entry,
@@ -30,23 +30,23 @@ from elasticrun.inspection.tables import (
 _HEAD = ("number", "time", "generation", "replicas", "size", "position", "condition")
 
 
-def list_checkpoints(directory: Path, *, as_json: bool) -> Iterator[str]:
+def list_checkpoints(storage: Storage, *, as_json: bool) -> Iterator[str]:
     """Yield the lines that say which checkpoints there are, the newest first.
 
     Raises:
         InspectionError: The directory cannot be read.
     """
-    entries, owner = find_entries(directory), owner_of(directory)
+    entries, owner = find_entries(storage), owner_of(storage)
     if as_json:
         yield json.dumps(
             {
-                "directory": str(directory),
+                "directory": str(storage.place),
                 "in_use_by": str(owner) if owner else None,
                 "checkpoints": [as_values(entry) for entry in entries],
             }
         )
         return
-    yield f"{directory}{f', in use by {owner}' if owner else ''}"
+    yield f"{storage.place}{f', in use by {owner}' if owner else ''}"
     if entries:
         yield from columns([_HEAD, *map(_row, entries)], right=(0, 2, 3, 4))
         yield from _say_values(entries)
@@ -110,8 +110,8 @@ class Verification:
         num_bad: How many were found damaged so far.
     """
 
-    def __init__(self, directory: Path, words: list[str]) -> None:
-        self._directory = directory
+    def __init__(self, storage: Storage, words: list[str]) -> None:
+        self._storage = storage
         self._words = words
         self.num_bad = 0
 
@@ -126,18 +126,20 @@ class Verification:
             yield f"{number}  {'bad' if problems else 'good'}"
             yield from (f"    {problem}" for problem in problems)
         if as_json:
-            yield json.dumps({"directory": str(self._directory), "verified": results})
+            directory = str(self._storage.place)
+            yield json.dumps({"directory": directory, "verified": results})
 
     def _verify(self) -> Iterator[tuple[int, list[str]]]:
         if self._words:
             for word in self._words:
-                checkpoint = choose_checkpoint(self._directory, word)
+                checkpoint = choose_checkpoint(self._storage, word)
                 yield checkpoint.number, find_problems(checkpoint)
             return
-        for entry in find_entries(self._directory):
+        for entry in find_entries(self._storage):
             if entry.checkpoint is not None:
                 problems = find_problems(entry.checkpoint)
-                if entry.path.is_dir():  # Else the job has removed it meanwhile.
+                # The job may have removed it meanwhile.
+                if not (problems and is_torn(self._storage, entry.number)):
                     yield entry.number, problems
             elif entry.condition == BAD:
                 yield entry.number, [entry.reason]
@@ -148,7 +150,9 @@ def find_problems(checkpoint: Checkpoint) -> list[str]:
     problems = []
     for record in checkpoint.manifest.files:
         try:
-            files.open_checked(checkpoint.path / record.name, record).close()
+            checkpoint.storage.verify(checkpoint.path.name, record)
+        except StoreUnreachableError:  # That says nothing of the checkpoint.
+            raise
         except (DamagedFileError, OSError) as error:
             problems.append(str(error))
     return problems

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from elasticrun.checkpoint.draft import remove_checkpoint
 from elasticrun.checkpoint.keeping import Keeping
-from elasticrun.checkpoint.lock import DirectoryLock
+from elasticrun.checkpoint.storage import Storage
 from elasticrun.inspection.entries import (
     TORN,
     WRITING,
@@ -22,7 +20,7 @@ from elasticrun.inspection.tables import size_text
 
 
 def prune(
-    directory: Path, keeping: Keeping, *, is_dry: bool, as_json: bool
+    storage: Storage, keeping: Keeping, *, is_dry: bool, as_json: bool
 ) -> Iterator[str]:
     """Remove what is older than the newest checkpoints that are whole, by a rule.
 
@@ -35,19 +33,19 @@ def prune(
         CheckpointError: It cannot be written.
         OSError: Something could not be removed.
     """
-    with _kept_from_new_jobs(directory) as is_used:
-        entries = find_entries(directory, is_used=is_used)
+    with _kept_from_new_jobs(storage) as is_used:
+        entries = find_entries(storage, is_used=is_used)
         doomed = _choose_doomed(entries, keeping, is_used=is_used)
         for entry in doomed:
             if not is_dry:
-                remove_checkpoint(entry.path)
+                storage.remove(entry.path.name)
             if not as_json:
                 yield f"{'would remove' if is_dry else 'removed'} {entry.path.name}"
     size = sum(entry.size for entry in doomed)
     if as_json:
         yield json.dumps(
             {
-                "directory": str(directory),
+                "directory": str(storage.place),
                 "removed": [entry.number for entry in doomed],
                 "size": size,
                 "is_dry_run": is_dry,
@@ -59,21 +57,20 @@ def prune(
 
 
 @contextmanager
-def _kept_from_new_jobs(directory: Path) -> Iterator[bool]:
-    """Hold the lock, so that no job begins with what is being removed.
+def _kept_from_new_jobs(storage: Storage) -> Iterator[bool]:
+    """Hold the lock or the claim, so that no job begins with what is being removed.
 
     Yields:
         Whether a job has the directory already.
     """
-    if owner_of(directory) is not None:
+    if owner_of(storage) is not None:
         yield True
         return
-    lock = DirectoryLock(directory)
-    lock.acquire(timeout=0)
+    storage.acquire(timeout=0)
     try:
         yield False
     finally:
-        lock.release()
+        storage.release()
 
 
 def _choose_doomed(

@@ -9,8 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.storages import storage_at
+from elasticrun.errors import CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.client import JobError, SilentJobError, find_job, find_jobs
+from elasticrun.launcher.directory import local_directory
 from elasticrun.launcher.options import (
     OptionError,
     Options,
@@ -42,13 +46,12 @@ def _options(arguments: argparse.Namespace) -> Options:
     program = _program(arguments)
     variables = environment.variables()
     name = arguments.name or variables.get("ELASTICRUN_JOB")
-    directory = Path(
-        os.path.abspath(
-            arguments.checkpoint_dir
-            or variables.get("ELASTICRUN_CHECKPOINT_DIR")
-            or f"{program.stem}-checkpoints"
-        )
+    place = _checkpoint_place(
+        arguments.checkpoint_dir
+        or variables.get("ELASTICRUN_CHECKPOINT_DIR")
+        or f"{program.stem}-checkpoints"
     )
+    local = local_directory(place, program)
     interval = arguments.save_interval
     if interval not in (None, "auto", "off", "0"):
         parse_seconds("--save-interval", interval, also=" (or 0, auto, off)")
@@ -66,8 +69,9 @@ def _options(arguments: argparse.Namespace) -> Options:
         replicas=parse_replicas(arguments.replicas),
         name=name or program.label,
         is_named=name is not None,
-        checkpoint_dir=directory,
-        log_dir=Path(os.path.abspath(arguments.log_dir or directory / "logs")),
+        checkpoint_dir=place,
+        local_dir=local,
+        log_dir=Path(os.path.abspath(arguments.log_dir or local / "logs")),
         is_fresh=arguments.fresh,
         max_restarts=arguments.max_restarts,
         grace=parse_seconds("--grace", arguments.grace),
@@ -78,6 +82,13 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_linted=arguments.lint,
         nodes=nodes,
     )
+
+
+def _checkpoint_place(text: str) -> Place:
+    try:
+        return storage_at(text).place
+    except (CheckpointError, ValueError) as error:
+        raise OptionError(str(error)) from error
 
 
 def _program(arguments: argparse.Namespace) -> Program:

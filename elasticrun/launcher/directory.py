@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,12 +10,13 @@ import re
 import time
 from pathlib import Path
 
-from elasticrun.checkpoint import files
 from elasticrun.checkpoint.counter import read_counter
+from elasticrun.checkpoint.listing import is_committed, list_numbers
+from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.storages import storage_at
 from elasticrun.launcher.claim import claimed
 from elasticrun.launcher.options import OptionError, Program
 
-_CHECKPOINT = re.compile("checkpoint-([0-9]{8,})")
 _FINISHED = "finished.json"
 _OWN = re.compile(
     r"checkpoint-[0-9]{8,}|generation|(launcher\.)?lock|finished\.json|logs"
@@ -22,58 +24,70 @@ _OWN = re.compile(
 )
 
 
-def newest_checkpoint(directory: Path) -> int:
-    """Return the number of the newest committed checkpoint, 0 without any."""
+def newest_checkpoint(place: Place) -> int:
+    """Return the number of the newest committed checkpoint, 0 if none is seen."""
+    storage = storage_at(place)
     try:
-        names = os.listdir(directory)
+        numbers = list_numbers(storage)
     except OSError:
         return 0
-    numbers = [
-        int(match[1])
-        for name in names
-        if (match := _CHECKPOINT.fullmatch(name))
-        and (directory / name / "manifest.json").exists()
-    ]
-    return max(numbers, default=0)
+    return next((number for number in numbers if is_committed(storage, number)), 0)
 
 
-def next_generation(directory: Path) -> int:
+def next_generation(place: Place) -> int:
     """Return the number that the directory's next generation will get."""
-    return read_counter(directory / "generation") + 1
+    try:
+        return read_counter(storage_at(place), "generation") + 1
+    except OSError:  # The replicas will find out, and say so.
+        return 0
 
 
-def note_finished(directory: Path, program: Program) -> None:
+def note_finished(place: Place, program: Program) -> None:
     """Remember that this program has come to its end with the newest checkpoint."""
-    newest = newest_checkpoint(directory)
+    newest = newest_checkpoint(place)
     if newest:
         note = {
             "program": _fingerprint(program),
             "checkpoint": newest,
             "time": time.time(),
         }
-        files.write_atomically(directory / _FINISHED, json.dumps(note).encode())
+        with contextlib.suppress(OSError):  # Without it a start takes longer to end.
+            storage_at(place).replace(_FINISHED, json.dumps(note).encode())
 
 
-def finished_at(directory: Path, program: Program) -> float | None:
+def finished_at(place: Place, program: Program) -> float | None:
     """Return when the same program ended here with what is the newest checkpoint."""
     try:
-        note = json.loads((directory / _FINISHED).read_bytes())
+        note = json.loads(storage_at(place).read(_FINISHED))
         is_same = note["program"] == _fingerprint(program)
-        is_newest = note["checkpoint"] == newest_checkpoint(directory)
+        is_newest = note["checkpoint"] == newest_checkpoint(place)
         return float(note["time"]) if is_same and is_newest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def move_aside(directory: Path) -> Path | None:
+def local_directory(place: Place, program: Program) -> Path:
+    """Return where the launcher keeps its lock and logs: there, unless it is a URL."""
+    if isinstance(place, Path):
+        return place
+    digest = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    return Path(os.path.abspath(f"{program.stem}-launcher-{digest}"))
+
+
+def move_aside(directory: Place) -> Path | None:
     """Give the directory another name, so that the job starts anew.
 
     Returns:
         The new name, or None if there was nothing.
 
     Raises:
-        OptionError: It is in use, or holds what is not the job's.
+        OptionError: It is in use, or holds what is not the job's; or is a URL.
     """
+    if not isinstance(directory, Path):
+        raise OptionError(
+            f"--fresh would move {directory} aside, but an object store can rename "
+            "nothing. Give a new --checkpoint-dir, or remove what is there yourself."
+        )
     if not directory.exists():
         return None
     strange = sorted(name for name in os.listdir(directory) if not _OWN.fullmatch(name))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from elasticrun.checkpoint.place import Place, parse_place
 from elasticrun.launcher import processes
 from elasticrun.launcher.causes import Ending, Failure, describe, explain_kill
 from elasticrun.launcher.directory import newest_checkpoint
@@ -138,14 +139,14 @@ class Generation:
         """Whether any program on this node has come to make its job."""
         return any(member.report for member in self.members)
 
-    def newest_checkpoint(self, default: Path) -> int:
+    def newest_checkpoint(self, default: Place) -> int:
         """Return the newest one's number; the script may have a directory of its own.
 
         Args:
             default: Where it is unless a replica said otherwise.
         """
         reported = self.members[0].report.get("directory")
-        return newest_checkpoint(Path(reported) if reported else default)
+        return newest_checkpoint(parse_place(reported) if reported else default)
 
     def explain(self, cause: Ending) -> str:
         """Return a sentence about the failure that ended this generation."""

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticrun.checkpoint.place import Place
 from elasticrun.launcher import environment
 from elasticrun.launcher.modules import why_not_runnable
 
@@ -94,6 +95,8 @@ class Options:
     """Everything that `elasticrun run` was told.
 
     Attributes:
+        local_dir: Where the launcher keeps its own lock and logs: the checkpoint
+            directory, unless that is a URL.
         name: What `status`, `scale` and `stop` call the job.
         is_named: Whether the user gave the name, so that checkpoints get it too.
         hang_timeout: Seconds without a boundary; "auto"; None for never.
@@ -106,7 +109,8 @@ class Options:
     replicas: Replicas
     name: str
     is_named: bool
-    checkpoint_dir: Path
+    checkpoint_dir: Place
+    local_dir: Path
     log_dir: Path
     is_fresh: bool = False
     max_restarts: int = 3

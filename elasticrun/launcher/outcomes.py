@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from elasticrun.checkpoint.place import Place
 from elasticrun.launcher.causes import STOP_CODES, first_cause
 from elasticrun.launcher.generation import Generation
 
@@ -61,7 +61,7 @@ class Outcome:
         return replace(outcome, is_here=False, text=text)
 
 
-def outcome_of(generation: Generation, *, reason: str, directory: Path) -> Outcome:
+def outcome_of(generation: Generation, *, reason: str, directory: Place) -> Outcome:
     """Return how the replicas of this node ended.
 
     Args:

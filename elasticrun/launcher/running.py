@@ -86,7 +86,7 @@ def _move_aside_if_fresh(options: Options, console: Console) -> None:
 def _claim_directories(options: Options, stack: ExitStack) -> None:
     """Keep other jobs out, and refuse what cannot be used before anything starts."""
     is_shared = options.nodes is not None
-    stack.enter_context(claimed(options.checkpoint_dir, is_shared=is_shared))
+    stack.enter_context(claimed(options.local_dir, is_shared=is_shared))
     make_usable(options.log_dir, what="logs", option="--log-dir")
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from elasticrun import State, Variables, save_all_states
+from elasticrun.checkpoint.storages import storage_at
 from elasticrun.inspection.contents import leaves
 from elasticrun.inspection.difference import Comparison
 from tests.inspection.running import flip_byte, run, save_some
@@ -238,7 +239,7 @@ def test_a_comparison_counts(tmp_path: Path) -> None:
     from elasticrun.inspection.entries import choose_checkpoint
 
     save_some(tmp_path, 1.0, 2.0)
-    old, new = (choose_checkpoint(tmp_path, word) for word in ("1", "2"))
+    old, new = (choose_checkpoint(storage_at(tmp_path), word) for word in ("1", "2"))
     comparison = Comparison(old, new, "variables")
     list(comparison.lines(as_json=False))
     assert comparison.num_changes == 1

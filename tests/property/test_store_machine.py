@@ -9,7 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 from unittest import mock
 
 import pytest
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from elasticrun.checkpoint import files
+from elasticrun.checkpoint.objects import Objects
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.env import Environment
@@ -33,6 +34,7 @@ from elasticrun.joining import Membership
 from elasticrun.opening import open_directory
 from elasticrun.registry import Registry
 from elasticrun.saving import Saver
+from tests.support import places
 
 NAMES = st.sampled_from(["a", "b", "c"])
 VALUES = st.binary(max_size=20)
@@ -62,10 +64,18 @@ class Histories(RuleBasedStateMachine):
         bad: Those that the running program found damaged at its start.
     """
 
+    kind = "local"
+    writers: ClassVar[list[tuple[object, str]]] = [
+        (files, "write_file"),
+        (files, "write_atomically"),
+    ]
+
     def __init__(self) -> None:
         super().__init__()
         parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.directory = Path(tempfile.mkdtemp(dir=parent))
+        self.folder = Path(tempfile.mkdtemp(dir=parent))
+        self.place = places.make_place(self.kind, self.folder)
+        self.disk = places.Content(self.place)
         self.kept: dict[int, Content] = {}
         self.damaged: dict[int, bool] = {}
         self.newest: int | None = None
@@ -82,7 +92,7 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.end()
-        shutil.rmtree(self.directory)
+        shutil.rmtree(self.folder)
 
     def end(self) -> None:
         if self.store is not None:
@@ -98,14 +108,14 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_running)
     @rule()
     def start(self) -> None:
-        store = CheckpointStore(self.directory, job="job", keep=self.keep)
+        store = CheckpointStore(self.place, job="job", keep=self.keep)
         good = [number for number in self.kept if number not in self.damaged]
         skipped = {n for n in self.kept if not good or n > max(good)}
         if self.kept and not good:
             with pytest.raises(CheckpointError, match="is whole"):
                 open_directory(store, ALONE)
-            for path in self.directory.glob("checkpoint-*"):
-                shutil.rmtree(path)
+            for name in self.disk.checkpoints():
+                self.disk.remove(name)
             self.kept, self.damaged = {}, {}
             return
         start, told = warned(lambda: open_directory(store, ALONE))
@@ -183,12 +193,12 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.states)
     @rule(data=st.data(), code=st.sampled_from([errno.EIO, errno.ENOSPC]))
     def fail_to_save(self, data: st.DataObject, code: int) -> None:
-        name = data.draw(st.sampled_from(["write_file", "write_atomically"]))
+        writer = data.draw(st.sampled_from(self.writers))
 
         def fail(*_: Any, **__: Any) -> None:
             raise OSError(code, os.strerror(code))
 
-        with mock.patch.object(files, name, fail):
+        with mock.patch.object(*writer, fail):
             checkpoint, told = warned(lambda: self.saver.save({}, timeout=1))
         assert checkpoint is None
         assert "was not saved" in told[0]
@@ -199,10 +209,10 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), truncates=st.booleans())
     def damage(self, data: st.DataObject, truncates: bool) -> None:
         number = data.draw(st.sampled_from(sorted(self.kept)))
-        path = self.directory / f"checkpoint-{number:08d}"
-        names = sorted(each.name for each in path.iterdir() if each.stat().st_size)
-        path /= data.draw(st.sampled_from(names))
-        content = bytearray(path.read_bytes())
+        folder = f"checkpoint-{number:08d}"
+        names = [f"{folder}/{name}" for name in self.disk.names(folder)]
+        name = data.draw(st.sampled_from([n for n in names if self.disk.read(n)]))
+        content = bytearray(self.disk.read(name))
         if truncates:
             del content[-1]
         else:
@@ -210,20 +220,23 @@ class Histories(RuleBasedStateMachine):
             content[data.draw(st.integers(0, 10_000)) % len(content)] ^= 1
         if number in self.damaged:
             return  # A second change could undo the first.
-        path.write_bytes(content)
+        self.disk.write(name, bytes(content))
         # A manifest tells its damage whether its size changed or not.
-        self.damaged[number] = truncates or path.name == "manifest.json"
+        self.damaged[number] = truncates or name.endswith("/manifest.json")
 
     @invariant()
     def the_disk_has_what_is_kept(self) -> None:
         for number, content in self.kept.items():
             if number not in self.damaged:
-                path = self.directory / f"checkpoint-{number:08d}"
-                found = {each.name: each.read_bytes() for each in path.iterdir()}
+                folder = f"checkpoint-{number:08d}"
+                found = {
+                    name: self.disk.read(f"{folder}/{name}")
+                    for name in self.disk.names(folder)
+                }
                 found.pop("manifest.json")
                 assert found == content
         if self.is_running:
-            names = {each.name for each in self.directory.glob("checkpoint-*")}
+            names = set(self.disk.checkpoints())
             assert names == {f"checkpoint-{number:08d}" for number in self.kept}
 
 
@@ -237,7 +250,18 @@ def warned(act: Callable[[], Any]) -> tuple[Any, list[str]]:
     ]
 
 
+class RemoteHistories(Histories):
+    """The same in an object store, through fsspec."""
+
+    kind = "memory"
+    writers: ClassVar[list[tuple[object, str]]] = [
+        (Objects, "put_stream"),
+        (Objects, "put"),
+    ]
+
+
 TestHistories = pytest.mark.slow(Histories.TestCase)
-TestHistories.settings = settings(
+TestRemoteHistories = pytest.mark.slow(RemoteHistories.TestCase)
+TestHistories.settings = TestRemoteHistories.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None
 )

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.counter import read_counter, write_counter
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
+from elasticrun.checkpoint.storages import storage_at
 
 
 def write_bytes(path: Path, data: bytes) -> FileRecord:
@@ -154,11 +155,12 @@ def test_atomic_write_replaces_and_leaves_no_temporary_file(tmp_path: Path) -> N
 
 
 def test_counter_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "generation"
-    assert read_counter(path) == -1
-    write_counter(path, 41)
-    assert read_counter(path) == 41
-    assert read_counter(tmp_path) == -1
+    storage = storage_at(tmp_path)
+    assert read_counter(storage, "generation") == -1
+    write_counter(storage, "generation", 41)
+    assert read_counter(storage, "generation") == 41
+    (tmp_path / "directory").mkdir()
+    assert read_counter(storage, "directory") == -1
 
 
 @settings(deadline=None)
@@ -166,15 +168,15 @@ def test_counter_comes_back(tmp_path: Path) -> None:
 def test_damaged_counter_is_not_believed(
     tmp_path_factory: pytest.TempPathFactory, position: int, flip: int
 ) -> None:
-    path = tmp_path_factory.mktemp("files") / "generation"
-    write_counter(path, 41)
-    data = bytearray(path.read_bytes())
+    storage = storage_at(tmp_path_factory.mktemp("files"))
+    write_counter(storage, "generation", 41)
+    data = bytearray(storage.read("generation"))
     assert len(data) == 12
     data[position] ^= flip
-    path.write_bytes(data)
-    assert read_counter(path) == -1
-    path.write_bytes(data[:position])
-    assert read_counter(path) == -1
+    storage.replace("generation", bytes(data))
+    assert read_counter(storage, "generation") == -1
+    storage.replace("generation", bytes(data[:position]))
+    assert read_counter(storage, "generation") == -1
 
 
 def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:

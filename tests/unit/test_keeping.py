@@ -31,7 +31,8 @@ from elasticrun.auto_interval import (
     best_interval,
 )
 from elasticrun.checkpoint.keeping import Keeping
-from elasticrun.checkpoint.listing import list_paths, read_checkpoint
+from elasticrun.checkpoint.listing import list_numbers, read_checkpoint
+from elasticrun.checkpoint.storages import storage_at
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.env import (
     SaveEvery,
@@ -166,8 +167,9 @@ def saved_at(directory: Path, script: Any = None, **settings: Any) -> list[Any]:
 
     run_once(train, directory, keep=99, **settings)
     found = []
-    for path in reversed(list_paths(directory)):
-        position = read_checkpoint(path).manifest.position
+    storage = storage_at(directory)
+    for number in reversed(list_numbers(storage)):
+        position = read_checkpoint(storage, number).manifest.position
         found.append((position["finished_epochs"], position["index"] // 4))
     return found
 
@@ -218,8 +220,10 @@ def test_batches_are_the_same_on_all_replicas(tmp_path: Path) -> None:
                 pass
 
     run_generation(train, 2, variables=variables)
+    storage = storage_at(tmp_path)
     positions = [
-        read_checkpoint(path).manifest.position for path in list_paths(tmp_path)
+        read_checkpoint(storage, number).manifest.position
+        for number in list_numbers(storage)
     ]
     assert [(p["finished_epochs"], p["index"]) for p in reversed(positions)] == [
         *((0, 8), (1, 4), (1, 9), (2, 0)),
@@ -360,7 +364,7 @@ def test_a_job_saves_by_an_interval_that_it_found(
 
     def script() -> None:
         for _ in AdaptiveDataLoader(Numbers(1_000_000), 1):
-            if list_paths(tmp_path):
+            if list_numbers(storage_at(tmp_path)):
                 raise Crash
 
     run_once(script, tmp_path, save_interval="auto")

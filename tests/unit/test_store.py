@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -26,11 +26,12 @@ from hypothesis import strategies as st
 
 from elasticrun import errors
 from elasticrun.checkpoint import files
-from elasticrun.checkpoint.draft import Checkpoint, Draft, remove_checkpoint
+from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
+from tests.support.places import KINDS, Content, make_place
 
 REPOSITORY = Path(errors.__file__).parents[1]
 HOST = socket.gethostname()
@@ -43,11 +44,36 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(directory: Path) -> Iterator[CheckpointStore]:
-    store = CheckpointStore(directory, job="digits")
+def local_store(directory: Path) -> Iterator[CheckpointStore]:
+    with acquired(directory) as store:
+        yield store
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return a directory, or the URL of an object store."""
+    return make_place(request.param, tmp_path)
+
+
+@pytest.fixture
+def store(place: str) -> Iterator[CheckpointStore]:
+    with acquired(place) as store:
+        yield store
+
+
+@pytest.fixture
+def content(place: str) -> Content:
+    return Content(place)
+
+
+@contextmanager
+def acquired(place: str | Path, **settings: Any) -> Iterator[CheckpointStore]:
+    store = CheckpointStore(place, job="digits", **settings)
     store.acquire(timeout=0)
-    yield store
-    store.release()
+    try:
+        yield store
+    finally:
+        store.release()
 
 
 def manifest(number: int, *files: FileRecord, generation: int = 0) -> Manifest:
@@ -92,7 +118,7 @@ def load(checkpoint: Checkpoint | None) -> dict[str, bytes]:
 
 
 def names(store: CheckpointStore) -> list[str]:
-    return sorted(p.name for p in store.directory.glob("checkpoint-*"))
+    return Content(store.directory).checkpoints()
 
 
 # Saving and finding
@@ -159,23 +185,24 @@ def test_abandoned_draft_is_removed(store: CheckpointStore) -> None:
 
 def test_begin_removes_a_torn_leftover(store: CheckpointStore) -> None:
     write_all(store.begin(1), {"leftover": b"1"})
-    assert os.listdir(store.begin(1).path) == []
+    draft = store.begin(1)
+    assert Content(draft.path).names() == []
 
 
 def test_begin_refuses_a_committed_number(store: CheckpointStore) -> None:
-    path = save(store).path
+    path = re.escape(str(save(store).path))
     with pytest.raises(ValueError, match=f"{path} is committed; begin"):
         store.begin(1)
     assert load(store.find_newest()) == STATES
 
 
-def test_join_needs_what_rank_0_has_begun(store: CheckpointStore) -> None:
+def test_join_needs_what_rank_0_has_begun(local_store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError) as caught:
-        store.join(7)
+        local_store.join(7)
     assert str(caught.value) == (
-        f"{store.directory}/checkpoint-00000007 is not there on host {HOST}, but rank "
-        "0 has begun it. The checkpoint directory must be on a file system that all "
-        "replicas see."
+        f"{local_store.directory}/checkpoint-00000007 is not there on host {HOST}, but "
+        "rank 0 has begun it. The checkpoint directory must be on a file system that "
+        "all replicas see."
     )
 
 
@@ -210,20 +237,21 @@ def test_file_is_carried_over(store: CheckpointStore) -> None:
     old = save(store)
     draft = store.begin(2)
     new = draft.commit(manifest(2, draft.copy(old, "model")))
-    (old.path / "model").write_bytes(b"rot")
+    Content(old.path).write("model", b"rot")
     assert load(new) == {"model": b"parameters"}
 
 
 def test_damaged_file_is_not_carried_over(store: CheckpointStore) -> None:
     old = save(store)
-    (old.path / "model").write_bytes(b"Parameters")
-    with pytest.raises(DamagedFileError, match=f"{old.path}/model has the checksum"):
+    Content(old.path).write("model", b"Parameters")
+    text = re.escape(f"{old.path}/model has the checksum")
+    with pytest.raises(DamagedFileError, match=text):
         store.begin(2).copy(old, "model")
 
 
 def test_opening_a_damaged_file_says_what_to_do(store: CheckpointStore) -> None:
     checkpoint = save(store)
-    (checkpoint.path / "model").unlink()
+    Content(checkpoint.path).remove("model")
     with pytest.raises(CheckpointError) as caught:
         checkpoint.open("model")
     assert str(caught.value) == (
@@ -239,23 +267,22 @@ def test_generations_count_from_0(store: CheckpointStore) -> None:
     assert [store.next_generation() for _ in range(3)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"7", b"garbage \xff"])
+@pytest.mark.parametrize("counted", [None, b"", b"7", b"garbage \xff"])
 def test_generation_survives_a_damaged_counter(
-    store: CheckpointStore, content: bytes | None
+    store: CheckpointStore, counted: bytes | None, content: Content
 ) -> None:
     store.next_generation()
     save(store, generation=5)
     save(store, generation=4)
-    counter = store.directory / "generation"
-    counter.unlink()
-    if content is not None:
-        counter.write_bytes(content)
+    content.remove("generation")
+    if counted is not None:
+        content.write("generation", counted)
     assert store.next_generation() == 6
     assert store.next_generation() == 7
 
 
 def test_generation_survives_damaged_manifests(store: CheckpointStore) -> None:
-    (save(store, generation=5).path / "manifest.json").write_bytes(b"")
+    Content(save(store, generation=5).path).write("manifest.json", b"")
     assert store.next_generation() == 0
 
 
@@ -265,7 +292,7 @@ def test_generation_survives_damaged_manifests(store: CheckpointStore) -> None:
 def test_older_one_is_found_and_the_damage_named(store: CheckpointStore) -> None:
     save(store, {"model": b"older"})
     path = save(store).path
-    (path / "model").write_bytes(b"short")
+    Content(path).write("model", b"short")
     with pytest.warns(CheckpointWarning) as caught:
         found = store.find_newest()
     assert load(found) == {"model": b"older"}
@@ -275,43 +302,49 @@ def test_older_one_is_found_and_the_damage_named(store: CheckpointStore) -> None
             "written. The job goes on from checkpoint-00000001."
         )
     ]
-    assert path.is_dir()
+    assert path.name in names(store)
 
 
 @settings(deadline=None)
 @given(
+    kind=st.sampled_from(["local", "memory"]),
     name=st.sampled_from([*(name for name in STATES if STATES[name]), "manifest.json"]),
     data=st.data(),
 )
 def test_any_damage_to_any_file_is_named(
-    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, kind: str, name: str, data: st.DataObject
 ) -> None:
-    store = CheckpointStore(tmp_path_factory.mktemp("job"), job="digits")
-    older = save(store, {"model": b"older"})
-    path = save(store).path / name
-    content = bytearray(path.read_bytes())
-    position = data.draw(st.integers(0, len(content) - 1), label="position")
-    flip = data.draw(st.integers(0, 255), label="flip, 0 truncates")
-    content[position] ^= flip
-    path.write_bytes(content if flip else content[:position])
-    text = f"checkpoint-00000002 is skipped: {re.escape(str(path))} "
-    with pytest.warns(CheckpointWarning, match=text):
-        found = store.find_newest()
-    assert found == older
-    assert load(found) == {"model": b"older"}
+    place = make_place(kind, tmp_path_factory.mktemp("job"))
+    with acquired(place) as store:
+        older = save(store, {"model": b"older"})
+        path = save(store).path
+        content = Content(path)
+        size = len(content.read(name))
+        position = data.draw(st.integers(0, size - 1), label="position")
+        flip = data.draw(st.integers(0, 255), label="flip, 0 truncates")
+        if flip:
+            content.flip(name, position, flip)
+        else:
+            content.truncate(name, position)
+        text = f"checkpoint-00000002 is skipped: {re.escape(str(path / name))} "
+        with pytest.warns(CheckpointWarning, match=text):
+            found = store.find_newest()
+        assert found == older
+        assert load(found) == {"model": b"older"}
 
 
 def test_missing_state_file_is_named(store: CheckpointStore) -> None:
     older = save(store)
-    (save(store).path / "random.0").unlink()
+    Content(save(store).path).remove("random.0")
     with pytest.warns(CheckpointWarning, match=r"random\.0 is missing; it had 10 byt"):
         assert store.find_newest() == older
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
 def test_what_is_no_plain_file_is_named_and_not_followed(
-    store: CheckpointStore, tmp_path: Path, kind: str
+    local_store: CheckpointStore, tmp_path: Path, kind: str
 ) -> None:
+    store = local_store
     older = save(store)
     newer = save(store)
     path = newer.path / "model"
@@ -329,17 +362,19 @@ def test_what_is_no_plain_file_is_named_and_not_followed(
         store.begin(3).copy(newer, "model")
 
 
-def test_renamed_directory_is_not_trusted(store: CheckpointStore) -> None:
+def test_renamed_directory_is_not_trusted(
+    store: CheckpointStore, content: Content
+) -> None:
     older = save(store)
-    save(store).path.rename(store.directory / "checkpoint-00000009")
+    content.rename(save(store).path.name, "checkpoint-00000009")
     with pytest.warns(CheckpointWarning, match=r"manifest\.json is that of number 2\."):
         assert store.find_newest() == older
 
 
 def test_job_does_not_start_anew_in_silence(store: CheckpointStore) -> None:
     first, second = save(store).path, save(store).path
-    (first / "model").unlink()
-    (second / "manifest.json").write_bytes(b"{}")
+    Content(first).remove("model")
+    Content(second).write("manifest.json", b"{}")
     with pytest.raises(CheckpointError) as caught:
         store.find_newest()
     assert str(caught.value) == (
@@ -354,7 +389,7 @@ def test_job_does_not_start_anew_in_silence(store: CheckpointStore) -> None:
 
 
 def test_other_job_is_refused(store: CheckpointStore) -> None:
-    path = save(store).path
+    path = re.escape(str(save(store).path))
     with pytest.raises(CheckpointError, match=f"{path} belongs to the job 'digits'"):
         CheckpointStore(store.directory, job="text").find_newest()
 
@@ -362,7 +397,8 @@ def test_other_job_is_refused(store: CheckpointStore) -> None:
 def test_other_format_is_refused(store: CheckpointStore) -> None:
     save(store)
     newer = store.begin(2).commit(Manifest(**{**vars(manifest(2)), "format": 2}))
-    with pytest.raises(CheckpointError, match=f"{newer.path}/manifest.json has check"):
+    text = re.escape(f"{newer.path}/manifest.json has check")
+    with pytest.raises(CheckpointError, match=text):
         store.find_newest()
 
 
@@ -393,8 +429,9 @@ def test_other_digest_is_refused(store: CheckpointStore) -> None:
 
 
 def test_directory_that_rank_0_does_not_see_is_refused(
-    store: CheckpointStore, tmp_path: Path
+    local_store: CheckpointStore, tmp_path: Path
 ) -> None:
+    store = local_store
     generation = store.next_generation()
     store.check_shared(generation)
     with pytest.raises(CheckpointError) as caught:
@@ -418,49 +455,46 @@ def test_newest_are_kept(store: CheckpointStore) -> None:
     assert names(store) == [f"checkpoint-{n:08d}" for n in (3, 4, 5)]
 
 
-def test_restarts_that_save_once_do_not_pile_up(directory: Path) -> None:
+def test_restarts_that_save_once_do_not_pile_up(place: str) -> None:
     for _ in range(5):
-        store = CheckpointStore(directory, job="digits", keep=2)
-        store.acquire(timeout=0)
-        store.find_newest()
-        save(store)
-        store.prune()
-        store.release()
+        with acquired(place, keep=2) as store:
+            store.find_newest()
+            save(store)
+            store.prune()
     assert names(store) == ["checkpoint-00000004", "checkpoint-00000005"]
 
 
-def test_damaged_one_does_not_count_and_goes_when_it_is_old(directory: Path) -> None:
-    store = CheckpointStore(directory, job="digits", keep=2)
-    store.acquire(timeout=0)
-    for _ in range(3):
+def test_damaged_one_does_not_count_and_goes_when_it_is_old(
+    place: str, content: Content
+) -> None:
+    with acquired(place, keep=2) as store:
+        for _ in range(3):
+            save(store)
+        content.write("checkpoint-00000003/model", b"Parameters")
+        with pytest.warns(CheckpointWarning, match="00000003 is skipped"):
+            store.find_newest()
+        store.prune()
+        assert names(store) == [f"checkpoint-{n:08d}" for n in (1, 2, 3)]
         save(store)
-    (directory / "checkpoint-00000003" / "model").write_bytes(b"Parameters")
-    with pytest.warns(CheckpointWarning, match="00000003 is skipped"):
-        store.find_newest()
-    store.prune()
-    assert names(store) == [f"checkpoint-{n:08d}" for n in (1, 2, 3)]
-    save(store)
-    store.prune()
-    assert names(store) == [f"checkpoint-{n:08d}" for n in (2, 3, 4)]
-    save(store)
-    store.prune()
-    assert names(store) == [f"checkpoint-{n:08d}" for n in (4, 5)]
-    store.release()
+        store.prune()
+        assert names(store) == [f"checkpoint-{n:08d}" for n in (2, 3, 4)]
+        save(store)
+        store.prune()
+        assert names(store) == [f"checkpoint-{n:08d}" for n in (4, 5)]
 
 
-def test_truncated_one_does_not_count_unseen(directory: Path) -> None:
-    store = CheckpointStore(directory, job="digits", keep=1)
-    store.acquire(timeout=0)
-    older = save(store)
-    (save(store).path / "model").write_bytes(b"")
-    store.prune()
-    assert older.path.is_dir()
-    store.release()
+def test_truncated_one_does_not_count_unseen(place: str) -> None:
+    with acquired(place, keep=1) as store:
+        older = save(store)
+        Content(save(store).path).write("model", b"")
+        store.prune()
+        assert older.path.name in names(store)
 
 
 def test_failed_removal_is_a_warning(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    local_store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = local_store
     for _ in range(4):
         save(store)
 
@@ -484,15 +518,15 @@ def test_failed_removal_is_a_warning(
 
 
 def test_sweep_removes_only_what_was_never_committed(
-    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+    store: CheckpointStore, content: Content, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = save(store)
     torn = store.begin(2).path
-    (torn / "manifest.json.tmp").touch()
-    mine = store.directory / "checkpoint-before-the-holidays"
-    mine.mkdir()
+    Content(torn).write("manifest.json.tmp", b"")
+    mine = "checkpoint-before-the-holidays"
+    content.write(f"{mine}/note", b"")
     store.sweep()
-    assert names(store) == [saved.path.name, mine.name]
+    assert names(store) == [saved.path.name, mine]
     assert caplog.messages == [f"removing {torn}, which was never committed"]
 
 
@@ -513,22 +547,24 @@ def test_a_link_is_removed_but_not_what_it_leads_to(
 
 
 def test_one_that_somebody_else_removes_is_no_damage(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    local_store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = local_store
     older, newer = save(store), save(store)
     open_checked = files.open_checked
 
     def remove_first(path: Path, record: FileRecord) -> BinaryIO:
         if newer.path.is_dir():
-            remove_checkpoint(newer.path)
+            store.storage.remove(newer.path.name)
         return open_checked(path, record)
 
     monkeypatch.setattr(files, "open_checked", remove_first)
     assert store.find_newest() == older
-    remove_checkpoint(newer.path)
+    store.storage.remove(newer.path.name)
 
 
-def test_sweep_leaves_what_it_cannot_reach(store: CheckpointStore) -> None:
+def test_sweep_leaves_what_it_cannot_reach(local_store: CheckpointStore) -> None:
+    store = local_store
     path = store.directory / "checkpoint-00000001"
     path.symlink_to(path.name)
     store.sweep()
@@ -667,7 +703,8 @@ def test_acquire_waits_for_an_owner_that_ends(
         assert other.returncode == 0
 
 
-def test_second_job_in_one_process_is_refused(store: CheckpointStore) -> None:
+def test_second_job_in_one_process_is_refused(local_store: CheckpointStore) -> None:
+    store = local_store
     for _ in range(2):
         with pytest.raises(CheckpointError, match=f"process {os.getpid()} on {HOST}"):
             take_and_release(store.directory)
@@ -687,14 +724,16 @@ def assert_other_process_is_refused(directory: Path) -> None:
 
 
 def test_lock_held_under_another_name_is_seen(
-    store: CheckpointStore, tmp_path: Path
+    local_store: CheckpointStore, tmp_path: Path
 ) -> None:
+    store = local_store
     (tmp_path / "alias").symlink_to(store.directory)
     with pytest.raises(CheckpointError, match=f"process {os.getpid()} on {HOST}"):
         take_and_release(tmp_path / "alias")
 
 
-def test_released_lock_can_be_taken_again(store: CheckpointStore) -> None:
+def test_released_lock_can_be_taken_again(local_store: CheckpointStore) -> None:
+    store = local_store
     store.release()
     store.release()
     take_and_release(store.directory)

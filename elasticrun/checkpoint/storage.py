@@ -1,0 +1,157 @@
+"""What keeps checkpoints, for those who read and write them: the interface.
+
+A storage has folders, one a checkpoint, with files in them; and a few files beside the
+folders. Names are plain: no slashes in them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from elasticrun.checkpoint.files import FileRecord
+from elasticrun.checkpoint.lock import Owner
+from elasticrun.checkpoint.place import Place
+
+
+class StoreUnreachableError(OSError):
+    """It cannot be told what a store has: it is not there, refuses, or has failed.
+
+    Neither damage nor absence, so nobody may go on without what could not be read.
+    """
+
+
+class Storage(ABC):
+    """Keeps the checkpoints of one job at one place.
+
+    What cannot be written or read raises an OSError; a FileNotFoundError says that it
+    is known to be absent.
+    """
+
+    @property
+    @abstractmethod
+    def place(self) -> Place:
+        """Where it is, for people."""
+
+    @abstractmethod
+    def locate(self, *names: str) -> Place:
+        """Return where a folder, or a file in it, is."""
+
+    # Who may write.
+
+    @abstractmethod
+    def acquire(self, *, timeout: float) -> None:
+        """Keep other jobs out; make the place if it is new.
+
+        Args:
+            timeout: Seconds to wait for an owner, which may be about to exit.
+
+        Raises:
+            CheckpointError: Another live job has it, or it cannot be written.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let another job have it; it may be free already."""
+
+    @abstractmethod
+    def find_owner(self) -> Owner | None:
+        """Return who uses it now, without taking it.
+
+        Raises:
+            OSError: It cannot be told.
+        """
+
+    @abstractmethod
+    def left_behind(self) -> str | None:
+        """Return the folder that a job may still write into though it has lost this."""
+
+    # Files beside the folders, which are replaced as a whole.
+
+    @abstractmethod
+    def list_names(self) -> list[str]:
+        """Return the names of folders, and perhaps of files beside them."""
+
+    @abstractmethod
+    def read(self, *names: str) -> bytes:
+        """Return the content of a small file."""
+
+    @abstractmethod
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace a small file durably: a crash leaves the old or the new content."""
+
+    # Folders.
+
+    @abstractmethod
+    def begin(self, folder: str) -> None:
+        """Make an empty folder; what was left there goes.
+
+        Raises:
+            CheckpointError: Another job has taken this over.
+        """
+
+    @abstractmethod
+    def has(self, folder: str) -> bool:
+        """Return whether there is a folder, as far as this storage knows folders."""
+
+    @abstractmethod
+    def commit(self, folder: str, name: str, data: bytes) -> None:
+        """Put the file that makes the folder count, durably, after all others in it.
+
+        Raises:
+            CheckpointError: Another job has taken this over.
+        """
+
+    @abstractmethod
+    def remove(self, folder: str) -> None:
+        """Remove a folder in any condition; half a removal leaves one that is torn."""
+
+    @abstractmethod
+    def measure_folder(self, folder: str) -> int:
+        """Return how many bytes are in it, 0 if that cannot be told."""
+
+    # Files in folders.
+
+    @abstractmethod
+    def write(
+        self, folder: str, name: str, write: Callable[[BinaryIO], object]
+    ) -> FileRecord:
+        """Write a file with what `write` puts into a stream that cannot seek."""
+
+    @abstractmethod
+    def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
+        """Copy a file from one folder to another, and check it against its record.
+
+        Raises:
+            DamagedFileError: The source is not what `record` says.
+        """
+
+    @abstractmethod
+    def measure(self, folder: str, name: str) -> FileRecord:
+        """Return what a file holds that somebody else has written."""
+
+    @abstractmethod
+    def verify(self, folder: str, record: FileRecord) -> None:
+        """Read every byte of a file.
+
+        Raises:
+            DamagedFileError: It is missing, or not what `record` says.
+        """
+
+    @abstractmethod
+    def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
+        """Open a file for reading once its size and checksum have been found right.
+
+        Raises:
+            DamagedFileError: It is missing, or not what `record` says.
+        """
+
+    @abstractmethod
+    def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
+        """Return the size of each of these files, None for what is not there.
+
+        Raises:
+            OSError: It cannot be told. Whoever removes what has no manifest must not
+                take an unreachable one for none.
+        """
