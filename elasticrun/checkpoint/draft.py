@@ -12,6 +12,7 @@ from typing import BinaryIO
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
+from elasticrun.checkpoint.memory import Captured
 from elasticrun.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,18 @@ class Draft:
         """
         check_file_name(name)
         return files.write_file(self.path / name, write)
+
+    def write_captured(self, name: str, captured: Captured) -> FileRecord:
+        """Write one file from memory and force it to the disk.
+
+        Raises:
+            ValueError: The name is not a plain file name.
+            OSError: The file exists or could not be written.
+        """
+        check_file_name(name)
+        return files.write_blocks(
+            self.path / name, captured.blocks, checksum=captured.checksum
+        )
 
     def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
         """Carry a file over from another checkpoint.

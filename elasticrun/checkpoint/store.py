@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elasticrun.checkpoint import files
@@ -108,7 +108,7 @@ class CheckpointStore:
         for path in self._paths():
             if is_torn(path):
                 logger.warning("removing %s, which was never committed", path)
-                _remove_or_warn(path)
+                _remove_or_warn(path, None)
 
     def find_newest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose every byte is right, None without any.
@@ -207,11 +207,14 @@ class CheckpointStore:
             )
         return Draft(path, number)
 
-    def prune(self) -> None:
+    def prune(self, *, warn: Callable[[str], object] | None = None) -> None:
         """Remove what is older than the newest good ones and is not to stay.
 
         Good is here: not found damaged by `find_newest`, and each file has its size.
         To read every byte of the older ones after each save would cost too much.
+
+        Args:
+            warn: Told what could not be removed, in place of a CheckpointWarning.
         """
         paths = self._paths()
         stay = self.keeping.choose(
@@ -219,7 +222,7 @@ class CheckpointStore:
         )
         for path in paths:
             if number_of(path) not in stay:
-                _remove_or_warn(path)
+                _remove_or_warn(path, warn)
 
     def _path(self, number: int) -> Path:
         return checkpoint_path(self.directory, number)
@@ -266,12 +269,12 @@ def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
         )
 
 
-def _remove_or_warn(path: Path) -> None:
+def _remove_or_warn(path: Path, warn: Callable[[str], object] | None) -> None:
     try:
         remove_checkpoint(path)
     except OSError as error:
-        warnings.warn(
-            f"{path} could not be removed: {error}. It takes space until it can be.",
-            CheckpointWarning,
-            stacklevel=3,
-        )
+        text = f"{path} could not be removed: {error}. It takes space until it can be."
+        if warn is not None:
+            warn(text)
+        else:
+            warnings.warn(text, CheckpointWarning, stacklevel=3)

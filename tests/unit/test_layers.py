@@ -17,17 +17,17 @@ ROOT = Path(elasticrun.__file__).parent
 ROWS: list[list[str]] = [
     # 0
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
-    ["late_error"],
+    ["late_error", "checkpoint.writeback"],
+    ["checkpoint.files"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     [
-        "checkpoint.files",
         "checkpoint.keeping",
         "data.permutation",
         "data.reading",
         "traces",
     ],
     ["checkpoint.manifest", "checkpoint.lock", "checkpoint.counter"],
-    ["data.workers", "trace"],
+    ["data.workers", "trace", "checkpoint.memory"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
     ["checkpoint.tensors", "control.agreement", "control.group", "control.gathering"],
@@ -42,8 +42,10 @@ ROWS: list[list[str]] = [
     # 3
     ["position", "registry", "auto_interval"],
     ["schedule", "postponing"],
-    ["opening"],
+    ["opening", "capturing", "channel", "flight"],
+    ["writing"],
     ["saving"],
+    ["saves"],
     ["job"],
     ["current"],
     # 4
