@@ -1,8 +1,9 @@
 """`save_interval="auto"`: the interval that loses the least time to saves and failures.
 
 With a save that costs C and failures M apart, saving every sqrt(2 C M) loses the least
-(Young, Daly). C is measured, M is estimated from the failures that the job has seen.
-Saves never take more than a hundredth of the time.
+(Young, Daly). C is measured: the time that training waits. M is estimated from the
+failures that the job has seen. Training never waits more than a hundredth of the time,
+and a save that is in flight meanwhile has ended before the next one begins.
 """
 
 from __future__ import annotations
@@ -50,12 +51,17 @@ class AutoInterval(BaseState):
         self._num_failures = 0
         self._costs: deque[float] = deque(maxlen=_NUM_COSTS)
         self._spent = 0.0
+        self._duration = 0.0
         self.is_ending = False
 
     def note_cost(self, seconds: float) -> None:
-        """Learn what the save that has just been made cost."""
+        """Learn how long training has waited for a save."""
         self._costs.append(seconds)
         self._spent += seconds
+
+    def note_duration(self, seconds: float) -> None:
+        """Learn how long the last save took until it was committed."""
+        self._duration = seconds
 
     def next_interval(self) -> float:
         """Return the seconds until the next save is to begin."""
@@ -64,7 +70,8 @@ class AutoInterval(BaseState):
         cost = sum(self._costs) / len(self._costs)
         # What a generation's saves cost, with the next one, is within their share.
         least = (self._spent + cost) / LARGEST_SHARE - (self._clock() - self._begun)
-        return max(best_interval(cost, self.seconds_between_failures), least, cost)
+        best = best_interval(cost, self.seconds_between_failures)
+        return max(best, least, cost, self._duration)
 
     @property
     def seconds_between_failures(self) -> float:
@@ -82,6 +89,7 @@ class AutoInterval(BaseState):
             "seconds": self._seconds,
             "failures": self._num_failures,
             "costs": list(self._costs),
+            "duration": self._duration,
             "is_ending": self.is_ending,
         }
         fileobj.write(json.dumps(values).encode())
@@ -91,6 +99,7 @@ class AutoInterval(BaseState):
         values = json.loads(fileobj.read())
         self._seconds_before = values["seconds"]
         self._costs.extend(values["costs"])
+        self._duration = values.get("duration", 0.0)
         self._num_failures = values["failures"]
         if not values["is_ending"]:
             self._num_failures += self._generation - values["generation"]

@@ -59,6 +59,7 @@ def init(
     keep: int | None = None,
     keep_every: int | None = None,
     keep_best: tuple[str, str] | str | None = None,
+    async_save: bool | None = None,
     trust_pickle: Iterable[str] = (),
     backend: str = "auto",
 ) -> None:
@@ -81,6 +82,9 @@ def init(
         keep_every: Besides, every n-th stays for ever. Default: ELASTICRUN_KEEP_EVERY.
         keep_best: Besides, the one in which a value in `Variables` was best stays, as
             ("accuracy", "max"). Default: ELASTICRUN_KEEP_BEST ("accuracy:max").
+        async_save: Whether training goes on while a checkpoint is written, which takes
+            memory for a copy of all states; False lets it wait. Default:
+            ELASTICRUN_ASYNC_SAVE, or True.
         trust_pickle: Names of states (of `register` and `Variables`) that may hold any
             object. Loading them executes whatever is in their files, so trust all who
             can write to the checkpoint directory.
@@ -105,6 +109,7 @@ def init(
         keep=keep,
         keep_every=keep_every,
         keep_best=keep_best,
+        async_save=async_save,
         trust_pickle=trust_pickle,
         backend=backend,
     )

@@ -41,6 +41,7 @@ class Environment:
         keep_every: Checkpoints of which numbers stay for ever: its multiples.
         keep_best: The value that is best in a checkpoint that stays, "max" or "min".
         grace: Seconds that a stop may take before a replica leaves without saving.
+        async_save: Whether training goes on while a checkpoint is written.
         job: The job's name, which a checkpoint remembers.
         trace_dir: Where to append one line per delivered micro-batch, or None.
     """
@@ -59,6 +60,7 @@ class Environment:
     keep_every: int | None = None
     keep_best: tuple[str, str] | None = None
     grace: float = DEFAULT_GRACE
+    async_save: bool = True
     job: str = ""
     trace_dir: str | None = None
 
@@ -101,6 +103,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         keep_every=parse_keep_every(variables.get("ELASTICRUN_KEEP_EVERY") or None),
         keep_best=parse_keep_best(variables.get("ELASTICRUN_KEEP_BEST") or None),
         grace=_seconds(variables, "ELASTICRUN_GRACE", default=DEFAULT_GRACE),
+        async_save=parse_async_save(variables.get("ELASTICRUN_ASYNC_SAVE") or True),
         job=variables.get("ELASTICRUN_JOB")
         or os.path.basename(sys.argv[0] or "python"),
         trace_dir=variables.get("ELASTICRUN_TRACE") or None,
@@ -133,6 +136,7 @@ def with_settings(
     keep: int | str | None,
     keep_every: int | str | None,
     keep_best: tuple[str, str] | str | None,
+    async_save: bool | str | None = None,
 ) -> Environment:
     """Return the environment with those settings that the program gives itself.
 
@@ -150,6 +154,8 @@ def with_settings(
         environment = replace(environment, keep_every=parse_keep_every(keep_every))
     if keep_best is not None:
         environment = replace(environment, keep_best=parse_keep_best(keep_best))
+    if async_save is not None:
+        environment = replace(environment, async_save=parse_async_save(async_save))
     return environment
 
 
@@ -225,6 +231,22 @@ def parse_keep(value: int | str) -> int:
             "at least 1."
         )
     return keep
+
+
+def parse_async_save(value: bool | str) -> bool:
+    """Return whether checkpoints are written while training goes on: "on" or "off".
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    if value not in ("on", "off"):
+        raise ValueError(
+            f"async_save (ELASTICRUN_ASYNC_SAVE) is {value!r}; give True or False, in "
+            "the variable 'on' or 'off'."
+        )
+    return value == "on"
 
 
 def parse_save_every(value: int | str | None) -> SaveEvery:

@@ -22,12 +22,14 @@ from elasticrun.late_error import LateError
 from elasticrun.opening import (
     Start,
     check_all_have_directory,
+    log_start,
     open_directory,
 )
 from elasticrun.pace import Pace
 from elasticrun.position import Position, Progress
 from elasticrun.postponing import Postponement
 from elasticrun.registry import Registry
+from elasticrun.saves import PATIENCE, Saves
 from elasticrun.saving import Saver
 from elasticrun.schedule import Schedule
 from elasticrun.trace import Trace
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_CODE_ASKED = 75
-_PATIENCE = 1800.0  # Seconds to wait for other ranks at a checkpoint nobody hurries.
 
 
 class Job:
@@ -57,6 +58,8 @@ class Job:
         keep: How many checkpoints are kept; None for the environment's or 3.
         keep_every: Checkpoints whose numbers divide by it stay for ever.
         keep_best: A value in `Variables` and "max" or "min": the best one stays.
+        async_save: Whether training goes on while a checkpoint is written; None for the
+            environment's or True.
         trust_pickle: States that may hold any object; loading them executes code.
         backend: "gloo", "nccl", or "auto": NCCL where each replica has a GPU.
 
@@ -87,6 +90,7 @@ class Job:
         keep: int | None = None,
         keep_every: int | None = None,
         keep_best: tuple[str, str] | str | None = None,
+        async_save: bool | None = None,
         trust_pickle: Iterable[str] = (),
         backend: str = "auto",
     ) -> None:
@@ -98,6 +102,7 @@ class Job:
             keep=keep,
             keep_every=keep_every,
             keep_best=keep_best,
+            async_save=async_save,
         )
         one_or_more = [trust_pickle] if isinstance(trust_pickle, str) else trust_pickle
         self.trust_pickle = frozenset(one_or_more)
@@ -113,7 +118,6 @@ class Job:
         self.postponement = Postponement()
         self.late_error = LateError()
         self._restores_at_loop = False
-        self._last_saved: tuple[int, Position] | None = None
         self._registry = Registry(self.rank)
         self._directory = self._make_directory(
             checkpoint_dir or environment.checkpoint_dir
@@ -132,11 +136,15 @@ class Job:
         if self._directory is not None:
             start = open_directory(self._directory, self._membership)
             self._saver = Saver(
-                self._directory, self._registry, self._membership, start
+                self._directory,
+                self._registry,
+                self._membership,
+                start,
+                is_async=self.environment.async_save,
             )
         self.generation = start.generation
         self.has_resumed = start.newest is not None
-        self.progress = Progress(_position_of(start.newest))
+        self.progress = Progress(start.position)
         self._generators = Generators(self.device)
         self._register_generators(start.newest)
         self._schedule = Schedule(
@@ -157,9 +165,13 @@ class Job:
             save_interval=self._schedule.interval,
             describe=lambda: f"at {self.progress.position}",
             on_gone=self._on_gone,
+            is_saving=lambda: self._saver is not None and self._saver.is_busy,
+        )
+        self._saves = Saves(
+            self._saver, self._schedule, self.progress, self._gate, self._watcher
         )
         self._watcher.start()
-        self._log_start(start.newest)
+        log_start(start, self.environment)
 
     def _let_go(self) -> None:
         """Give back what others may need: the directory, and the other replicas."""
@@ -183,8 +195,13 @@ class Job:
 
     @property
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint of the job, or None."""
+        """The newest checkpoint of the job that is committed, or None."""
         return None if self._saver is None else self._saver.newest
+
+    @property
+    def num_failed_saves(self) -> int:
+        """How many saves of this generation came to nothing."""
+        return 0 if self._saver is None else self._saver.num_failed
 
     def register(self, state: BaseState) -> bool:
         """Keep a state in every checkpoint; load it and return whether it was there.
@@ -198,26 +215,22 @@ class Job:
         return self.load(state)
 
     def load(self, state: BaseState) -> bool:
-        """Load a state from the newest checkpoint; return whether that had it."""
+        """Load a state from the newest checkpoint; return whether that had it.
+
+        Waits for the save in flight, which may replace that.
+        """
+        if self._saver is not None:
+            self._saver.finish(timeout=2 * PATIENCE)
         return self._registry.load(state, self.newest_checkpoint)
 
-    def save(self, *, timeout: float = _PATIENCE) -> Place | None:
-        """Write a checkpoint now. Collective.
+    def save(self) -> Place | None:
+        """Write a checkpoint now, and wait until it is committed. Collective.
 
         Returns:
             Its directory or URL, or None if it could not be written or there is no
             checkpoint directory.
         """
-        if self._saver is None:
-            return None
-        with self._schedule.measured():
-            checkpoint = self._saver.save(
-                self.progress.position.encode(), timeout=timeout
-            )
-        self._schedule.note_saved(self._gate.number)
-        self._watcher.note_saved(self._schedule.next_interval)
-        self._last_saved = (self._gate.number, self.progress.position)
-        return None if checkpoint is None else checkpoint.path
+        return self._saves.save()
 
     # Requests.
 
@@ -318,8 +331,11 @@ class Job:
         Raises:
             JobStopped: The job stops here; the checkpoint is written.
             AgreementError: The replicas can no longer agree.
+            CheckpointError: The last save failed, for a reason that stays.
         """
         decision = self._gate.arrive()
+        if self._saves.has_ended:
+            self._saves.settle()
         if ends_epoch:
             self._schedule.note_epoch(self._gate.number)
         is_due = self._gate.number >= self._schedule.due_at
@@ -328,21 +344,18 @@ class Job:
 
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
-        if self._last_saved != (self._gate.number, self.progress.position):
-            with self._schedule.ending():
-                self.save()
+        self._saves.save_end()
 
     def _act(self, decision: Decision | None) -> None:
         is_now, decision = self.postponement.take(decision)
         if not is_now:
             return
         if decision is None or decision.kind == CHECKPOINT:
-            self.save()
+            self._saves.save(is_awaited=False)
             return
         self._watcher.note_stopping()
         try:
-            with self._schedule.ending():
-                path = self.save(timeout=self.environment.grace)
+            path = self._saves.save_last(timeout=self.environment.grace)
         except AgreementError as error:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None
@@ -362,6 +375,8 @@ class Job:
         if self.is_closed or os.getpid() != self.pid:
             return
         self.is_closed = True
+        with self.late_error.keeping():
+            self._saves.close(timeout=self.environment.grace)
         self._watcher.close()
         if self.trace is not None:
             self.trace.close()
@@ -401,24 +416,3 @@ class Job:
             rank=self.rank,
             world_size=self.world_size,
         )
-
-    def _log_start(self, newest: Checkpoint | None) -> None:
-        if self.rank != 0:
-            return
-        size = f"generation {self.generation} with world size {self.world_size}"
-        if newest is None:
-            logger.info("started %s", size)
-            return
-        logger.info(
-            "resumed %s at %s from %s", size, self.progress.position, newest.path
-        )
-        if newest.manifest.world_size != self.world_size:
-            logger.info(
-                "world size changed from %d to %d",
-                newest.manifest.world_size,
-                self.world_size,
-            )
-
-
-def _position_of(newest: Checkpoint | None) -> Position | None:
-    return None if newest is None else Position.decode(dict(newest.manifest.position))

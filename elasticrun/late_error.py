@@ -24,7 +24,7 @@ class LateError:
         try:
             yield
         except BaseException as error:
-            self._error = error
+            self._error = self._error or error
 
     def raise_once(self) -> None:
         """Raise what was kept, if anything was."""

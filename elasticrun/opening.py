@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
 from dataclasses import dataclass
@@ -11,8 +12,12 @@ from typing import Any
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
+from elasticrun.env import Environment
 from elasticrun.errors import CheckpointError
 from elasticrun.joining import Membership
+from elasticrun.position import Position
+
+logger = logging.getLogger(__name__)
 
 LAG_SECONDS = 5.0
 _HEARING_SECONDS = 5.0
@@ -37,6 +42,13 @@ class Start:
     def afresh(cls) -> Start:
         """Return what a job without a checkpoint directory begins with."""
         return cls(generation=0, number=1, newest=None)
+
+    @property
+    def position(self) -> Position | None:
+        """Where the program is to resume, or None."""
+        if self.newest is None:
+            return None
+        return Position.decode(dict(self.newest.manifest.position))
 
 
 def open_directory(directory: CheckpointStore, membership: Membership) -> Start:
@@ -80,6 +92,23 @@ def check_all_have_directory(membership: Membership, *, has_one: bool) -> None:
             f"rank {', '.join(map(str, verdict))} of {membership.world_size} has no "
             "checkpoint directory, but others have, so no checkpoint could be whole. "
             "Give all replicas the same checkpoint_dir (ELASTICRUN_CHECKPOINT_DIR)."
+        )
+
+
+def log_start(start: Start, environment: Environment) -> None:
+    """Say on rank 0 where the job begins, and whether its world size is another."""
+    if environment.rank != 0:
+        return
+    size = f"generation {start.generation} with world size {environment.world_size}"
+    if start.newest is None:
+        logger.info("started %s", size)
+        return
+    logger.info("resumed %s at %s from %s", size, start.position, start.newest.path)
+    if start.newest.manifest.world_size != environment.world_size:
+        logger.info(
+            "world size changed from %d to %d",
+            start.newest.manifest.world_size,
+            environment.world_size,
         )
 
 

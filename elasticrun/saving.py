@@ -1,37 +1,47 @@
-"""Writing one checkpoint with all ranks: everybody's files, then rank 0's commit."""
+"""Saving: what a boundary asks for is captured, written now or later, and concluded."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.distributed import TCPStore
-
-from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files import FileRecord
-from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.capturing import Capture, Capturer
+from elasticrun.channel import Channel
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
-from elasticrun.errors import AgreementError, CheckpointError, CheckpointWarning
+from elasticrun.errors import AgreementError, CheckpointWarning
+from elasticrun.flight import Flight, Outcome
 from elasticrun.joining import Membership
 from elasticrun.opening import Start
-from elasticrun.position import Position
 from elasticrun.registry import Registry
-from elasticrun.version import version
+from elasticrun.writing import Contributor, Owner, Writer
 
 logger = logging.getLogger(__name__)
 
+_GIVING_UP_SECONDS = 1.0  # Until a thread that waits for other ranks looks up.
+
 
 class Saver:
-    """One replica's part in writing checkpoints.
+    """One replica's part in saving.
+
+    At most one save is in flight: what a thread of its own writes while training goes
+    on. Everything here but `note_gone` is for the training thread.
+
+    Args:
+        is_async: Whether saves may be in flight; costs memory for all that is saved.
 
     Attributes:
-        newest: The newest committed checkpoint, from which states load.
+        on_end: Called in another thread when a save in flight has ended, and is to be
+            settled.
+        newest: The newest committed checkpoint. It changes when a flight ends; whoever
+            loads from it waits for that first.
+        num_failed: Saves that came to nothing.
+        seconds: How long the last save took, until it was committed.
     """
 
     def __init__(
@@ -40,52 +50,174 @@ class Saver:
         registry: Registry,
         membership: Membership,
         start: Start,
+        *,
+        is_async: bool = True,
     ) -> None:
-        self._directory = directory
         self._registry = registry
         self._rank = membership.rank
-        self._world_size = membership.world_size
         self._store = membership.store
+        # A client that waits blocks its other users, so what is in flight has its own.
+        self._store_in_flight: JobStore | None = None
+        if is_async and self._store is not None:
+            self._store_in_flight = JobStore(self._store.address, None)
+        self._owner: Owner | None = None
+        self._capturer = Capturer(
+            registry, self._rank, best=directory.keeping.best, is_async=is_async
+        )
+        self._warnings: list[str] = []
+        self._writer: Writer
+        if self._rank == 0:
+            self._owner = self._writer = Owner(
+                directory,
+                world_size=membership.world_size,
+                generation=start.generation,
+                warn=self._warnings.append,
+            )
+        else:
+            self._writer = Contributor(directory, self._rank)
+        self.on_end: Callable[[], object] = lambda: None
         self._number = start.number
-        self._generation = start.generation
+        self._flight: Flight | None = None
+        self._given_up: Flight | None = None
         self.newest = start.newest
-        self._gone: dict[int, str] = {}
-        self._awaited: int | None = None
-        self._has_warned = False
-        self._lock = threading.Lock()
+        self.num_failed = 0
+        self.seconds = 0.0
 
-    def save(self, position: dict[str, Any], *, timeout: float) -> Checkpoint | None:
-        """Write and commit a checkpoint. Collective, at the same point everywhere.
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in flight; from any thread."""
+        flight = self._flight
+        return flight is not None and flight.outcome is None
+
+    def save(
+        self, position: dict[str, Any], *, timeout: float, is_awaited: bool = True
+    ) -> Checkpoint | None:
+        """Save. Collective, at the same point everywhere.
+
+        Waits for the save in flight first.
 
         Args:
             position: The job's position, encoded.
             timeout: Seconds to wait for the other ranks.
+            is_awaited: Whether to return only when it is committed, not once everything
+                is captured.
 
         Returns:
-            The checkpoint, or None when it could not be written (a warning says why;
-            the one before is untouched).
+            The checkpoint; None if it is in flight, or could not be written (a warning
+            says why; the one before is untouched).
 
         Raises:
             Exception: What a state's `save` raised, other than OSError.
             CheckpointError: A state of another rank could not be saved.
-            AgreementError: Rank 0 never came to the same point, or is gone.
+            AgreementError: Rank 0 never came to the same point, or is gone; or the save
+                in flight did not end.
         """
+        self.finish(timeout=timeout)
         number = self._number
         self._number += 1
         begun = time.perf_counter()
         for state in self._registry:
             state.sync()
-        if self._rank == 0:
-            outcome = self._save_as_owner(number, position, timeout)
-        else:
-            outcome = self._save_for_owner(number, position, timeout)
+        try:
+            capture = self._capturer.capture(number, position, self.newest)
+        except Exception as error:
+            self._writer.tell_mistake(number, error, Channel(self._store, timeout))
+            raise
+        if (
+            not is_awaited
+            and capture.is_in_memory
+            and self._take_off(capture, timeout=timeout, begun=begun)
+        ):
+            return None
+        try:
+            outcome: Outcome = self._write(
+                capture, Channel(self._store, timeout), begun=begun
+            )
+        except Exception as error:
+            outcome = error
+        return self._conclude(number, outcome)
+
+    def settle(self) -> None:
+        """Take note of a flight that has ended: warn of its failure, or raise it."""
+        flight = self._flight
+        if flight is None or flight.outcome is None:
+            return
+        flight.wait()  # What is left of its thread.
+        self._flight = None
+        self._conclude(flight.number, flight.outcome)
+
+    def finish(self, *, timeout: float) -> None:
+        """Wait until no save is in flight, and settle it.
+
+        Raises:
+            AgreementError: It did not end within `timeout` seconds.
+            Exception: What the flight came to.
+        """
+        flight = self._flight
+        if flight is None:
+            return
+        if not flight.wait(timeout):
+            flight.give_up()
+            self._flight, self._given_up = None, flight
+            raise AgreementError(
+                f"the save of checkpoint {flight.number}, which had begun before, did "
+                f"not end within {timeout:g} s. The disk may hang, or another replica; "
+                "look at their logs. The checkpoint before it is untouched."
+            )
+        self.settle()
+
+    def close(self, *, timeout: float) -> None:
+        """Finish what is in flight, for `timeout` seconds at most; end its thread.
+
+        Raises:
+            Exception: What the flight came to.
+        """
+        try:
+            self.finish(timeout=timeout)
+        finally:
+            if self._given_up is not None:
+                self._given_up.wait(_GIVING_UP_SECONDS)
+            self._capturer.forget()
+
+    def note_gone(self, rank: int, fate: str) -> None:
+        """Do not wait for a rank any more: for rank 0's watcher, in its own thread."""
+        assert self._owner is not None
+        assert self._store is not None
+        self._owner.note_gone(rank, fate, self._store)
+
+    def _take_off(self, capture: Capture, *, timeout: float, begun: float) -> bool:
+        """Begin to write in a thread; return whether there could be one."""
+
+        def write(given_up: threading.Event) -> Checkpoint | str:
+            channel = Channel(self._store_in_flight, timeout, given_up)
+            return self._write(capture, channel, begun=begun)
+
+        flight = Flight(capture.number, write, on_end=self.on_end)
+        self._flight = flight if flight.start() else None
+        return self._flight is not None
+
+    def _write(
+        self, capture: Capture, channel: Channel, *, begun: float
+    ) -> Checkpoint | str:
+        outcome = self._writer.write(capture, self.newest, channel)
+        self.seconds = time.perf_counter() - begun
         if isinstance(outcome, Checkpoint):
             self.newest = outcome
-            if self._rank == 0:
-                self._directory.prune()
-                logger.info(
-                    "saved %s in %.2f s", outcome.path, time.perf_counter() - begun
-                )
+            if self._owner is not None:
+                logger.info("saved %s in %.2f s", outcome.path, self.seconds)
+                self._owner.prune()
+        return outcome
+
+    def _conclude(self, number: int, outcome: Outcome) -> Checkpoint | None:
+        """Tell what became of a save, where that can be raised."""
+        if not isinstance(outcome, Checkpoint):
+            self.num_failed += 1
+        if isinstance(outcome, BaseException):
+            raise outcome
+        told, self._warnings[:] = list(self._warnings), []
+        for text in told:
+            warnings.warn(text, CheckpointWarning, stacklevel=3)
+        if isinstance(outcome, Checkpoint):
             return outcome
         warnings.warn(
             f"checkpoint {number} was not saved: {outcome} "
@@ -95,202 +227,6 @@ class Saver:
                 else "There is no checkpoint yet."
             ),
             CheckpointWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         return None
-
-    def note_gone(self, rank: int, fate: str) -> None:
-        """Do not wait for a rank any more: for rank 0's watcher, in its own thread."""
-        assert self._store is not None
-        with self._lock:
-            self._gone[rank] = fate
-            number = self._awaited
-        if number is not None:  # The training thread may be waiting in its client.
-            self._report_for(rank, number, self._store.connect())
-
-    def _report_for(self, rank: int, number: int, client: TCPStore) -> None:
-        """Report in the place of a rank that is gone, unless it still did itself."""
-        report = {"files": [], "error": self._gone[rank], "is_bug": False}
-        client.compare_set(f"save/{number}/{rank}", "", json.dumps(report))
-
-    def _save_as_owner(
-        self, number: int, position: dict[str, Any], timeout: float
-    ) -> Checkpoint | str:
-        draft: Draft | None = None
-        try:
-            draft = self._directory.begin(number)
-            self._put(f"save/{number}/begun", "")
-            records = self._write_own(draft)
-            records += self._carry_over(draft)
-            records += self._take_reports(number, position, timeout)
-            checkpoint = draft.commit(self._manifest(number, position, records))
-        except (OSError, _SaveFailed) as error:
-            self._put(f"save/{number}/begun", str(error))
-            self._give_up(draft, number, f"{error}")
-            return f"{error}"
-        except Exception as error:
-            self._put(f"save/{number}/begun", f"rank 0: {error}")
-            self._give_up(draft, number, f"rank 0: {error}", is_bug=True)
-            raise
-        self._put(
-            f"save/{number}/end",
-            {"digest": checkpoint.manifest.digest, "error": "", "is_bug": False},
-        )
-        return checkpoint
-
-    def _write_own(self, draft: Draft) -> list[FileRecord]:
-        return [
-            draft.write(state.file_name(self._rank), state.save)
-            for state in self._registry
-            if self._rank == 0 or state.is_per_replica
-        ]
-
-    def _carry_over(self, draft: Draft) -> list[FileRecord]:
-        """Copy the states that nobody has claimed yet since the restart."""
-        newest = self.newest
-        if newest is None:
-            return []
-        names = self._registry.carried_over(newest)
-        try:
-            return [draft.copy(newest, name) for name in names]
-        except CheckpointError as error:
-            raise _SaveFailed(str(error)) from error
-
-    def _take_reports(
-        self, number: int, position: dict[str, Any], timeout: float
-    ) -> list[FileRecord]:
-        if self._store is None:
-            return []
-        with self._lock:
-            self._awaited = number
-            gone = list(self._gone)
-        for rank in gone:
-            self._report_for(rank, number, self._store.client)
-        try:
-            return self._wait_for_reports(self._store, number, position, timeout)
-        finally:
-            with self._lock:
-                self._awaited = None
-
-    def _wait_for_reports(
-        self, store: JobStore, number: int, position: dict[str, Any], timeout: float
-    ) -> list[FileRecord]:
-        records: list[FileRecord] = []
-        deadline = time.monotonic() + timeout
-        silent = []
-        for rank in range(1, self._world_size):
-            left = max(0.001, deadline - time.monotonic())
-            try:
-                report = store.take(f"save/{number}/{rank}", timeout=left)
-            except TimeoutError:
-                silent.append(rank)
-                continue
-            if report["error"]:
-                text = f"rank {rank}: {report['error']}"
-                raise CheckpointError(text) if report["is_bug"] else _SaveFailed(text)
-            if report["position"] != position:
-                raise CheckpointError(
-                    f"rank 0 is to save at {Position.decode(position)}, but rank "
-                    f"{rank} at {Position.decode(report['position'])}. Replicas must "
-                    "leave their loops at the same batch: let what decides about a "
-                    "`break` be the same on all of them (with even_batches=False they "
-                    "see different numbers of batches)."
-                )
-            records += [FileRecord(*record) for record in report["files"]]
-        if silent:
-            raise _SaveFailed(
-                f"rank {', '.join(map(str, silent))} did not come to the agreed "
-                f"boundary within {timeout:g} s."
-            )
-        return records
-
-    def _manifest(
-        self, number: int, position: dict[str, Any], records: list[FileRecord]
-    ) -> Manifest:
-        return Manifest(
-            job=self._directory.job,
-            number=number,
-            generation=self._generation,
-            world_size=self._world_size,
-            position=position,
-            time=time.time(),
-            torch_version=str(torch.__version__),
-            elasticrun_version=version(),
-            files=tuple(records),
-            values=self._values(),
-        )
-
-    def _values(self) -> dict[str, float]:
-        """Return the value by which the best checkpoint is told, if it has one now."""
-        best = self._directory.keeping.best
-        if best is None:
-            return {}
-        try:
-            value = self._registry.value_of(best[0])
-        except KeyError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                warnings.warn(
-                    f"keep_best={best!r}: {error.args[0]}, so no checkpoint can be the "
-                    "best. Make a Variables with that value before the first save.",
-                    CheckpointWarning,
-                    stacklevel=2,
-                )
-            return {}
-        return {} if value is None else {best[0]: value}
-
-    def _give_up(
-        self, draft: Draft | None, number: int, reason: str, *, is_bug: bool = False
-    ) -> None:
-        self._put(
-            f"save/{number}/end", {"digest": "", "error": reason, "is_bug": is_bug}
-        )
-        if draft is not None:
-            draft.abandon()
-
-    def _put(self, key: str, value: Any) -> None:
-        if self._store is not None:
-            self._store.put(key, value)
-
-    def _save_for_owner(
-        self, number: int, position: dict[str, Any], timeout: float
-    ) -> Checkpoint | str:
-        assert self._store is not None
-        try:
-            problem = self._store.take(f"save/{number}/begun", timeout=2 * timeout)
-            if not problem:
-                self._report(number, position)
-            end = self._store.take(f"save/{number}/end", timeout=2 * timeout)
-        except TimeoutError as error:
-            raise AgreementError(
-                f"rank 0 did not come to the boundary where all agreed to save within "
-                f"{2 * timeout:g} s. Look at its log: it may hang, or its program "
-                "may take another path."
-            ) from error
-        except ConnectionError as error:
-            raise AgreementError(
-                f"rank 0 was gone before the checkpoint was committed ({error}). Look "
-                "at its log; start the job again, it resumes at the last checkpoint."
-            ) from error
-        if end["is_bug"]:
-            raise CheckpointError(end["error"])
-        if end["error"]:
-            return str(end["error"])
-        return self._directory.open(number, end["digest"])
-
-    def _report(self, number: int, position: dict[str, Any]) -> None:
-        try:
-            records = self._write_own(self._directory.join(number))
-        except (OSError, CheckpointError) as error:
-            report = {"files": [], "error": str(error), "is_bug": False}
-        except Exception as error:
-            report = {"files": [], "error": str(error), "is_bug": True}
-            self._put(f"save/{number}/{self._rank}", report)
-            raise
-        else:
-            report = {"files": records, "error": "", "position": position}
-        self._put(f"save/{number}/{self._rank}", report)
-
-
-class _SaveFailed(Exception):
-    """A save that cannot be committed, though training can go on."""

@@ -54,14 +54,20 @@ class Schedule:
         elif self.due_at > 0:
             self.due_at += 1
 
-    def note_saved(self, boundary: int) -> None:
-        """A checkpoint was written at this boundary, or could not be."""
+    def note_saved(self, boundary: int, *, seconds: float) -> None:
+        """This boundary was saved, or could not be.
+
+        Args:
+            seconds: How long the last save took that has ended.
+        """
+        if self.auto is not None:
+            self.auto.note_duration(seconds)
         if self._interval != 0:
             self.due_at = boundary + self._num_batches
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Learn what the save in the block costs."""
+        """Learn how long training waits for the save in the block."""
         begun = time.perf_counter()
         yield
         if self.auto is not None:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
+from elasticrun.checkpoint.memory import Captured
 from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.storage import Storage
 from elasticrun.errors import CheckpointError
@@ -80,6 +81,18 @@ class Draft:
         """
         check_file_name(name)
         return self.storage.write(self.folder, name, write)
+
+    def write_captured(self, name: str, captured: Captured) -> FileRecord:
+        """Write one file from memory and force it to the disk.
+
+        Raises:
+            ValueError: The name is not a plain file name.
+            OSError: The file exists or could not be written.
+        """
+        check_file_name(name)
+        return self.storage.write_blocks(
+            self.folder, name, captured.blocks, checksum=captured.checksum
+        )
 
     def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
         """Carry a file over from another checkpoint in the same storage.

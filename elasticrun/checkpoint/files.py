@@ -12,17 +12,19 @@ import secrets
 import shutil
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO, cast
 
+from elasticrun.checkpoint.writeback import begin_writeback
 from elasticrun.errors import CheckpointError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 BLOCK_SIZE = 1 << 20
+WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"
 _TOKEN = re.compile("[0-9a-f]{16}")
 _LONGEST = 200  # Of a name, so that the temporary one fits into 255 bytes.
@@ -82,6 +84,35 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(path.name, writer.size, writer.crc32)
+
+
+def write_blocks(
+    path: Path, blocks: Iterable[memoryview], *, checksum: Callable[[], int]
+) -> FileRecord:
+    """Create the file with these blocks, and force it to the disk.
+
+    The disk works while the blocks are handed over. After an error a part of the file
+    may be left.
+
+    Args:
+        path: A file that does not exist.
+        checksum: Returns the checksum of all of them; asked when they are on the disk,
+            so that it can be computed meanwhile.
+
+    Raises:
+        OSError: The file exists or could not be written.
+    """
+    size = 0
+    with open(path, "xb", buffering=0) as file:
+        for block in blocks:
+            while block:
+                num_bytes = file.write(block[:WRITE_SIZE])
+                begin_writeback(file.fileno(), size, num_bytes)
+                size += num_bytes
+                block = block[num_bytes:]
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(path.name, size, checksum())
 
 
 def write_atomically(path: Path, data: bytes) -> None:

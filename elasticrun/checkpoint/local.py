@@ -91,6 +91,17 @@ class LocalStorage(Storage):
     ) -> FileRecord:
         return files.write_file(self.locate(folder, name), write)
 
+    def write_blocks(
+        self,
+        folder: str,
+        name: str,
+        blocks: Iterable[memoryview],
+        *,
+        checksum: Callable[[], int],
+    ) -> FileRecord:
+        path = self.locate(folder, name)
+        return files.write_blocks(path, blocks, checksum=checksum)
+
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         return files.copy_file(
             self.locate(source, record.name),

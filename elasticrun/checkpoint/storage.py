@@ -7,6 +7,7 @@ folders. Names are plain: no slashes in them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
@@ -118,6 +119,23 @@ class Storage(ABC):
         self, folder: str, name: str, write: Callable[[BinaryIO], object]
     ) -> FileRecord:
         """Write a file with what `write` puts into a stream that cannot seek."""
+
+    def write_blocks(
+        self,
+        folder: str,
+        name: str,
+        blocks: Iterable[memoryview],
+        *,
+        checksum: Callable[[], int],
+    ) -> FileRecord:
+        """Write a file from memory.
+
+        Args:
+            checksum: Returns that of all blocks, which another thread computes
+                meanwhile; a storage may compute it again.
+        """
+        del checksum
+        return self.write(folder, name, lambda file: deque(map(file.write, blocks), 0))
 
     @abstractmethod
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from elasticrun.checkpoint.counter import read_counter, write_counter
 from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
@@ -99,7 +99,7 @@ class CheckpointStore:
             if is_torn(self.storage, number):
                 path = self._path(number)
                 logger.warning("removing %s, which was never committed", path)
-                self._remove_or_warn(number)
+                self._remove_or_warn(number, _warn)
 
     def find_newest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose every byte is right, None without any.
@@ -212,40 +212,38 @@ class CheckpointStore:
             )
         return Draft(self.storage, name, number)
 
-    def prune(self) -> None:
+    def prune(self, *, warn: Callable[[str], object] | None = None) -> None:
         """Remove what is older than the newest good ones and is not to stay.
 
         Good is here: not found damaged by `find_newest`, and each file has its size.
         To read every byte of the older ones after each save would cost too much.
+
+        Args:
+            warn: Told what could not be removed, in place of a CheckpointWarning.
         """
+        warn = warn or _warn
         try:
             numbers = list_numbers(self.storage)
         except StoreUnreachableError as error:
-            warnings.warn(
-                f"old checkpoints stay until the next save: {error}.",
-                CheckpointWarning,
-                stacklevel=2,
-            )
+            warn(f"old checkpoints stay until the next save: {error}.")
             return
         stay = self.keeping.choose(
             numbers, is_good=self._is_good, value_of=self._value_of
         )
         for number in numbers:
             if number not in stay:
-                self._remove_or_warn(number)
+                self._remove_or_warn(number, warn)
 
     def _path(self, number: int) -> Place:
         return self.storage.locate(checkpoint_name(number))
 
-    def _remove_or_warn(self, number: int) -> None:
+    def _remove_or_warn(self, number: int, warn: Callable[[str], object]) -> None:
         try:
             self.storage.remove(checkpoint_name(number))
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"{self._path(number)} could not be removed: {error}. It takes space "
-                "until it can be.",
-                CheckpointWarning,
-                stacklevel=3,
+                "until it can be."
             )
 
     def _none_is_whole(self, damaged: dict[str, str]) -> CheckpointError:
@@ -290,3 +288,7 @@ def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
             CheckpointWarning,
             stacklevel=3,
         )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, CheckpointWarning, stacklevel=4)

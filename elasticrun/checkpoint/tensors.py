@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.serialization import config
 
 from elasticrun.checkpoint.parameter_names import by_numbers
 from elasticrun.checkpoint.shards import OpenFile, SavedState, read_whole_state
@@ -185,16 +186,24 @@ def save_values(values: Any, fileobj: BinaryIO, *, pickle_module: Any = pickle) 
     """Write nested values; `torch.load` reads the file.
 
     NumPy's numbers become Python's. The file has its own checksum in the manifest, so
-    torch need not compute another.
+    torch need not compute another. What is on a GPU comes through pinned memory, which
+    torch keeps for the next time.
     """
-    computes = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
+    settings: Any = config.save
+    wanted = {"compute_crc32": False, "use_pinned_memory_for_d2h": True}
+    # Older versions of torch have only some of them.
+    before = {
+        name: getattr(settings, name) for name in wanted if hasattr(settings, name)
+    }
+    for name in before:
+        setattr(settings, name, wanted[name])
     try:
         torch.save(
             _map_leaves(values, _plain_number), fileobj, pickle_module=pickle_module
         )
     finally:
-        torch.serialization.set_crc32_options(computes)
+        for name, value in before.items():
+            setattr(settings, name, value)
 
 
 def load_values(fileobj: BinaryIO) -> Any:

@@ -72,6 +72,19 @@ class JobStore:
         except dist.DistError as error:
             raise ConnectionError(f"the job's store is gone: {error}") from error
 
+    def find(self, key: str) -> Any | None:
+        """Return the value of `key`; None if there is none now.
+
+        Raises:
+            ConnectionError: The store is gone, and with it rank 0.
+        """
+        try:
+            return (
+                json.loads(self.client.get(key)) if self.client.check([key]) else None
+            )
+        except dist.DistError as error:
+            raise ConnectionError(f"the job's store is gone: {error}") from error
+
     def take(self, key: str, *, timeout: float = START_TIMEOUT) -> Any:
         """Wait for `key` and return its value.
 

@@ -38,6 +38,8 @@ class Watcher:
             long.
         on_gone: Called on rank 0, in the watcher's thread, with a rank that takes part
             no more and what became of it.
+        is_saving: Whether a save is in flight. What is due by time then waits until
+            `wake` is called.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Watcher:
         save_interval: float,
         describe: Callable[[], str],
         on_gone: Callable[[int, str], None],
+        is_saving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._gate = gate
         self._rank = rank
@@ -58,6 +61,7 @@ class Watcher:
         self._grace = grace
         self._save_interval = save_interval
         self._on_gone = on_gone
+        self._is_saving = is_saving
         self._clock = StopClock(grace, describe)
         self._pipe = SignalPipe()
         self._mail = Mail(links, rank, wake=self._pipe.wake)
@@ -95,6 +99,10 @@ class Watcher:
         self._save_at = time.monotonic() + self._save_interval
         if interval is not None:
             self._pipe.wake()  # It may be about to sleep until the old deadline.
+
+    def wake(self) -> None:
+        """Look at what is due; from any thread."""
+        self._pipe.wake()
 
     def note_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""
@@ -145,7 +153,7 @@ class Watcher:
             deadlines.append(self._given_up[1])
         if self._coordinator is not None:
             deadlines.append(self._coordinator.deadline)
-            if self._save_interval > 0 and self._gate.number > 0:
+            if self._may_save_by_time():
                 deadlines.append(self._save_at)
         known = [d for d in deadlines if d is not None and d != float("inf")]
         if not known:
@@ -172,9 +180,13 @@ class Watcher:
             return
         if (given_up := self._coordinator.on_time(now)) is not None:
             self._broadcast(given_up)
-        if now >= self._save_at and self._save_interval > 0 and self._gate.number > 0:
+        if now >= self._save_at and self._may_save_by_time():
             self._save_at = now + self._save_interval
             self._wish(CHECKPOINT, "save_interval", 0)
+
+    def _may_save_by_time(self) -> bool:
+        is_timed = self._save_interval > 0 and self._gate.number > 0
+        return is_timed and not self._is_saving()
 
     def _handle(self, message: Message) -> None:
         handlers: dict[str, Callable[[Message], None]] = {

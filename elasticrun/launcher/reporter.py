@@ -104,6 +104,7 @@ class Reporter:
             "gpu_memory": _gpu_memory(job),
             "own_seconds": job.pace.seconds,
             "num_steps": job.pace.num_steps,
+            "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.manifest.time,
         }
         if report != self._last:

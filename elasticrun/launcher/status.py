@@ -77,6 +77,7 @@ class StatusBook:
             "num_samples": report.get("num_samples"),
             "samples_per_second": self._speed.rate if report else None,
             "checkpoint": report.get("checkpoint"),
+            "failed_saves": report.get("failed_saves", 0),
             "seconds_since_checkpoint": (
                 None if saved_at is None else max(0.0, time.time() - saved_at)
             ),

@@ -34,6 +34,8 @@ def _render_job(job: Status) -> str:
     if job["checkpoint"] is not None:
         ago = _duration(job["seconds_since_checkpoint"])
         saved = f"{job['checkpoint']}, {ago} ago"
+    if number := job["failed_saves"]:
+        saved += f" ({number} save{'s' * (number != 1)} failed)"
     lines.append(f"  checkpoint   {saved}, in {job['checkpoint_dir']}")
     lines.append(f"  restarts     {job['restarts']} after crashes")
     lines += [f"               {cause}" for cause in job["causes"]]

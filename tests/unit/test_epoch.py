@@ -383,7 +383,7 @@ def test_a_save_interval_of_zero_saves_at_every_boundary(tmp_path: Path) -> None
             numbers.extend(len(list(tmp_path.glob("checkpoint-*"))) for _ in loader)
 
     numbers: list[int] = []
-    run_once(script, tmp_path, save_interval=0, keep=10)
+    run_once(script, tmp_path, save_interval=0, keep=10, async_save=False)
     assert numbers == [0, 1, 2]
     assert len(list(tmp_path.glob("checkpoint-*"))) == 4
 

@@ -1,0 +1,198 @@
+"""Host memory that files are captured into: warm, and reused from save to save.
+
+Touching memory for the first time costs ten times what copying into it does. So it is
+kept, and what is captured next goes where the last capture was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+CHUNK_SIZE = 64 << 20
+_PAGE_SIZE = 4096
+_WORTH_THREADS = 4 << 20  # Bytes to copy from which on more threads are faster.
+_MOST_THREADS = 4  # More do not make memory faster.
+_WORTH_CHECKSUM_THREAD = 1 << 20
+_WIPE_ON_FORK = 18  # Linux's; a fork neither needs the memory nor slows writes to it.
+
+
+class NoMemoryLeftError(MemoryError):
+    """There is not enough memory to capture everything."""
+
+
+class Captured:
+    """One file's content in memory.
+
+    Attributes:
+        blocks: It, in order; valid until the memory captures again.
+    """
+
+    def __init__(self, blocks: Sequence[memoryview]) -> None:
+        self.blocks = tuple(blocks)
+        self._crc32: Future[int] = Future()
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return sum(map(len, self.blocks))
+
+    def compute_checksum(self) -> None:
+        """Compute the checksum for whoever waits for it."""
+        try:
+            crc32 = 0
+            for block in self.blocks:
+                crc32 = zlib.crc32(block, crc32)
+        except BaseException as error:
+            self._crc32.set_exception(error)
+        else:
+            self._crc32.set_result(crc32)
+
+    def checksum(self) -> int:
+        """Return the checksum; waits for the thread that computes it."""
+        return self._crc32.result()
+
+
+class Memory:
+    """Takes what is written to files, one after another, and lends it to be written."""
+
+    def __init__(self) -> None:
+        self._chunks: list[memoryview] = []
+        self._end = 0
+        self.num_threads = 1
+
+    def clear(self) -> None:
+        """Use the memory anew; what the last captures did not need is given back."""
+        del self._chunks[-(-self._end // CHUNK_SIZE) :]
+        self._end = 0
+
+    def capture(self, write: Callable[[BinaryIO], object]) -> Captured:
+        """Return what `write` puts into a stream.
+
+        Raises:
+            NoMemoryLeftError: It does not fit; or `write` raised what it made of that.
+        """
+        self._end += -self._end % _PAGE_SIZE
+        begin = self._end
+        stream = _CapturingStream(self)
+        try:
+            write(cast(BinaryIO, stream))
+        except Exception as error:
+            if stream.failure is not None and error is not stream.failure:
+                raise stream.failure from error
+            raise
+        return Captured(list(self._blocks(begin, self._end)))
+
+    def append(self, data: memoryview) -> None:
+        """Copy bytes to the end of what is being captured.
+
+        Raises:
+            NoMemoryLeftError: They do not fit.
+        """
+        while data:
+            room = self._room()
+            size = min(len(room), len(data))
+            _copy(room[:size], data[:size], num_threads=self.num_threads)
+            self._end += size
+            data = data[size:]
+
+    def _room(self) -> memoryview:
+        """Return what is free of the current chunk."""
+        number, begin = divmod(self._end, CHUNK_SIZE)
+        if number == len(self._chunks):
+            self._chunks.append(_allocate(CHUNK_SIZE))
+        return self._chunks[number][begin:]
+
+    def _blocks(self, begin: int, end: int) -> Iterator[memoryview]:
+        while begin < end:
+            number, offset = divmod(begin, CHUNK_SIZE)
+            size = min(CHUNK_SIZE - offset, end - begin)
+            yield self._chunks[number][offset : offset + size].toreadonly()
+            begin += size
+
+
+class _CapturingStream(io.BufferedIOBase):
+    """A write-only stream; like the file it stands for, without a `fileno()`."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.failure: NoMemoryLeftError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with memoryview(data) as view:
+            if view.nbytes == 0:
+                return 0
+            try:
+                self._memory.append(view.cast("B"))
+            except NoMemoryLeftError as error:
+                self.failure = error  # torch raises another one in its place.
+                raise
+            return view.nbytes
+
+
+def start_checksums(files: Sequence[Captured]) -> None:
+    """Have the checksums of files computed while these are written."""
+
+    def compute() -> None:
+        for file in files:
+            file.compute_checksum()
+
+    is_small = sum(file.size for file in files) < _WORTH_CHECKSUM_THREAD
+    thread = threading.Thread(target=compute, name="elasticrun-checksum", daemon=True)
+    if is_small or not _start(thread):
+        compute()
+
+
+def _allocate(size: int) -> memoryview:
+    try:
+        chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise NoMemoryLeftError(f"no {size} bytes: {error}") from error
+    for advice in (getattr(mmap, "MADV_HUGEPAGE", None), _WIPE_ON_FORK):
+        if advice is not None and hasattr(chunk, "madvise"):
+            with contextlib.suppress(OSError):  # Another system, an older kernel.
+                chunk.madvise(advice)
+    return memoryview(chunk)
+
+
+def _copy(target: memoryview, source: memoryview, *, num_threads: int) -> None:
+    if len(source) < _WORTH_THREADS:
+        target[:] = source
+        return
+    import numpy as np  # Whose copies let other threads run.
+
+    to, of = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
+    num_parts = max(1, min(num_threads, _MOST_THREADS))
+    size = -(-len(source) // num_parts)
+    parts = [slice(begin, begin + size) for begin in range(0, len(source), size)]
+    threads = []
+    for part in parts[1:]:
+        thread = threading.Thread(target=np.copyto, args=(to[part], of[part]))
+        if _start(thread):
+            threads.append(thread)
+        else:
+            np.copyto(to[part], of[part])
+    np.copyto(to[parts[0]], of[parts[0]])
+    for thread in threads:
+        thread.join()
+
+
+def _start(thread: threading.Thread) -> bool:
+    """Return whether the thread could be started; not at a process's limit, or end."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
