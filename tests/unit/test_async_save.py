@@ -29,7 +29,9 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.auto_interval import AutoInterval
-from elasticrun.checkpoint.listing import list_paths, read_checkpoint
+from elasticrun.checkpoint import listing
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.local import LocalStorage
 from elasticrun.checkpoint.memory import CHUNK_SIZE, Memory
 from elasticrun.control.gate import Gate
 from elasticrun.control.watcher import Watcher
@@ -39,6 +41,17 @@ from tests.support.data import Numbers
 from tests.support.generations import Crash, generation, run_once
 from tests.support.held import WRITER, Held, held_writer
 from tests.support.stage import wait_until
+
+
+def list_paths(directory: Path) -> list[Path]:
+    numbers = listing.list_numbers(LocalStorage(directory))
+    return [directory / listing.checkpoint_name(number) for number in numbers]
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    number = listing.number_of(path.name)
+    assert number is not None
+    return listing.read_checkpoint(LocalStorage(path.parent), number)
 
 
 @pytest.fixture
