@@ -118,6 +118,7 @@ def test_the_shards_are_raw_bytes_in_files_of_their_own(tmp_path: Path) -> None:
         state = SavedState.decode(load_values(file))
     assert state is not None
     assert list(state.values) == list(saved)
+    assert state.values._metadata == build().state_dict()._metadata
     data = (path / "model.rank-0").read_bytes()
     for name, tensor in state.tensors.items():
         (chunk,) = tensor.chunks
@@ -189,6 +190,37 @@ def test_what_nobody_has_claimed_is_carried_over(tmp_path: Path) -> None:
     run_once(save_all_states, tmp_path, keep=1)
     assert not (tmp_path / "checkpoint-00000001").exists()
     same(run_once(lambda: script(0), tmp_path), saved)
+
+
+class Scaled(nn.Module):
+    """Has a parameter of the shape that Adam's count of steps has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def test_a_count_of_steps_stays_plain_beside_a_parameter_like_it(
+    tmp_path: Path,
+) -> None:
+    def scaled(num_steps: int) -> Any:
+        net = Scaled()
+        distribute_module(net, init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        register(model=net, optimizer=optimizer)
+        for _ in range(num_steps):
+            net.scale.square().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        save_all_states()
+        return optimizer.state[net.scale]
+
+    saved = run_once(lambda: scaled(2), tmp_path)
+    loaded = run_once(lambda: scaled(0), tmp_path)
+    assert {key: type(each) for key, each in loaded.items()} == {
+        key: type(each) for key, each in saved.items()
+    }
+    same(whole(loaded), whole(saved))
 
 
 # What does not fit
