@@ -24,9 +24,13 @@ from elasticrun import (
     register,
     save_all_states,
 )
+from elasticrun.check.fields import fields_of_state
+from elasticrun.check.perturbation import Perturbation
+from elasticrun.checkpoint.sharded import ShardedModuleState
 from elasticrun.checkpoint.shards import SavedState
-from elasticrun.checkpoint.tensors import load_values
+from elasticrun.checkpoint.tensors import StatefulState, load_values
 from elasticrun.testing import Job
+from tests.inspection.running import run
 from tests.support.generations import generation, run_once
 from tests.unit.test_safety import Surprise, forge
 
@@ -221,6 +225,42 @@ def test_a_count_of_steps_stays_plain_beside_a_parameter_like_it(
         key: type(each) for key, each in saved.items()
     }
     same(whole(loaded), whole(saved))
+
+
+# What others make of them
+
+
+def test_an_import_replaces_all_shards(tmp_path: Path) -> None:
+    run_once(lambda: script(1), tmp_path)
+    net = build(is_sharded=False)
+    torch.save(net.state_dict(), tmp_path / "other.pt")
+    assert run(tmp_path, "import", tmp_path / "other.pt", "--state", "model").code == 0
+    names = {each.name for each in (tmp_path / "checkpoint-00000002").iterdir()}
+    assert names == {"manifest.json", "random.rank-0", *FILES} - {"model.rank-0"}
+    loaded, _ = run_once(lambda: script(0), tmp_path)
+    same(loaded, dict(net.state_dict()))
+
+
+def test_a_size_is_that_of_all_files(tmp_path: Path) -> None:
+    run_once(lambda: script(1), tmp_path)
+    path = tmp_path / "checkpoint-00000001"
+    size = sum((path / name).stat().st_size for name in FILES[:2])
+    shown = run(tmp_path, "show", 1, "model").lines[0]
+    assert shown == f"model  {size / 1024:.1f} KiB"
+
+
+def test_a_check_reads_and_moves_shards(job: Job) -> None:
+    states = [
+        ShardedModuleState("model", build()),
+        StatefulState("model", build(is_sharded=False)),
+    ]
+    before = [fields_of_state(state) for state in states]
+    assert before[0] == before[1]
+    for state in states:
+        Perturbation().apply([state])
+    after = [fields_of_state(state) for state in states]
+    assert after[0] == after[1]
+    assert after[0]["model.0.weight"] != before[0]["model.0.weight"]
 
 
 # What does not fit
