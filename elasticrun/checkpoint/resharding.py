@@ -39,7 +39,7 @@ def fill(
     described = {path: _describe(sources[path]) for path in targets}
     planner.set_up_planner(dict(targets), Metadata(described), is_coordinator=True)
     [plan] = planner.create_global_plan([planner.create_local_plan()])
-    items = [item for item in planner.finish_plan(plan).items if 0 not in item.lengths]
+    items = planner.finish_plan(plan).items
     reader.open(
         {
             source.chunks[_number(item)].rank

@@ -24,7 +24,7 @@ from elasticrun.checkpoint.shards import (
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.tensors import StatefulState, load_state, save_state
 from elasticrun.control.gathering import gather
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import AgreementError, CheckpointError
 
 
 class ShardedState(StatefulState):
@@ -51,6 +51,7 @@ class ShardedState(StatefulState):
 
         Raises:
             CheckpointError: Their states differ, or one could not be had.
+            AgreementError: A replica is gone.
         """
         description: Description = {}
         tensors: dict[str, DTensor] = {}
@@ -72,7 +73,7 @@ class ShardedState(StatefulState):
         """
         text = json.dumps(description, sort_keys=True).encode()
         failure = "" if problem is None else f"{type(problem).__name__}: {problem}"
-        answers = gather([hashlib.sha256(text).hexdigest(), failure])
+        answers = self._gather([hashlib.sha256(text).hexdigest(), failure])
         if problem is not None:
             raise problem
         for rank, (_, failure) in enumerate(answers):
@@ -83,9 +84,19 @@ class ShardedState(StatefulState):
                 )
         if answers == self._answers:
             return self._layout
-        layout = make_layout(self.name, gather(description))
+        layout = make_layout(self.name, self._gather(description))
         self._answers = answers
         return layout
+
+    def _gather(self, value: Any) -> list[Any]:
+        try:
+            return gather(value)
+        except RuntimeError as error:  # What a process group raises without a peer.
+            raise AgreementError(
+                f"the replicas could not agree on who saves what of {self.name!r} "
+                f"({error}). Look at the logs: one of them is gone, or its program "
+                "takes another path."
+            ) from error
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write what is not sharded, and where the rest is."""

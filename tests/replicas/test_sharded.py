@@ -20,6 +20,7 @@ from elasticrun import AdaptiveDataLoader, request_checkpoint
 from elasticrun.testing import run_generation, start_generation
 from tests.inspection.running import flip_byte, run
 from tests.support.sharding import (
+    DyingState,
     FailingState,
     Sharded,
     die,
@@ -129,6 +130,20 @@ def test_a_replica_that_dies_while_it_saves_tears_no_checkpoint(
     assert outcomes[1 - killed].exit_code == 1
     assert len(stage.committed()) == 1
     assert_alike(run_on(stage, 2, Sharded())[0], uninterrupted(), ROUNDING)
+
+
+def test_a_stop_does_not_wait_for_who_is_gone(stage: Stage) -> None:
+    def script() -> Any:
+        stage.keep_log(os.environ["RANK"])
+        DyingState()
+        return Sharded(stopping_at(0, 1))()
+
+    with start_generation(script, 3, variables=stage.variables()) as started:
+        outcomes = started.wait(timeout=DEADLINE)
+    assert [each.exit_code for each in outcomes] == [75, -signal.SIGKILL, 75]
+    assert stage.committed() == []
+    for rank in (0, 2):
+        assert "could not agree on who saves what of 'model'" in stage.log(rank)
 
 
 def fill_the_disk() -> None:

@@ -132,6 +132,23 @@ class FailingState(State):
         assert fileobj.read() == b"saved"
 
 
+class DyingState(State):
+    """Kills rank 1 before the replicas agree on what to save."""
+
+    def __init__(self) -> None:
+        super().__init__("dying")
+
+    def sync(self) -> None:
+        if elasticrun.rank() == 1:
+            die()
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(b"saved")
+
+    def load(self, fileobj: BinaryIO) -> None:
+        assert fileobj.read() == b"saved"
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

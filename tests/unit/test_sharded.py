@@ -24,9 +24,13 @@ from elasticrun import (
     register,
     save_all_states,
 )
+from elasticrun.check.fields import fields_of_state
+from elasticrun.check.perturbation import Perturbation
+from elasticrun.checkpoint.sharded import ShardedModuleState
 from elasticrun.checkpoint.shards import SavedState
-from elasticrun.checkpoint.tensors import load_values
+from elasticrun.checkpoint.tensors import StatefulState, load_values
 from elasticrun.testing import Job
+from tests.inspection.running import run
 from tests.support.generations import generation, run_once
 from tests.unit.test_safety import Surprise, forge
 
@@ -118,6 +122,7 @@ def test_the_shards_are_raw_bytes_in_files_of_their_own(tmp_path: Path) -> None:
         state = SavedState.decode(load_values(file))
     assert state is not None
     assert list(state.values) == list(saved)
+    assert state.values._metadata == build().state_dict()._metadata
     data = (path / "model.rank-0").read_bytes()
     for name, tensor in state.tensors.items():
         (chunk,) = tensor.chunks
@@ -189,6 +194,73 @@ def test_what_nobody_has_claimed_is_carried_over(tmp_path: Path) -> None:
     run_once(save_all_states, tmp_path, keep=1)
     assert not (tmp_path / "checkpoint-00000001").exists()
     same(run_once(lambda: script(0), tmp_path), saved)
+
+
+class Scaled(nn.Module):
+    """Has a parameter of the shape that Adam's count of steps has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def test_a_count_of_steps_stays_plain_beside_a_parameter_like_it(
+    tmp_path: Path,
+) -> None:
+    def scaled(num_steps: int) -> Any:
+        net = Scaled()
+        distribute_module(net, init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        register(model=net, optimizer=optimizer)
+        for _ in range(num_steps):
+            net.scale.square().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        save_all_states()
+        return optimizer.state[net.scale]
+
+    saved = run_once(lambda: scaled(2), tmp_path)
+    loaded = run_once(lambda: scaled(0), tmp_path)
+    assert {key: type(each) for key, each in loaded.items()} == {
+        key: type(each) for key, each in saved.items()
+    }
+    same(whole(loaded), whole(saved))
+
+
+# What others make of them
+
+
+def test_an_import_replaces_all_shards(tmp_path: Path) -> None:
+    run_once(lambda: script(1), tmp_path)
+    net = build(is_sharded=False)
+    torch.save(net.state_dict(), tmp_path / "other.pt")
+    assert run(tmp_path, "import", tmp_path / "other.pt", "--state", "model").code == 0
+    names = {each.name for each in (tmp_path / "checkpoint-00000002").iterdir()}
+    assert names == {"manifest.json", "random.rank-0", *FILES} - {"model.rank-0"}
+    loaded, _ = run_once(lambda: script(0), tmp_path)
+    same(loaded, dict(net.state_dict()))
+
+
+def test_a_size_is_that_of_all_files(tmp_path: Path) -> None:
+    run_once(lambda: script(1), tmp_path)
+    path = tmp_path / "checkpoint-00000001"
+    size = sum((path / name).stat().st_size for name in FILES[:2])
+    shown = run(tmp_path, "show", 1, "model").lines[0]
+    assert shown == f"model  {size / 1024:.1f} KiB"
+
+
+def test_a_check_reads_and_moves_shards(job: Job) -> None:
+    states = [
+        ShardedModuleState("model", build()),
+        StatefulState("model", build(is_sharded=False)),
+    ]
+    before = [fields_of_state(state) for state in states]
+    assert before[0] == before[1]
+    for state in states:
+        Perturbation().apply([state])
+    after = [fields_of_state(state) for state in states]
+    assert after[0] == after[1]
+    assert after[0]["model.0.weight"] != before[0]["model.0.weight"]
 
 
 # What does not fit
