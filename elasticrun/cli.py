@@ -63,7 +63,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--replicas", default="auto", metavar="N|auto|MIN:MAX",
         help="how many; auto: one a GPU, else one a core (at most 8)")  # fmt: skip
-    add("--checkpoint-dir", metavar="DIR", help="default: SCRIPT-checkpoints")
+    add("--checkpoint-dir", metavar="DIR|URL",
+        help="default: SCRIPT-checkpoints")  # fmt: skip
     add("--fresh", action="store_true",
         help="start anew; checkpoints that are there are moved aside")  # fmt: skip
     add("--max-restarts", type=int, default=3, metavar="N",

@@ -13,6 +13,7 @@ from pathlib import Path
 from elasticrun.checkpoint.counter import read_counter
 from elasticrun.checkpoint.listing import is_committed, list_numbers
 from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.checkpoint.storages import storage_at
 from elasticrun.launcher.claim import claimed
 from elasticrun.launcher.options import OptionError, Program
@@ -32,6 +33,24 @@ def newest_checkpoint(place: Place) -> int:
     except OSError:
         return 0
     return next((number for number in numbers if is_committed(storage, number)), 0)
+
+
+def check_reachable(place: Place) -> None:
+    """Refuse an object store that cannot be asked, before anything is started.
+
+    Raises:
+        OptionError: It does not answer, or not as it should.
+    """
+    try:
+        storage_at(place).list_names()
+    except StoreUnreachableError as error:
+        raise OptionError(
+            f"what is in {place} cannot be told: {error}. A job that began without "
+            "would lose what was trained. See that the store can be reached, or give "
+            "another --checkpoint-dir."
+        ) from error
+    except OSError:  # A directory, whose claim will say what is wrong with it.
+        return
 
 
 def next_generation(place: Place) -> int:

@@ -35,6 +35,7 @@ def run_job(options: Options) -> int:
     console = open_console()
     with contextlib.closing(console):
         _move_aside_if_fresh(options, console)
+        directory.check_reachable(options.checkpoint_dir)
         if _is_finished(options, console):
             return 0
         with ExitStack() as stack:

@@ -1,0 +1,99 @@
+"""The launcher, with the job's checkpoints in an S3-compatible store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elasticrun.launcher.directory import local_directory
+from elasticrun.launcher.options import Program
+from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
+from tests.launcher.running import PROGRAM, elasticrun, run, running
+from tests.support.object_store import Bucket
+from tests.support.places import Content
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> None:
+    options = [
+        *("--replicas", 2, "--checkpoint-dir", bucket.url, "--save-interval", 0),
+        *("--", "--at", "0:1:5:kill", "--hold", "1:20"),
+    ]
+    with running(stage, *options) as job:
+        job.wait_until_held(1, 2)
+        status = job.status()
+        assert status["checkpoint_dir"] == bucket.url
+        assert status["checkpoint"] >= 5
+        stage.mark("go-1")
+        assert job.ask("scale", 1, job.pid).returncode == 0
+        assert job.wait() == 0, job.events
+    assert f"checkpoints in {bucket.url}" in job.events
+    assert "finished with 1" in job.output
+    for epoch in range(NUM_EPOCHS):
+        assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
+    last = bucket.manifests()[-1]
+    assert (last["generation"], last["world_size"]) == (2, 1)
+    # What only the launcher needs is on this machine, what others need is not.
+    (local,) = stage.root.glob("program-launcher-*")
+    assert sorted(path.name for path in local.iterdir()) == ["launcher.lock", "logs"]
+    assert not stage.checkpoints.exists()
+    note = json.loads(Content(bucket.url).read("finished.json"))
+    assert note["checkpoint"] == last["number"]
+    again = run(stage, *options)
+    assert "is finished: this program came to its end on" in again.events
+    assert f"with checkpoint {last['number']} in {bucket.url}." in again.events
+
+
+def test_a_second_launcher_here_is_refused_before_it_starts_anything(
+    stage: Stage, bucket: Bucket
+) -> None:
+    options = ["--replicas", 1, "--checkpoint-dir", bucket.url]
+    with running(stage, *options, "--", "--hold", "0:3") as job:
+        job.wait_until_held(0, 1)
+        second = elasticrun(stage, "run", *options, PROGRAM, stage.root)
+        assert second.returncode == 2
+        assert f"process {job.pid} on" in second.stderr
+        stage.mark("go-0")
+        assert job.wait() == 0
+
+
+def test_what_cannot_be_done_with_a_url_is_said(stage: Stage, bucket: Bucket) -> None:
+    job = run(stage, "--fresh", "--checkpoint-dir", bucket.url)
+    assert job.process.returncode == 2
+    assert f"--fresh would move {bucket.url} aside, but an object store" in job.events
+    job = run(stage, "--checkpoint-dir", "nosuch://bucket/job", name="unknown")
+    assert job.process.returncode == 2
+    assert "nosuch://bucket/job cannot be opened: Protocol not known" in job.events
+    job = run(stage, "--checkpoint-dir", "s3://", name="empty")
+    assert job.process.returncode == 2
+    assert "'s3://' names no place for a job's checkpoints" in job.events
+
+
+def test_a_job_that_cannot_reach_its_store_is_not_started(
+    stage: Stage, bucket: Bucket
+) -> None:
+    bucket.door.shut()
+    job = run(stage, "--replicas", 1, "--checkpoint-dir", bucket.url)
+    assert job.process.returncode == 2
+    assert f"what is in {bucket.url} cannot be told" in job.events
+    assert not list(stage.root.glob("program-launcher-*"))
+
+
+def test_two_urls_have_two_local_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elasticrun.checkpoint.place import RemotePath
+
+    monkeypatch.chdir(tmp_path)
+    program = Program("script", "train.py", (), ())
+    one, two = (
+        local_directory(RemotePath(f"s3://bucket/{name}"), program) for name in "ab"
+    )
+    assert one != two
+    assert {one.parent, two.parent} == {tmp_path}
+    assert one.name.startswith("train-launcher-")
+    assert local_directory(tmp_path, program) == tmp_path
