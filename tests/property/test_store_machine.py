@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
@@ -96,8 +97,8 @@ class Histories(RuleBasedStateMachine):
     # The life of a program.
 
     @precondition(lambda self: not self.is_running)
-    @rule()
-    def start(self) -> None:
+    @rule(is_async=st.booleans())
+    def start(self, is_async: bool) -> None:
         store = CheckpointStore(self.directory, job="job", keep=self.keep)
         good = [number for number in self.kept if number not in self.damaged]
         skipped = {n for n in self.kept if not good or n > max(good)}
@@ -121,7 +122,7 @@ class Histories(RuleBasedStateMachine):
         self.content = self.kept[self.newest] if self.newest is not None else {}
         self.bad = skipped
         self.store, self.registry = store, Registry(0)
-        self.saver = Saver(store, self.registry, ALONE, start)
+        self.saver = Saver(store, self.registry, ALONE, start, is_async=is_async)
 
     @precondition(lambda self: self.is_running)
     @rule(leaves_draft=st.booleans())
@@ -157,18 +158,31 @@ class Histories(RuleBasedStateMachine):
     # Saving.
 
     @precondition(lambda self: self.is_running)
-    @rule()
-    def save(self) -> None:
+    @rule(is_awaited=st.booleans())
+    def save(self, is_awaited: bool) -> None:
         carried = {n: v for n, v in self.content.items() if n not in self.states}
         if carried and self.newest in self.damaged:
             return
-        checkpoint, told = warned(lambda: self.saver.save({}, timeout=1))
+        before = self.saver.newest
+        _, told = warned(lambda: self.save_now(is_awaited=is_awaited))
+        checkpoint = self.saver.newest
         assert checkpoint is not None
+        assert checkpoint != before
         assert told == []
         self.content = {n: state.value for n, state in self.states.items()} | carried
         self.newest = checkpoint.number
         self.kept[checkpoint.number] = self.content
         self.forget_old()
+
+    def save_now(self, *, is_awaited: bool) -> None:
+        """Save, in a thread or not; what changes meanwhile is not in the checkpoint."""
+        self.saver.save({}, timeout=1, is_awaited=is_awaited)
+        values = {name: state.value for name, state in self.states.items()}
+        for state in self.states.values():
+            state.value = b"changed since"
+        self.saver.finish(timeout=60)
+        for name, value in values.items():
+            self.states[name].value = value
 
     def forget_old(self) -> None:
         num_good = 0
@@ -181,16 +195,24 @@ class Histories(RuleBasedStateMachine):
                 self.damaged.pop(number, None)
 
     @precondition(lambda self: self.states)
-    @rule(data=st.data(), code=st.sampled_from([errno.EIO, errno.ENOSPC]))
-    def fail_to_save(self, data: st.DataObject, code: int) -> None:
-        name = data.draw(st.sampled_from(["write_file", "write_atomically"]))
+    @rule(
+        at_manifest=st.booleans(),
+        code=st.sampled_from([errno.EIO, errno.ENOSPC]),
+        is_awaited=st.booleans(),
+    )
+    def fail_to_save(self, at_manifest: bool, code: int, is_awaited: bool) -> None:
 
         def fail(*_: Any, **__: Any) -> None:
             raise OSError(code, os.strerror(code))
 
-        with mock.patch.object(files, name, fail):
-            checkpoint, told = warned(lambda: self.saver.save({}, timeout=1))
-        assert checkpoint is None
+        names = ("write_atomically",) if at_manifest else ("write_file", "write_blocks")
+        before, num_failed = self.saver.newest, self.saver.num_failed
+        with ExitStack() as stack:
+            for name in names:
+                stack.enter_context(mock.patch.object(files, name, fail))
+            _, told = warned(lambda: self.save_now(is_awaited=is_awaited))
+        assert self.saver.newest is before
+        assert self.saver.num_failed == num_failed + 1
         assert "was not saved" in told[0]
 
     # The disk.
