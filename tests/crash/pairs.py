@@ -1,8 +1,9 @@
 """Two ranks that save together, one of them killed at one of its system calls.
 
-    python -m tests.crash.pairs DIRECTORY RANK
+    python -m tests.crash.pairs DIRECTORY RANK [in-flight]
 
-DIRECTORY/old is copied for each pair. Prints the number of each system call of RANK
+With `in-flight` threads of theirs save, and every thread is traced. DIRECTORY/old is
+copied for each pair. Prints the number of each system call of RANK
 that others can notice, and how both lives ended. The survivor goes on by itself.
 """
 
@@ -58,7 +59,7 @@ class Text(BaseState):
         """What it holds is looked at by others."""
 
 
-def pair(directory: Path, *values: str) -> tuple[Life, Life]:
+def pair(directory: Path, *values: str, in_flight: bool) -> tuple[Life, Life]:
     """Return two ranks that are about to save each of the values."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = Address("127.0.0.1", listener.getsockname()[1])
@@ -81,7 +82,10 @@ def pair(directory: Path, *values: str) -> tuple[Life, Life]:
             for state in states:
                 state.value = value
             try:
-                saver.save({}, timeout=_PATIENCE)
+                saver.save({}, timeout=_PATIENCE, is_awaited=not in_flight)
+                for state in states:
+                    state.value = "changed since"
+                saver.finish(timeout=10 * _PATIENCE)
             except AgreementError:
                 os._exit(1)
 
@@ -129,7 +133,7 @@ def trace_one(lives: tuple[Life, Life], rank: int, *options: str) -> list[int]:
     return codes
 
 
-def trace_calls(root: Path, rank: int) -> None:
+def trace_calls(root: Path, rank: int, *, in_flight: bool) -> None:
     """Write the system calls of a rank whose pair both come to their end to a log.
 
     Rank 0 serves the store, and waits for nobody here: one that is slowed down by
@@ -138,22 +142,27 @@ def trace_calls(root: Path, rank: int) -> None:
     for number in range(20):
         directory = root / f"traced-{number}"
         shutil.copytree(root / "old", directory)
-        codes = trace_one(pair(directory, "new"), rank, "-o", str(root / "log"))
+        lives = pair(directory, "new", in_flight=in_flight)
+        options = ["-f"] if in_flight else []
+        codes = trace_one(lives, rank, *options, "-o", str(root / "log"))
         if codes == [0, 0]:
             return
     raise AssertionError(f"rank 1 never heard of rank 0's commit: {codes}")
 
 
-def main(root: Path, rank: int) -> None:
-    assert let_both_go(pair(root / "old", "first", "second", "old")) == [0, 0]
-    trace_calls(root, rank)
+def main(root: Path, rank: int, *, in_flight: bool) -> None:
+    old = pair(root / "old", "first", "second", "old", in_flight=in_flight)
+    assert let_both_go(old) == [0, 0]
+    trace_calls(root, rank, in_flight=in_flight)
     for name, count in count_calls(root / "log").items():
         for number in range(1, count + 1) if name in NOTICED else ():
             directory = root / f"{name}-{number}"
             shutil.copytree(root / "old", directory)
-            codes = trace_one(pair(directory, "new"), rank, *killing(name, number))
+            options = [*(["-f"] if in_flight else []), *killing(name, number)]
+            lives = pair(directory, "new", in_flight=in_flight)
+            codes = trace_one(lives, rank, *options)
             print(json.dumps([directory.name, codes]), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), in_flight="in-flight" in sys.argv)

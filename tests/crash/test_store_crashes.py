@@ -31,6 +31,7 @@ from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.memory import Memory, start_checksums
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.power import Recorder, Tree, lay_out
@@ -60,11 +61,15 @@ def start(directory: Path) -> tuple[CheckpointStore, int, Checkpoint | None]:
 
 
 def save(store: CheckpointStore, *, generation: int, carry: Checkpoint | None) -> None:
+    """Save as a job does: `model` from memory, the others by writing themselves."""
     draft = store.begin(store.next_number())
+    contents = states(draft.number)
+    model = Memory().capture(lambda file: file.write(contents["model"]))
+    start_checksums([model])
     try:
         records = [
-            draft.write(name, lambda file, data=data: file.write(data))  # type: ignore[misc]
-            for name, data in states(draft.number).items()
+            draft.write_captured("model", model),
+            draft.write("small", lambda file: file.write(contents["small"])),
         ]
         if carry is not None and carry.has("carried"):
             records.append(draft.copy(carry, "carried"))
@@ -485,6 +490,13 @@ def write_file_without_syncing(
     return FileRecord(path.name, writer.size, writer.crc32)
 
 
+def write_blocks_without_syncing(path: Path, blocks: Any, *, checksum: Any) -> Any:
+    """The same for states that come from memory."""
+    with files.open(path, "xb") as file:  # type: ignore[attr-defined]
+        size = sum(file.write(block) for block in blocks)
+    return FileRecord(path.name, size, checksum())
+
+
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [
@@ -492,6 +504,7 @@ def write_file_without_syncing(
         ("write_atomically", write_without_renaming),
         ("write_atomically", write_without_syncing),
         ("write_file", write_file_without_syncing),
+        ("write_blocks", write_blocks_without_syncing),
     ],
 )
 def test_power_failures_would_show_a_mistake(

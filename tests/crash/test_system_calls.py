@@ -75,6 +75,24 @@ def test_one_rank_killed_while_both_save_leaves_the_old_or_the_new(
     assert expected <= values <= {"old", "new"}
 
 
+@pytest.mark.parametrize(("victim", "expected"), [(0, {"old", "new"}), (1, {"old"})])
+def test_a_rank_killed_in_any_thread_while_a_save_is_in_flight(
+    memory: Path, victim: int, expected: set[str]
+) -> None:
+    """The thread that writes looks into the store as often as it takes."""
+    lives = run_victims("pairs", memory, victim, "in-flight")
+    killed = [name for name, codes in lives if codes[victim] == -signal.SIGKILL]
+    assert len(killed) > 10
+    for name in ("openat-1", "fsync-1", "sendto-1", "recvfrom-1"):
+        assert name in killed
+    on_disk = [
+        name for name, _ in lives if not name.startswith(("sendto", "recv", "send-"))
+    ]
+    assert len(set(killed) & set(on_disk)) > 0.8 * len(on_disk)
+    values = {find_value(memory / name) for name, _ in lives}
+    assert expected <= values <= {"old", "new"}
+
+
 def find_value(directory: Path) -> str:
     """Return what both ranks have in the newest checkpoint, which can be followed."""
     store = CheckpointStore(directory, job="pair", keep=2)

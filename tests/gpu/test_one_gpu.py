@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import elasticrun
 from elasticrun.testing import run_generation
+from tests.support.held import held_writer
 from tests.support.stage import wait_until
 
 pytestmark = [
@@ -114,3 +115,32 @@ def test_status_shows_the_memory_on_the_gpu(tmp_path: Path) -> None:
     job.stop()
     with pytest.raises(elasticrun.ElasticRunError, match="stopped"):
         job.result()
+
+
+def save_in_flight(checkpoint_dir: str) -> list[torch.Tensor]:
+    """Change everything in place while a thread writes; return what was captured."""
+    import elasticrun as er
+
+    er.init(checkpoint_dir, save_interval="off", save_every=2)
+    net = nn.Linear(1000, 5000).to(er.device())  # Some megabytes, and a small bias.
+    er.register(net=net)
+    kept: list[torch.Tensor] = []
+    with held_writer() as held:
+        loader = er.AdaptiveDataLoader(TensorDataset(torch.arange(3)), 1)
+        for (x,) in loader:
+            if loader.batch_index == 2:
+                held.wait_for_writer()
+                kept = [p.detach().clone().cpu() for p in net.parameters()]
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.mul_(2).add_(float(x[0]))
+        held.let_go()
+    return kept
+
+
+def test_what_is_saved_is_what_was_at_the_boundary(tmp_path: Path) -> None:
+    (kept,) = run_generation(save_in_flight, 1, str(tmp_path))
+    saved = torch.load(tmp_path / "checkpoint-00000001" / "net", weights_only=True)
+    assert [value.device.type for value in saved.values()] == ["cuda", "cuda"]
+    for value, expected in zip(saved.values(), kept, strict=True):
+        assert torch.equal(value.cpu(), expected)

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 from unittest import mock
@@ -58,6 +59,7 @@ class Histories(RuleBasedStateMachine):
     """What is on the disk is in `kept`; what the running program knows in the rest.
 
     Attributes:
+        writers: What writes files; those of a group fail together.
         kept: The content of each committed checkpoint, by number.
         damaged: Those whose bytes were changed; True if their sizes were, too.
         newest: What the running program resumed from or saved last.
@@ -65,9 +67,9 @@ class Histories(RuleBasedStateMachine):
     """
 
     kind = "local"
-    writers: ClassVar[list[tuple[object, str]]] = [
-        (files, "write_file"),
-        (files, "write_atomically"),
+    writers: ClassVar[list[list[tuple[object, str]]]] = [
+        [(files, "write_file"), (files, "write_blocks")],
+        [(files, "write_atomically")],
     ]
 
     def __init__(self) -> None:
@@ -106,8 +108,8 @@ class Histories(RuleBasedStateMachine):
     # The life of a program.
 
     @precondition(lambda self: not self.is_running)
-    @rule()
-    def start(self) -> None:
+    @rule(is_async=st.booleans())
+    def start(self, is_async: bool) -> None:
         store = CheckpointStore(self.place, job="job", keep=self.keep)
         good = [number for number in self.kept if number not in self.damaged]
         skipped = {n for n in self.kept if not good or n > max(good)}
@@ -131,7 +133,7 @@ class Histories(RuleBasedStateMachine):
         self.content = self.kept[self.newest] if self.newest is not None else {}
         self.bad = skipped
         self.store, self.registry = store, Registry(0)
-        self.saver = Saver(store, self.registry, ALONE, start)
+        self.saver = Saver(store, self.registry, ALONE, start, is_async=is_async)
 
     @precondition(lambda self: self.is_running)
     @rule(leaves_draft=st.booleans())
@@ -167,18 +169,31 @@ class Histories(RuleBasedStateMachine):
     # Saving.
 
     @precondition(lambda self: self.is_running)
-    @rule()
-    def save(self) -> None:
+    @rule(is_awaited=st.booleans())
+    def save(self, is_awaited: bool) -> None:
         carried = {n: v for n, v in self.content.items() if n not in self.states}
         if carried and self.newest in self.damaged:
             return
-        checkpoint, told = warned(lambda: self.saver.save({}, timeout=1))
+        before = self.saver.newest
+        _, told = warned(lambda: self.save_now(is_awaited=is_awaited))
+        checkpoint = self.saver.newest
         assert checkpoint is not None
+        assert checkpoint != before
         assert told == []
         self.content = {n: state.value for n, state in self.states.items()} | carried
         self.newest = checkpoint.number
         self.kept[checkpoint.number] = self.content
         self.forget_old()
+
+    def save_now(self, *, is_awaited: bool) -> None:
+        """Save, in a thread or not; what changes meanwhile is not in the checkpoint."""
+        self.saver.save({}, timeout=1, is_awaited=is_awaited)
+        values = {name: state.value for name, state in self.states.items()}
+        for state in self.states.values():
+            state.value = b"changed since"
+        self.saver.finish(timeout=60)
+        for name, value in values.items():
+            self.states[name].value = value
 
     def forget_old(self) -> None:
         num_good = 0
@@ -191,16 +206,24 @@ class Histories(RuleBasedStateMachine):
                 self.damaged.pop(number, None)
 
     @precondition(lambda self: self.states)
-    @rule(data=st.data(), code=st.sampled_from([errno.EIO, errno.ENOSPC]))
-    def fail_to_save(self, data: st.DataObject, code: int) -> None:
-        writer = data.draw(st.sampled_from(self.writers))
+    @rule(
+        data=st.data(),
+        code=st.sampled_from([errno.EIO, errno.ENOSPC]),
+        is_awaited=st.booleans(),
+    )
+    def fail_to_save(self, data: st.DataObject, code: int, is_awaited: bool) -> None:
+        writers = data.draw(st.sampled_from(self.writers))
 
         def fail(*_: Any, **__: Any) -> None:
             raise OSError(code, os.strerror(code))
 
-        with mock.patch.object(*writer, fail):
-            checkpoint, told = warned(lambda: self.saver.save({}, timeout=1))
-        assert checkpoint is None
+        before, num_failed = self.saver.newest, self.saver.num_failed
+        with ExitStack() as stack:
+            for writer in writers:
+                stack.enter_context(mock.patch.object(*writer, fail))
+            _, told = warned(lambda: self.save_now(is_awaited=is_awaited))
+        assert self.saver.newest is before
+        assert self.saver.num_failed == num_failed + 1
         assert "was not saved" in told[0]
 
     # The disk.
@@ -254,9 +277,9 @@ class RemoteHistories(Histories):
     """The same in an object store, through fsspec."""
 
     kind = "memory"
-    writers: ClassVar[list[tuple[object, str]]] = [
-        (Objects, "put_stream"),
-        (Objects, "put"),
+    writers: ClassVar[list[list[tuple[object, str]]]] = [
+        [(Objects, "put_stream")],
+        [(Objects, "put")],
     ]
 
 
