@@ -30,6 +30,7 @@ ROWS: list[list[str]] = [
     ["checkpoint.manifest", "checkpoint.lock"],
     ["checkpoint.storage"],
     ["checkpoint.local", "checkpoint.objects", "checkpoint.counter"],
+    ["checkpoint.claimant"],
     ["checkpoint.claim"],
     ["checkpoint.remote"],
     ["checkpoint.storages"],
