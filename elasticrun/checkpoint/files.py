@@ -47,22 +47,49 @@ class ChecksumWriter(io.BufferedIOBase):
 
     It has no `fileno()`, which would let a writer bypass the checksum, as the legacy
     format of `torch.save` does.
+
+    Attributes:
+        error: What the file has raised, whatever a writer has made of it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.size = 0
         self.crc32 = 0
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
         with memoryview(data) as view:
-            self._file.write(view)
+            try:
+                self._file.write(view)
+            except OSError as error:
+                self.error = error
+                raise
             self.size += view.nbytes
             self.crc32 = zlib.crc32(view, self.crc32)
             return view.nbytes
+
+
+def write_measured(
+    file: BinaryIO, write: Callable[[BinaryIO], object]
+) -> ChecksumWriter:
+    """Let `write` fill a file, and return what has measured it.
+
+    Raises:
+        OSError: The file could not be written. `torch.save` then raises a RuntimeError
+            of its own, which would be taken for a mistake of the program.
+    """
+    writer = ChecksumWriter(file)
+    try:
+        write(cast(BinaryIO, writer))
+    except Exception as error:
+        if writer.error is None or writer.error is error:
+            raise
+        raise writer.error from error
+    return writer
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
@@ -79,8 +106,7 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
         OSError: The file exists or could not be written.
     """
     with open(path, "xb") as file:
-        writer = ChecksumWriter(file)
-        write(cast(BinaryIO, writer))
+        writer = write_measured(file, write)
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(path.name, writer.size, writer.crc32)

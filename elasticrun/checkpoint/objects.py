@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from elasticrun.checkpoint.files import BLOCK_SIZE, ChecksumWriter, FileRecord
+from elasticrun.checkpoint.files import BLOCK_SIZE, FileRecord, write_measured
 from elasticrun.checkpoint.place import RemotePath
 from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError
@@ -77,8 +77,8 @@ class Objects:
         with self._told(name):
             file = self._in_folder(name, lambda: self._system.open(path, "wb"))
         try:
-            writer = ChecksumWriter(cast(BinaryIO, _Told(self, name, file)))
-            write(cast(BinaryIO, writer))
+            told = cast(BinaryIO, _Told(self, name, file))
+            writer = write_measured(told, write)
             with self._told(name):
                 file.close()
         except BaseException:

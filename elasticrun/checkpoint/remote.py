@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import BinaryIO, cast
 
-from elasticrun.checkpoint.claim import Rhythm, StoreClaim, find_claimant
+from elasticrun.checkpoint.claim import Rhythm, StoreClaim
+from elasticrun.checkpoint.claimant import find_claimant
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord, compare
 from elasticrun.checkpoint.lock import Owner
 from elasticrun.checkpoint.manifest import MANIFEST_NAME

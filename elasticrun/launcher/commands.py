@@ -51,7 +51,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         or variables.get("ELASTICRUN_CHECKPOINT_DIR")
         or f"{program.stem}-checkpoints"
     )
-    local = local_directory(place, program)
+    local = local_directory(place)
     interval = arguments.save_interval
     if interval not in (None, "auto", "off", "0"):
         parse_seconds("--save-interval", interval, also=" (or 0, auto, off)")

@@ -85,12 +85,12 @@ def finished_at(place: Place, program: Program) -> float | None:
         return None
 
 
-def local_directory(place: Place, program: Program) -> Path:
+def local_directory(place: Place) -> Path:
     """Return where the launcher keeps its lock and logs: there, unless it is a URL."""
     if isinstance(place, Path):
         return place
     digest = hashlib.sha256(str(place).encode()).hexdigest()[:8]
-    return Path(os.path.abspath(f"{program.stem}-launcher-{digest}"))
+    return Path(os.path.abspath(f"{place.name}-launcher-{digest}"))
 
 
 def move_aside(directory: Place) -> Path | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticrun.checkpoint.place import RemotePath
 from elasticrun.launcher.directory import local_directory
-from elasticrun.launcher.options import Program
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import PROGRAM, elasticrun, run, running
 from tests.support.object_store import Bucket
@@ -38,7 +38,7 @@ def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> 
     last = bucket.manifests()[-1]
     assert (last["generation"], last["world_size"]) == (2, 1)
     # What only the launcher needs is on this machine, what others need is not.
-    (local,) = stage.root.glob("program-launcher-*")
+    (local,) = stage.root.glob("digits-launcher-*")
     assert sorted(path.name for path in local.iterdir()) == ["launcher.lock", "logs"]
     assert not stage.checkpoints.exists()
     note = json.loads(Content(bucket.url).read("finished.json"))
@@ -80,20 +80,15 @@ def test_a_job_that_cannot_reach_its_store_is_not_started(
     job = run(stage, "--replicas", 1, "--checkpoint-dir", bucket.url)
     assert job.process.returncode == 2
     assert f"what is in {bucket.url} cannot be told" in job.events
-    assert not list(stage.root.glob("program-launcher-*"))
+    assert not list(stage.root.glob("digits-launcher-*"))
 
 
 def test_two_urls_have_two_local_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from elasticrun.checkpoint.place import RemotePath
-
     monkeypatch.chdir(tmp_path)
-    program = Program("script", "train.py", (), ())
-    one, two = (
-        local_directory(RemotePath(f"s3://bucket/{name}"), program) for name in "ab"
-    )
+    one, two = (local_directory(RemotePath(f"s3://{name}/digits")) for name in "ab")
     assert one != two
     assert {one.parent, two.parent} == {tmp_path}
-    assert one.name.startswith("train-launcher-")
-    assert local_directory(tmp_path, program) == tmp_path
+    assert one.name.startswith("digits-launcher-")
+    assert local_directory(tmp_path) == tmp_path

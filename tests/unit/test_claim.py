@@ -15,8 +15,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from elasticrun.checkpoint import claim as claims
-from elasticrun.checkpoint.claim import Claim, Rhythm, StoreClaim, find_claimant
+from elasticrun.checkpoint.claim import Rhythm, StoreClaim
+from elasticrun.checkpoint.claimant import Claim, find_claimant, this_machine
 from elasticrun.checkpoint.lock import Owner
 from elasticrun.checkpoint.objects import Objects, open_objects
 from elasticrun.checkpoint.place import RemotePath, parse_place
@@ -126,7 +126,7 @@ def test_a_process_that_died_here_holds_nothing(
         owner = Owner(
             "here", process.pid, psutil.Process(process.pid).create_time(), "now"
         )
-        put(objects, machine=claims._this_machine(), owner=owner, folder="f")
+        put(objects, machine=this_machine(), owner=owner, folder="f")
         assert find_claimant(objects) == owner
         process.kill()
         process.wait()
@@ -140,7 +140,7 @@ def test_a_process_number_that_was_given_again_is_another_process(
     objects: Objects, make: Make, no_warning: None
 ) -> None:
     owner = replace(Owner.this_process(), process_started=1.0)
-    put(objects, machine=claims._this_machine(), owner=owner)
+    put(objects, machine=this_machine(), owner=owner)
     make(LIVELY).acquire(timeout=0)
 
 
@@ -245,6 +245,26 @@ def test_a_claim_that_cannot_be_read_is_watched_like_any_other(
     with pytest.warns(CheckpointWarning, match="process 0 on an unknown host"):
         claim.acquire(timeout=0)
     assert claim.name == "claim-00000006"
+
+
+def test_a_claim_that_cannot_be_read_and_changes_is_that_of_a_live_job(
+    objects: Objects, make: Make
+) -> None:
+    has_ended = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not has_ended.wait(0.01):
+            number += 1
+            objects.put("claim-00000005", b"version 2: %d" % number)
+
+    objects.put("claim-00000005", b"version 2: 0")
+    writer = threading.Thread(target=write)
+    writer.start()
+    with pytest.raises(CheckpointError, match="is in use by a live job"):
+        make(LIVELY).acquire(timeout=0)
+    has_ended.set()
+    writer.join()
 
 
 def test_nobody_commits_without_a_claim(make: Make) -> None:

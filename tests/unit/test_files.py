@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pytest
 import torch
@@ -177,6 +177,31 @@ def test_damaged_counter_is_not_believed(
     assert read_counter(storage, "generation") == -1
     storage.replace("generation", bytes(data[:position]))
     assert read_counter(storage, "generation") == -1
+
+
+def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it() -> None:
+    class Full(io.RawIOBase):
+        left = 0
+
+        def write(self, data: object) -> int:
+            Full.left -= len(bytes(data))  # type: ignore[call-overload]
+            if Full.left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return 0
+
+    causes = set()
+    for Full.left in range(0, 1000, 50):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            files.write_measured(
+                cast(BinaryIO, Full()), lambda out: torch.save(torch.zeros(99), out)
+            )
+        causes.add(type(caught.value.__cause__))
+    assert causes == {
+        RuntimeError,
+        type(None),
+    }  # Else torch has changed for the better.
+    with pytest.raises(LookupError):
+        files.write_measured(cast(BinaryIO, Full()), lambda out: {}["a mistake"])
 
 
 def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ROWS: list[list[str]] = [
     ["checkpoint.manifest", "checkpoint.lock", "data.transfer"],
     ["checkpoint.storage"],
     ["checkpoint.local", "checkpoint.objects", "checkpoint.counter"],
+    ["checkpoint.claimant"],
     ["checkpoint.claim"],
     ["checkpoint.remote"],
     ["checkpoint.storages"],
