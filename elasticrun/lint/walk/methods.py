@@ -9,7 +9,7 @@ from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
-from elasticrun.lint.walk.containers import CHANGING, GROWING, Containers
+from elasticrun.lint.walk.containers import CHANGING, Containers
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.objects import is_model
 
@@ -29,6 +29,7 @@ _FILE_WRITES = frozenset(
     ("write", "writelines", "writerow", "writerows", "writeheader")
 )
 _PATH_CHANGES = frozenset(("rename", "replace", "unlink", "rmdir", "mkdir"))
+_ONLY_OF_PATHS = frozenset(("mkdir", "rmdir", "unlink"))  # a text has the others too
 _SENDING = frozenset(("post", "put", "patch", "sendmail", "send_message", "publish"))
 _SENDERS = ("client", "session", "requests", "producer", "smtp", "server", "bot",
             "webhook", "slack", "notifier", "api", "sqs", "sns")  # fmt: skip
@@ -88,6 +89,8 @@ class Methods(Containers):
             return receiver
         if name in catalog.RNG_METHODS:
             self.note("draw", node, receiver, (name, False, bool(receiver.parts)))
+            if receiver.parts and self.epoch is None:
+                return unknown(taints=self.taints_of(receiver.parts))
             return unknown(taints=frozenset(("random",)))
         return None
 
@@ -132,7 +135,7 @@ class Methods(Containers):
         sink = _sink_of(receiver, name, self.sink)
         if sink is not None:
             self.arguments(node, frame, sink)
-            if name in GROWING and receiver.kind == "unknown":
+            if name in catalog.GROWING and receiver.kind == "unknown":
                 self.write_content(receiver, node, "grow", self._text(node))
                 self.note("container_grows", node, receiver, name)
             return unknown(taints=receiver.taints)
@@ -152,14 +155,20 @@ class Methods(Containers):
         elif name == "backward":
             self.note("backward", node)
         elif name in _PATH_CHANGES and _looks_like_path(node):
-            keywords = {each.arg: each.value for each in node.keywords if each.arg}
-            data = (f"Path.{name}", set(keywords), self.catching)
-            self.note("file_moved", node, data=data)
+            self._note_moved(None, name, node)
+        elif name in _ONLY_OF_PATHS and receiver.kind == "unknown":
+            is_path = "path" in receiver.taints
+            self._note_moved(None if is_path else receiver, name, node)
         elif name in _TENSOR_DRAWS:
             if not any(each.arg == "generator" for each in node.keywords):
                 self.note("draw", node, data=(name, False, self.is_seeded("torch")))
         else:
             self._note_sent(name, node)
+
+    def _note_moved(self, doubted: Value | None, name: str, node: ast.Call) -> None:
+        keywords = {each.arg for each in node.keywords if each.arg}
+        data = (f"Path.{name}", keywords, self.catching)
+        self.note("file_moved", node, doubted, data)
 
     def _note_written(self, receiver: Value, name: str, node: ast.Call) -> None:
         if name == "to_csv" and _appends(node):
@@ -168,7 +177,8 @@ class Methods(Containers):
             self.note("saved", node, data=(name, [receiver]))
             if name in ("write_text", "write_bytes"):
                 file = Value("file", receiver.name, node=node, data="w")
-                path = written(node.func).rpartition(".")[0]
+                assert isinstance(node.func, ast.Attribute)
+                path = written(node.func.value)
                 self.note("file_opened", node, file, (receiver, path, "w"))
         elif receiver.kind == "unknown":
             self.note("file_written", node, receiver, name)
