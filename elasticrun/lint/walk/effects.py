@@ -59,11 +59,11 @@ class Effects(Elastic):
         return unknown()
 
     def _draw(self, it: Called) -> Value:
-        is_keyed = bool({"generator", "random_state", "seed"} & it.keywords.keys())
+        own = next((each for each in it.values if each.kind == "rng"), None)
+        by_name = {"generator", "random_state", "seed"} & it.keywords.keys()
+        is_keyed = bool(by_name) or own is not None
         self.note_seeds(it)
         is_seeded = self.is_seeded(it.name)
-        source = it.keywords.get("generator")
-        own = source if source is not None and source.kind == "rng" else None
         self.note("draw", it.node, own, (it.name, is_keyed, is_seeded))
         is_same = is_keyed or (self.epoch is None and is_seeded)
         return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))

@@ -73,6 +73,6 @@ class Externals(Language):
         self.note_seeds(it)
         for each in it.values:
             each.is_handed_on = True
-        value = unknown(taints=it.taints)
+        value = unknown(taints=it.taints - {"path"})  # of a path, not a path
         self.write((value.uid, "[]"), it.node, "set", value, "")
         return value

@@ -142,10 +142,7 @@ class Methods(Containers):
         result = self.call_unknown(receiver, name, node, frame)
         if result.kind == "wrapped":
             return result
-        taints = receiver.taints | result.taints
-        if name in ("exists", "is_file", "is_dir"):
-            taints |= {"exists"}
-        return unknown(taints=taints)
+        return unknown(taints=_taints_of_path(name, receiver.taints | result.taints))
 
     def _note_any(self, receiver: Value, name: str, node: ast.Call) -> None:
         if name in catalog.LOG_METHODS:
@@ -156,7 +153,7 @@ class Methods(Containers):
             self.note("backward", node)
         elif name in _PATH_CHANGES and _looks_like_path(node):
             self._note_moved(None, name, node)
-        elif name in _ONLY_OF_PATHS and receiver.kind == "unknown":
+        elif name in _PATH_CHANGES and _may_be_path(receiver, name, node):
             is_path = "path" in receiver.taints
             self._note_moved(None if is_path else receiver, name, node)
         elif name in _TENSOR_DRAWS:
@@ -208,6 +205,21 @@ def _looks_like_path(node: ast.Call) -> bool:
     words = ("path", "file", "dir", "folder", "ckpt", "checkpoint", "lock", "marker")
     is_path = any(word in owner for word in words)
     return is_path and not (text.endswith("replace") and len(node.args) != 1)
+
+
+def _taints_of_path(name: str, taints: frozenset[str]) -> frozenset[str]:
+    """Return what a method's result depends on, if it may be one of a path."""
+    if name in ("exists", "is_file", "is_dir"):
+        return taints | {"exists"}
+    return taints - {"path"} if name in ("read_text", "read_bytes") else taints
+
+
+def _may_be_path(receiver: Value, name: str, node: ast.Call) -> bool:
+    if receiver.kind != "unknown":
+        return False
+    if name in _ONLY_OF_PATHS:
+        return True
+    return "path" in receiver.taints and len(node.args) == 1 and not node.keywords
 
 
 def _appends(node: ast.Call) -> bool:
