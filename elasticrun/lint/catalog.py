@@ -186,4 +186,6 @@ LOOKING = named(
     """
 )
 
+GROWING = named("append extend insert appendleft extendleft")
+
 CONSUMING = named("sum list tuple set dict sorted max min any all")

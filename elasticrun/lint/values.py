@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _uids = itertools.count(1)
 
 NO_TAINTS: frozenset[str] = frozenset()
+EMPTY = "empty"  # the data of a container that is made without items
 OBJECTS = frozenset(
     [
         "loader",

@@ -16,6 +16,7 @@ _SIZES = named(
     "num_warmup_steps steps_per_epoch warmup_steps step_size epochs milestones "
     "total_iters base_lr max_local_batch_size t_initial"
 )
+_WORDS = ("step", "total", "warm", "lr", "batch", "epoch", "iter")  # of own classes
 _UNFIXED = frozenset(("time", "entropy", "random"))
 
 
@@ -64,14 +65,21 @@ def _is_unseeded(event: Event, values: list[Value]) -> bool:
 
 def _sizes(program: Program) -> Iterator[Finding]:
     for event in program.events("loader_made", "optimizer_made", "scheduler_made"):
-        for name, value in _arguments(event):
-            if "world_size" in value.taints and name in _SIZES:
+        own = event.value.attrs if event.value is not None else {}
+        for name, value in [*_arguments(event), *own.items()]:
+            if "world_size" in value.taints and _is_size(name, value in own.values()):
                 message = (
                     f"{name} is computed from the world size, so it changes when the "
                     "number of replicas does"
                 )
                 yield program.finding("ER503", event.at, event.step, message)
                 break
+
+
+def _is_size(name: object, is_own: bool) -> bool:
+    """Return whether a name says that a value belongs to batches, rates or steps."""
+    text = str(name).lower()
+    return name in _SIZES or (is_own and any(word in text for word in _WORDS))
 
 
 def _arguments(event: Event) -> Iterator[tuple[str, Value]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint import catalog
+from elasticrun.lint import catalog, roles
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.walk.core import Event
 
 
 def check(program: Program) -> Iterator[Finding]:
@@ -26,11 +27,11 @@ def _draws(program: Program) -> Iterator[Finding]:
     for event in program.events("draw"):
         name, is_keyed, _ = event.data
         loop = program.replayed(event)
-        if loop is None or is_keyed:
+        if loop is None or (is_keyed and event.value is None):
             continue
         if event.value is not None and event.value.in_epoch:
             continue
-        if any(each.step.epoch is event.step.epoch for each in seeded):
+        if any(_is_seed_of(each, event) for each in seeded):
             continue
         zone = program.zone(event.step)
         where = program.zones.where(loop, event.step)
@@ -42,6 +43,26 @@ def _draws(program: Program) -> Iterator[Finding]:
         yield program.finding(
             "ER109", event.at, event.step, message, loop=loop, doubts=doubts(loop)
         )
+
+
+def _is_seed_of(seeding: Event, draw: Event) -> bool:
+    """Return whether a seed given in an epoch is that of the generator drawn from."""
+    if seeding.step.epoch is not draw.step.epoch:
+        return False
+    if seeding.value is not None or draw.value is not None:
+        return seeding.value is draw.value
+    name = str(seeding.data[0])
+    return roles.made_by(name) != "rng" and _family(name) in ("", _family(draw.data[0]))
+
+
+def _family(name: str) -> str:
+    """Return the package whose global generator a name is about; empty for all."""
+    first = name.split(".", 1)[0]
+    if first in ("sklearn", "scipy"):
+        return "numpy"
+    if name.endswith("_") and "." not in name:  # `uniform_` of a tensor
+        return "torch"
+    return first if first in ("torch", "numpy", "random") else ""
 
 
 def _effects(program: Program) -> Iterator[Finding]:

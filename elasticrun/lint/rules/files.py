@@ -112,7 +112,10 @@ def _moved(program: Program, event: Event) -> Iterator[Finding]:
     message = f"{name} in zone {zone} cannot be repeated; a restart runs it again"
     argument = _TOLERANT.get(name)
     fix = add_argument(event.at, argument, event.step.module) if argument else None
-    yield program.finding("ER106", event.at, event.step, message, loop=loop, fix=fix)
+    unsure = doubts(event.value)
+    yield program.finding(
+        "ER106", event.at, event.step, message, loop=loop, doubts=unsure, fix=fix
+    )
 
 
 def _appending(event: Event) -> Fix | None:

@@ -12,8 +12,10 @@ from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.rules.uses import Uses, is_clock
 
 
-def left_over(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
-    """Yield what a loop sets and the program reads after it."""
+def left_over(
+    program: Program, uses: Uses, loop: DataLoop, means: set[Place]
+) -> Iterator[Finding]:
+    """Yield what a loop sets and the program reads after it, but for means of sums."""
     seen: set[Place] = set()
     for step in program.graph.steps:
         if step.loop is not loop:
@@ -27,7 +29,8 @@ def left_over(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]
                 continue
             if place[1] == "[]" or is_clock([write]):
                 continue
-            yield from _read_after(program, uses, loop, write)
+            if place not in means or not _is_made_before(uses, loop, place):
+                yield from _read_after(program, uses, loop, write)
 
 
 def _read_after(
@@ -51,10 +54,7 @@ def _read_after(
         f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
         "and read after it; a loop that was finished before a restart sets nothing"
     )
-    made_before = any(
-        each.step.loop is not loop and each.how == "set"
-        for each in uses.writes[write.place]
-    )
+    made_before = _is_made_before(uses, loop, write.place)
     only_shown = uses.loudness(reads) != "decides"
     yield program.finding(
         "ER307",
@@ -63,6 +63,12 @@ def _read_after(
         message,
         loop=loop,
         doubts=doubts(loop) + int(made_before and only_shown),
+    )
+
+
+def _is_made_before(uses: Uses, loop: DataLoop, place: Place) -> bool:
+    return any(
+        each.step.loop is not loop and each.how == "set" for each in uses.writes[place]
     )
 
 

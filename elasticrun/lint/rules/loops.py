@@ -59,6 +59,8 @@ def _bounds(program: Program) -> Iterator[Finding]:
     for second in epochs:
         step = _step_of(program, second)
         if second.turns and second.outer is None and _is_same_each_turn(second):
+            if not _comes_again(program, second):
+                continue
             turn = second.turns[-1]
             message = (
                 "epoch loop inside the loop at line "
@@ -75,6 +77,21 @@ def _bounds(program: Program) -> Iterator[Finding]:
                 )
                 yield program.finding("ER206", second.node, step, message)
                 break
+
+
+def _comes_again(program: Program, epoch: EpochLoop) -> bool:
+    """Return whether the loop around goes on after all epochs, not only to try again.
+
+    An epoch loop that is entered again after an error continues where it was left.
+    """
+    turn = epoch.turns[-1]
+    handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
+    handled = {id(node) for handler in handlers for node in ast.walk(handler)}
+    steps = program.graph.steps
+    reached = program.graph.forward(
+        [epoch.head], lambda step: id(step.node) not in handled
+    )
+    return any(steps[each].node is turn for each in reached)
 
 
 def _is_same_each_turn(epoch: EpochLoop) -> bool:
@@ -256,12 +273,13 @@ def _plain(program: Program) -> Iterator[Finding]:
 def _ranges(program: Program) -> Iterator[Finding]:
     if program.walker.epochs:
         return
+    counted = {id(event.at) for event in program.events("counted")}
     seen: set[ast.AST] = set()
     for loop in program.walker.loops:
         if loop.loader.kind != "loader" or not loop.turns or not loop.sure:
             continue
         turn = loop.turns[0]
-        if turn in seen or not _counts(turn):
+        if turn in seen or not (_counts(turn) or id(turn) in counted):
             continue
         seen.add(turn)
         step = next(each for each in program.graph.steps if each.node is turn)

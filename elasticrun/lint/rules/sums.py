@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, Place, Write
+from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
 from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.rules.uses import PARTIAL, Uses
 
 
 def sums(
-    program: Program, uses: Uses, loop: DataLoop, carried: set[Place]
+    program: Program,
+    uses: Uses,
+    loop: DataLoop,
+    *,
+    carried: set[Place],
+    means: set[Place],
 ) -> Iterator[Finding]:
-    """Yield what a loop adds up in plain memory and the program reads behind it."""
+    """Yield what a loop adds up in plain memory and the program reads behind it.
+
+    Args:
+        carried: Places that ER301 has reported.
+        means: Gets the places that hold what the loop makes of such a sum.
+    """
     seen: set[Place] = set()
     for step in program.graph.steps:
         if step.loop is not loop:
@@ -25,15 +35,35 @@ def sums(
             seen.add(place)
             if not uses.is_volatile(place) or not uses.is_sum(write, loop):
                 continue
-            reached = uses.reached(step, place)
-            reads = [
-                each
-                for each in uses.reads[place]
-                if each.step.loop is not loop and each.step.number in reached
-            ]
-            loudness = uses.loudness(reads)
+            loudness = uses.loudness(_reads_behind(uses, loop, write))
             if loudness:
+                means.update(means_of(uses, loop, place))
                 yield _partial(program, loop, write, loudness)
+
+
+def _reads_behind(uses: Uses, loop: DataLoop, write: Write) -> list[Read]:
+    """Return where a sum is read behind its loop, or a mean made of it in the loop."""
+    starts = {write.place: write.step, **means_of(uses, loop, write.place)}
+    found: list[Read] = []
+    for place, step in starts.items():
+        reached = uses.reached(step, place)
+        found += [
+            each
+            for each in uses.reads.get(place, ())
+            if each.step.loop is not loop and each.step.number in reached
+        ]
+    return found
+
+
+def means_of(uses: Uses, loop: DataLoop, place: Place) -> dict[Place, Step]:
+    """Return what a loop's body makes of a sum and keeps, as in `avg = sum / count`."""
+    return {
+        target: read.step
+        for read in uses.reads.get(place, ())
+        if read.step.loop is loop
+        for target in read.sink.places
+        if target != place and uses.is_volatile(target)
+    }
 
 
 def _partial(program: Program, loop: DataLoop, write: Write, loudness: str) -> Finding:

@@ -122,12 +122,32 @@ class Uses:
             return "decides"
         return self._loudness(self.reads.get(place, []), seen)
 
+    def followed(self, places: set[Place]) -> set[Place]:
+        """Return some places and all plain ones that get values from them."""
+        found, todo = set(places), list(places)
+        while todo:
+            for read in self.reads.get(todo.pop(), []):
+                for place in read.sink.places:
+                    if place not in found and self.is_volatile(place):
+                        found.add(place)
+                        todo.append(place)
+        return found
+
     def reached(self, step: Step, place: Place) -> set[int]:
         """Return the steps at which a value written in a step may still be read."""
         killers = self.killers(place)
         return self.program.graph.forward(
             [step.number], lambda each: each.number not in killers
         )
+
+
+def is_creation(write: Write) -> bool:
+    """Return whether a write is that of the items with which a container is made."""
+    return (
+        write.value is not None
+        and write.place == (write.value.uid, "[]")
+        and (write.how == "set")
+    )
 
 
 def is_clock(writes: list[Write]) -> bool:

@@ -10,7 +10,8 @@ from elasticrun.lint.graph import EpochLoop, Place, Write
 from elasticrun.lint.program import Program, doubts, is_once
 from elasticrun.lint.rules.left_over import left_over, numbered
 from elasticrun.lint.rules.sums import emptied, sums
-from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock
+from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock, is_creation
+from elasticrun.lint.values import EMPTY
 
 
 def check(program: Program) -> Iterator[Finding]:
@@ -22,11 +23,12 @@ def check(program: Program) -> Iterator[Finding]:
             yield from _carried(program, uses, epoch, carried)
     for loop in program.walker.loops:
         if loop.is_elastic:
-            yield from sums(program, uses, loop, carried)
-            yield from left_over(program, uses, loop)
+            means: set[Place] = set()
+            yield from sums(program, uses, loop, carried=carried, means=means)
+            yield from left_over(program, uses, loop, means)
             yield from numbered(program, uses, loop)
     yield from emptied(program)
-    yield from _left(program, carried)
+    yield from _left(program, uses, carried)
 
 
 def _carried(
@@ -36,7 +38,9 @@ def _carried(
     places: dict[Place, list[Write]] = {}
     for step in steps:
         for write in step.writes:
-            if write.how != "bind" and uses.reads.get(write.place):
+            if write.how == "bind" or is_creation(write):
+                continue
+            if uses.reads.get(write.place):
                 places.setdefault(write.place, []).append(write)
     for place, writes in places.items():
         if uses.is_volatile(place) and not is_clock(writes):
@@ -67,7 +71,7 @@ def _lost(
         for write in writes
         if epoch.head in graph.forward([write.step.number], passes_inside)
     ]
-    if not survivors:
+    if not survivors or _are_first_value(uses, epoch, place, survivors):
         return None
     exposed = graph.forward([epoch.head], passes)
     reads = [each for each in uses.reads[place] if each.step.number in exposed]
@@ -82,6 +86,26 @@ def _lost(
     if uses.loudness(reads):
         return _last_value(program, epoch, survivors[0])
     return None
+
+
+def _are_first_value(
+    uses: Uses, epoch: EpochLoop, place: Place, survivors: list[Write]
+) -> bool:
+    """Return whether an epoch leaves what the code before all epochs sets too."""
+    first = [each for each in uses.writes[place] if each.step.epoch is not epoch]
+    values = {_constant_of(each) for each in [*first, *survivors]}
+    return bool(first) and len(values) == 1 and None not in values
+
+
+def _constant_of(write: Write) -> str | None:
+    value = write.value
+    if write.how != "set":
+        return None
+    if value is None:
+        return EMPTY if write.place[1] == "[]" else None
+    if value.kind == "const":
+        return f"{type(value.data)} {value.data!r}"
+    return EMPTY if value.data == EMPTY else None
 
 
 def _lost_finding(
@@ -128,7 +152,8 @@ def _last_value(program: Program, epoch: EpochLoop, write: Write) -> Finding:
     )
 
 
-def _left(program: Program, carried: set[Place]) -> Iterator[Finding]:
+def _left(program: Program, uses: Uses, carried: set[Place]) -> Iterator[Finding]:
+    lost = uses.followed(carried)
     for event in program.events("left"):
         if not isinstance(event.data, EpochLoop):
             continue
@@ -140,7 +165,7 @@ def _left(program: Program, carried: set[Place]) -> Iterator[Finding]:
         for step in program.graph.steps:
             if step.epoch is not event.data:
                 continue
-            if any(r.place in carried and id(r.at) in tests for r in step.reads):
+            if any(r.place in lost and id(r.at) in tests for r in step.reads):
                 message = (
                     "break of the epoch loop is decided by a value that a restart loses"
                 )

@@ -53,6 +53,7 @@ class Assignment(Iteration):
             owner = self.owner(name, frame) or frame
         if not value.name and value.kind == "unknown":
             value.name = name
+        self._drop_content(owner.env.get(name), value, target, name)
         owner.env[name] = value
         owner.fixed.discard(name)
         if how == "target" and value.kind in ("const",):
@@ -66,6 +67,7 @@ class Assignment(Iteration):
         self.bases[base.uid] = base
         is_news = value.kind not in ("const", "unknown") or before is None
         if is_news or not before or before.kind in ("const", "unknown"):
+            self._drop_content(before, value, target, str(name))
             base.attrs[name] = value
         if not value.name and value.kind == "unknown":
             value.name = str(name)
@@ -76,6 +78,15 @@ class Assignment(Iteration):
         self.write((base.uid, name), target, how, value, text)
         if isinstance(target, ast.Subscript) and name != "[]":
             self.write((base.uid, "[]"), target, "weak", value, text)
+
+    def _drop_content(
+        self, before: Value | None, value: Value, target: ast.expr, name: str
+    ) -> None:
+        """Note that a name no longer leads to what its old container held."""
+        if before is None or before.kind not in ("list", "dict", "set"):
+            return
+        if value is not before and value.kind == before.kind:
+            self.write((before.uid, "[]"), target, "set", None, name)
 
     def _unpack(
         self, target: ast.Tuple | ast.List, value: Value, frame: Frame, how: str

@@ -100,9 +100,26 @@ class Attributes(Truth):
         method.data = cls.module
         method.cls = cls
         names = {_decorator_name(each) for each in function.decorator_list}
-        if "staticmethod" not in names and owner is not None:
-            method.owner = owner
-        return method
+        is_bound = "staticmethod" not in names and owner is not None
+        made = self.decorated(method, cls.frame) if cls.frame is not None else method
+        if is_bound:
+            made.owner = owner
+        return made
+
+    def decorated(self, function: Value, frame: Frame) -> Value:
+        """Return what the project's own decorators make of a function."""
+        node = function.node
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in reversed(node.decorator_list):
+            if not isinstance(each, ast.Name):
+                continue
+            decorator = self.look_up(each.id, frame)[0]
+            if decorator.kind != "func":
+                continue
+            wrapper = self.call_function(decorator, [function], {}, each, frame)
+            if wrapper.kind == "func" and wrapper is not decorator:
+                function = wrapper
+        return function
 
     def _other_attribute(self, base: Value, name: str, node: ast.AST) -> Value:
         if name in _INNER and base.kind == "model" and base.parts:

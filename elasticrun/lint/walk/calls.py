@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from elasticrun.lint.graph import VALUE
+from elasticrun.lint import catalog
+from elasticrun.lint.graph import OWN, VALUE, Sink
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     Class,
@@ -30,7 +31,7 @@ class Calls(Functions):
             with self.into(VALUE):
                 callee = self.evaluate(function, frame)
             return self.call_value(callee, node, frame, is_iterated=is_iterated)
-        with self.into(VALUE if self.sink.kind == "none" else self.sink):
+        with self.into(self._sink_of_receiver(function.attr)):
             receiver = self.evaluate(function.value, frame)
         callee = self._member_called(receiver, function, frame)
         is_unseen = callee.kind == "unknown" and receiver.kind != "ext"
@@ -38,6 +39,12 @@ class Calls(Functions):
             return self.call_value(callee, node, frame, is_iterated=is_iterated)
         listed = self._as_listed(function.attr, node, frame)
         return listed or self.call_method(receiver, function.attr, node, frame)
+
+    def _sink_of_receiver(self, name: str) -> Sink:
+        """Return what a call reads its receiver for: often only to make it grow."""
+        if self.sink.kind != "none":
+            return self.sink
+        return OWN if name in catalog.GROWING else VALUE
 
     def _member_called(
         self, receiver: Value, function: ast.Attribute, frame: Frame

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 
+from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.trained import Trained
 
-GROWING = frozenset(("append", "extend", "insert", "appendleft", "extendleft"))
 CHANGING = GROWING | frozenset(("add", "update", "setdefault", "pop", "popleft"))
 EMPTYING = frozenset(("clear",))
 
@@ -28,7 +28,9 @@ class Containers(Trained):
             return self._read_container(receiver, name, node, frame)
         args, _ = self.arguments(node, frame, flow_to((receiver.uid, "[]")))
         how = "grow" if name in GROWING or receiver.kind == "set" else "weak"
-        self.write_content(receiver, node, how, self._text(node))
+        is_time = bool(args) and args[-1].taints == frozenset(("time",))
+        content = args[-1] if is_time else None
+        self.write_content(receiver, node, how, self._text(node), content)
         if name in GROWING:
             self.note("container_grows", node, receiver, name)
             if self.loop is None and self.epoch is None and name == "append":
@@ -38,11 +40,16 @@ class Containers(Trained):
 
     _dict_method = _set_method = _list_method
 
-    _dict_method = _set_method = _list_method
-
-    def write_content(self, value: Value, node: ast.AST, how: str, text: str) -> None:
+    def write_content(
+        self,
+        value: Value,
+        node: ast.AST,
+        how: str,
+        text: str,
+        content: Value | None = None,
+    ) -> None:
         """Note a change of what a container holds, and so of what holds it."""
-        self.write((value.uid, "[]"), node, how, value, text)
+        self.write((value.uid, "[]"), node, how, content or value, text)
         owner, depth = value.owner, 0
         while owner is not None and depth < 4:
             self.bases[owner.uid] = owner

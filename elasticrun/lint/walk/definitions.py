@@ -19,6 +19,11 @@ class Definitions(Assignment):
         value = Value("func", node.name, node=node)
         value.frame, value.data = frame, frame.module
         frame.env[node.name] = value
+        decorated = self.decorated(value, frame)
+        if decorated is not value:
+            # Kept under a name that no program has, to be walked through if uncalled.
+            frame.env[f"{node.name} undecorated"] = value
+            frame.env[node.name] = decorated
 
     _run_AsyncFunctionDef = _run_FunctionDef
 

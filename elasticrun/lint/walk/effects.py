@@ -59,11 +59,21 @@ class Effects(Elastic):
         return unknown()
 
     def _draw(self, it: Called) -> Value:
-        is_keyed = bool({"generator", "random_state", "seed"} & it.keywords.keys())
+        own = next((each for each in it.values if each.kind == "rng"), None)
+        by_name = {"generator", "random_state", "seed"} & it.keywords.keys()
+        is_keyed = bool(by_name) or own is not None
+        self.note_seeds(it)
         is_seeded = self.is_seeded(it.name)
-        self.note("draw", it.node, data=(it.name, is_keyed, is_seeded))
+        self.note("draw", it.node, own, (it.name, is_keyed, is_seeded))
         is_same = is_keyed or (self.epoch is None and is_seeded)
         return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))
+
+    def note_seeds(self, it: Called) -> None:
+        """Note a seed that a call gets by keyword, if it is no fixed one."""
+        for key in ("seed", "random_state"):
+            value = it.keywords.get(key)
+            if value is not None and value.taints & _UNFIXED:
+                self.note("seeded", it.node, data=(it.name, [value]))
 
     def _seed(self, it: Called) -> Value | None:
         self.note("seeded", it.node, data=(it.name, it.values))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from elasticrun.lint import roles
 from elasticrun.lint.graph import TEST
 from elasticrun.lint.values import (
+    EMPTY,
     Value,
     constant,
     is_key,
@@ -150,12 +151,13 @@ class Expressions(Attributes):
                 is_complete &= value.kind in ("list", "tuple") and value.is_complete
             else:
                 parts.append(value)
-        made = Value(kind, parts=parts, taints=self.taints_of(parts))
+        data = None if elements else EMPTY
+        made = Value(kind, parts=parts, taints=self.taints_of(parts), data=data)
         made.is_complete = is_complete
         return self.made(made)
 
     def _eval_Dict(self, node: ast.Dict, frame: Frame) -> Value:
-        made = self.made(Value("dict"))
+        made = self.made(Value("dict", data=None if node.keys else EMPTY))
         for key, element in zip(node.keys, node.values, strict=True):
             value = self.evaluate(element, frame)
             made.taints |= value.taints

@@ -70,8 +70,9 @@ class Externals(Language):
             if self.epoch is None or it.is_iterated or looks_like_class:
                 return Value("wrapped", it.last, parts=it.values, node=it.node)
             self.assume_loop(loaders[0], it.node, it.frame, sure=False)
+        self.note_seeds(it)
         for each in it.values:
             each.is_handed_on = True
-        value = unknown(taints=it.taints)
+        value = unknown(taints=it.taints - {"path"})  # of a path, not a path
         self.write((value.uid, "[]"), it.node, "set", value, "")
         return value

@@ -14,6 +14,7 @@ from elasticrun.lint.walk.methods import Methods
 
 Body = Callable[[Value], None]
 MAX_UNROLLED = 8
+_COUNTING = frozenset(("trange", "count"))
 
 
 class Iteration(Methods):
@@ -36,6 +37,8 @@ class Iteration(Methods):
         elif self._is_short(value):
             self._unrolled(value, node, frame, body)
         else:
+            if value.kind == "range":
+                self.note("counted", node)
             self._repeated(node, frame, body, self._element(value))
 
     def _element(self, value: Value) -> Value:
@@ -76,6 +79,8 @@ class Iteration(Methods):
         else:
             shaped = body
         if inner is None:
+            if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
+                self.note("counted", node)
             self._repeated(node, frame, shaped, unknown(taints=value.taints))
         else:
             self.iterate(inner, node, frame, shaped)

@@ -6,7 +6,7 @@ import ast
 import copy
 
 from elasticrun.lint import catalog
-from elasticrun.lint.values import Value, unknown
+from elasticrun.lint.values import EMPTY, Value, unknown
 from elasticrun.lint.walk.attributes import environment_taints
 from elasticrun.lint.walk.called import Called
 from elasticrun.lint.walk.objects import Objects
@@ -46,6 +46,8 @@ class Language(Objects):
             return partial
         if it.name in ("getattr", "setattr") and len(it.args) > 1:
             return self._by_name(it)
+        if it.name.startswith("pathlib."):
+            return unknown(taints=it.taints | {"path"})
         if it.last in ("ThreadPoolExecutor", "Thread"):
             return unknown()
         if it.name in ("csv.writer", "csv.DictWriter") and it.args:
@@ -120,7 +122,7 @@ class Language(Objects):
         if it.name == "dataclasses.field" and "default_factory" in it.keywords:
             return self.made(Value(it.keywords["default_factory"].name, node=it.node))
         if it.name in ("list", "dict", "set", "tuple") and not it.values:
-            return self.made(Value(it.name, node=it.node))
+            return self.made(Value(it.name, node=it.node, data=EMPTY))
         is_record = it.last in _RECORDS
         if (it.name in ("dict", "vars") or is_record) and not it.args:
             made = self.made(Value("instance" if is_record else "dict", node=it.node))

@@ -9,7 +9,7 @@ from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
-from elasticrun.lint.walk.containers import CHANGING, GROWING, Containers
+from elasticrun.lint.walk.containers import CHANGING, Containers
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.objects import is_model
 
@@ -29,6 +29,7 @@ _FILE_WRITES = frozenset(
     ("write", "writelines", "writerow", "writerows", "writeheader")
 )
 _PATH_CHANGES = frozenset(("rename", "replace", "unlink", "rmdir", "mkdir"))
+_ONLY_OF_PATHS = frozenset(("mkdir", "rmdir", "unlink"))  # a text has the others too
 _SENDING = frozenset(("post", "put", "patch", "sendmail", "send_message", "publish"))
 _SENDERS = ("client", "session", "requests", "producer", "smtp", "server", "bot",
             "webhook", "slack", "notifier", "api", "sqs", "sns")  # fmt: skip
@@ -88,6 +89,8 @@ class Methods(Containers):
             return receiver
         if name in catalog.RNG_METHODS:
             self.note("draw", node, receiver, (name, False, bool(receiver.parts)))
+            if receiver.parts and self.epoch is None:
+                return unknown(taints=self.taints_of(receiver.parts))
             return unknown(taints=frozenset(("random",)))
         return None
 
@@ -132,17 +135,14 @@ class Methods(Containers):
         sink = _sink_of(receiver, name, self.sink)
         if sink is not None:
             self.arguments(node, frame, sink)
-            if name in GROWING and receiver.kind == "unknown":
+            if name in catalog.GROWING and receiver.kind == "unknown":
                 self.write_content(receiver, node, "grow", self._text(node))
                 self.note("container_grows", node, receiver, name)
             return unknown(taints=receiver.taints)
         result = self.call_unknown(receiver, name, node, frame)
         if result.kind == "wrapped":
             return result
-        taints = receiver.taints | result.taints
-        if name in ("exists", "is_file", "is_dir"):
-            taints |= {"exists"}
-        return unknown(taints=taints)
+        return unknown(taints=_taints_of_path(name, receiver.taints | result.taints))
 
     def _note_any(self, receiver: Value, name: str, node: ast.Call) -> None:
         if name in catalog.LOG_METHODS:
@@ -152,14 +152,20 @@ class Methods(Containers):
         elif name == "backward":
             self.note("backward", node)
         elif name in _PATH_CHANGES and _looks_like_path(node):
-            keywords = {each.arg: each.value for each in node.keywords if each.arg}
-            data = (f"Path.{name}", set(keywords), self.catching)
-            self.note("file_moved", node, data=data)
+            self._note_moved(None, name, node)
+        elif name in _PATH_CHANGES and _may_be_path(receiver, name, node):
+            is_path = "path" in receiver.taints
+            self._note_moved(None if is_path else receiver, name, node)
         elif name in _TENSOR_DRAWS:
             if not any(each.arg == "generator" for each in node.keywords):
                 self.note("draw", node, data=(name, False, self.is_seeded("torch")))
         else:
             self._note_sent(name, node)
+
+    def _note_moved(self, doubted: Value | None, name: str, node: ast.Call) -> None:
+        keywords = {each.arg for each in node.keywords if each.arg}
+        data = (f"Path.{name}", keywords, self.catching)
+        self.note("file_moved", node, doubted, data)
 
     def _note_written(self, receiver: Value, name: str, node: ast.Call) -> None:
         if name == "to_csv" and _appends(node):
@@ -168,7 +174,8 @@ class Methods(Containers):
             self.note("saved", node, data=(name, [receiver]))
             if name in ("write_text", "write_bytes"):
                 file = Value("file", receiver.name, node=node, data="w")
-                path = written(node.func).rpartition(".")[0]
+                assert isinstance(node.func, ast.Attribute)
+                path = written(node.func.value)
                 self.note("file_opened", node, file, (receiver, path, "w"))
         elif receiver.kind == "unknown":
             self.note("file_written", node, receiver, name)
@@ -198,6 +205,21 @@ def _looks_like_path(node: ast.Call) -> bool:
     words = ("path", "file", "dir", "folder", "ckpt", "checkpoint", "lock", "marker")
     is_path = any(word in owner for word in words)
     return is_path and not (text.endswith("replace") and len(node.args) != 1)
+
+
+def _taints_of_path(name: str, taints: frozenset[str]) -> frozenset[str]:
+    """Return what a method's result depends on, if it may be one of a path."""
+    if name in ("exists", "is_file", "is_dir"):
+        return taints | {"exists"}
+    return taints - {"path"} if name in ("read_text", "read_bytes") else taints
+
+
+def _may_be_path(receiver: Value, name: str, node: ast.Call) -> bool:
+    if receiver.kind != "unknown":
+        return False
+    if name in _ONLY_OF_PATHS:
+        return True
+    return "path" in receiver.taints and len(node.args) == 1 and not node.keywords
 
 
 def _appends(node: ast.Call) -> bool:

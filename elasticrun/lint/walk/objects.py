@@ -61,9 +61,17 @@ class Objects(Effects):
 
     def _path_text(self, node: ast.Call) -> str:
         function = node.func
-        if isinstance(function, ast.Attribute) and not node.args:
+        if isinstance(function, ast.Attribute) and not _names_a_file(node):
             return written(function.value)
         return written(node.args[0]) if node.args else ""
+
+
+def _names_a_file(node: ast.Call) -> bool:
+    """Return whether `x.open(...)` is given a path, not only a mode for `x` itself."""
+    first = node.args[0] if node.args else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return not set(first.value) <= set("rwaxbt+U")
+    return first is not None
 
 
 def is_model(value: Value) -> bool:

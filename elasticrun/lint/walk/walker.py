@@ -12,6 +12,8 @@ from elasticrun.lint.walk.entries import Entries
 from elasticrun.lint.walk.functions import is_generator
 from elasticrun.lint.walk.statements import Statements
 
+Method = ast.FunctionDef | ast.AsyncFunctionDef
+
 MAX_MODULES = 80
 MAX_IMPORTS = 12  # one within the other
 
@@ -97,6 +99,7 @@ class Walker(Statements):
             if each not in self.visited and entries.is_worth_it(each)
         ]
         methods = [each for each in methods if each.name != "__init__"]
+        methods += self._inherited(cls, entries)
         if not methods or cls.role in ("model", "dataset", "state"):
             return
         made = self.made(Value("instance", cls.node.name, node=cls.node))
@@ -108,12 +111,25 @@ class Walker(Statements):
                 self._enter_alone(method, frame)
         # Those with an epoch loop first: they call the others.
         for each in sorted(methods, key=lambda m: entries.order(m, m.name)):
-            if each not in self.visited:
+            if each not in self.visited or each.name not in cls.methods:
                 method = self.attribute(made, each.name, cls.node, frame)
                 if method.kind == "func":
                     self._enter_alone(method, frame)
         if made.is_durable:
             register_reachable(made)
+
+    def _inherited(self, cls: Class, entries: Entries) -> list[Method]:
+        """Return inherited methods with epochs: they may call what nobody calls."""
+        own = [each for each in cls.methods.values() if each.name != "__init__"]
+        if all(each in self.visited for each in own):
+            return []
+        found: dict[str, Method] = {}
+        for base in cls.lineage()[1:]:
+            for name, each in base.methods.items():
+                is_near = base.module is cls.module and name not in cls.methods
+                if is_near and not entries.order(each, name)[0]:
+                    found.setdefault(name, each)
+        return list(found.values())
 
 
 def _functions(frame: Frame, entries: Entries) -> list[tuple[ast.AST, Value]]:
