@@ -171,28 +171,42 @@ def _unregistered(program: Program) -> Iterator[Finding]:
 
 
 def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Finding]:
-    """Yield models whose parameters a stepped optimizer has, and that no state has."""
+    """Yield models that are trained, and that no state has."""
     every = [each for each in program.walker.objects if is_model_like(each)]
     covered = _covered(program)
     reported: set[int] = set()
+    for model, by in _trained_models(program, stepped):
+        if model.uid in covered or model.uid in reported or is_saved(model):
+            continue
+        if any(is_saved(each) for each in every if model in each.parts):
+            continue
+        if not _is_known(model, by) or model.node is None:
+            continue
+        if not isinstance(model.frame, Step):
+            continue
+        message = (
+            "this model is trained and in no state: a restart begins with a new one"
+        )
+        reported.add(model.uid)
+        yield program.finding("ER306", model.node, model.frame, message)
+
+
+def _trained_models(
+    program: Program, stepped: set[int]
+) -> Iterator[tuple[Value, Value]]:
+    """Yield models whose weights change, each with what changes them."""
     for event in program.events("optimizer_made"):
         optimizer = event.value
-        if optimizer is None or optimizer.uid not in stepped:
+        if optimizer is not None and optimizer.uid in stepped:
+            for model in _models_of(optimizer):
+                yield model, optimizer
+    for event in program.events("weights"):
+        moved = event.value
+        is_trained = event.step.epoch is not None and event.step.loop is not None
+        if moved is None or not is_trained or moved.in_epoch:
             continue
-        for model in _models_of(optimizer):
-            if model.uid in covered or model.uid in reported or is_saved(model):
-                continue
-            if any(is_saved(each) for each in every if model in each.parts):
-                continue
-            if not _is_known(model, optimizer) or model.node is None:
-                continue
-            if not isinstance(model.frame, Step):
-                continue
-            message = (
-                "this model is trained and in no state: a restart begins with a new one"
-            )
-            reported.add(model.uid)
-            yield program.finding("ER306", model.node, model.frame, message)
+        if is_model_like(moved):
+            yield moved, moved
 
 
 def _is_known(model: Value, optimizer: Value) -> bool:

@@ -8,6 +8,22 @@ from typing import NamedTuple
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.core import Frame
 
+Arguments = tuple[list[Value], dict[str, Value]]
+
+
+class Site(NamedTuple):
+    """Where a call stands.
+
+    Attributes:
+        is_iterated: Whether a loop takes its elements from what is called.
+        given: Arguments that are evaluated already: those of a `partial`.
+    """
+
+    node: ast.Call
+    frame: Frame
+    is_iterated: bool = False
+    given: Arguments | None = None
+
 
 class Called(NamedTuple):
     """One such call.

@@ -13,6 +13,7 @@ from elasticrun.lint.values import (
     register_reachable,
     unknown,
 )
+from elasticrun.lint.walk.called import Site
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.functions import Functions
 
@@ -69,14 +70,14 @@ class Calls(Functions):
         if callee.kind == "class":
             return self._instantiate(callee, node, frame)
         if callee.kind == "ext":
-            return self.call_external(callee.name, node, frame, is_iterated=is_iterated)
+            return self.call_external(callee.name, Site(node, frame, is_iterated))
         if callee.kind == "partial":
             return self._call_partial(callee, node, frame)
         if _is_callable_instance(callee):
             method = self.attribute(callee, "__call__", node, frame)
             return self._call_known(method, node, frame)
         name = written(node.func) if callee.kind == "unknown" else callee.name
-        return self.call_unknown(callee, name, node, frame, is_iterated=is_iterated)
+        return self.call_unknown(callee, name, Site(node, frame, is_iterated))
 
     def _as_listed(self, name: str, node: ast.Call, frame: Frame) -> Value | None:
         """Return what a call returns that the settings speak about; None otherwise."""
@@ -109,9 +110,8 @@ class Calls(Functions):
         if function.kind == "func":
             return self.call_function(function, args, keywords, node, frame)
         if function.kind == "ext":
-            return self.call_external(
-                function.name, node, frame, given=(args, keywords)
-            )
+            site = Site(node, frame, given=(args, keywords))
+            return self.call_external(function.name, site)
         return unknown(taints=self.taints_of(args))
 
     # The project's classes.
@@ -120,7 +120,9 @@ class Calls(Functions):
         cls = callee.cls
         assert cls is not None
         if cls.role == "loader" or cls.node.name in self.options.loaders:
-            return self.call_external("elasticrun.AdaptiveDataLoader", node, frame)
+            return self.call_external(
+                "elasticrun.AdaptiveDataLoader", Site(node, frame)
+            )
         made = self.made(Value("instance", cls.node.name, node=node))
         made.cls = cls
         constructor = cls.find("__init__")
@@ -170,26 +172,10 @@ class Calls(Functions):
     ) -> Value:
         raise NotImplementedError
 
-    def call_external(
-        self,
-        name: str,
-        node: ast.Call,
-        frame: Frame,
-        *,
-        is_iterated: bool = False,
-        given: tuple[list[Value], dict[str, Value]] | None = None,
-    ) -> Value:
+    def call_external(self, name: str, site: Site) -> Value:
         raise NotImplementedError
 
-    def call_unknown(
-        self,
-        callee: Value,
-        name: str,
-        node: ast.Call,
-        frame: Frame,
-        *,
-        is_iterated: bool = False,
-    ) -> Value:
+    def call_unknown(self, callee: Value, name: str, site: Site) -> Value:
         raise NotImplementedError
 
 

@@ -15,10 +15,9 @@ from elasticrun.lint.values import (
     register_reachable,
     unknown,
 )
+from elasticrun.lint.walk.called import Arguments
 from elasticrun.lint.walk.calls import Calls
 from elasticrun.lint.walk.core import Frame
-
-Arguments = tuple[list[Value], dict[str, Value]]
 
 _ELASTIC_TAINTS = {
     "rank": frozenset(("rank",)),

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import LOG, OPTIMIZER, SAVE, TRACK, Sink
 from elasticrun.lint.values import Value, unknown
-from elasticrun.lint.walk.called import Called
-from elasticrun.lint.walk.core import Frame
-from elasticrun.lint.walk.elastic import Arguments
+from elasticrun.lint.walk.called import Called, Site
 from elasticrun.lint.walk.language import Language
 
 
 class Externals(Language):
     """Knows what calls of other packages do."""
 
-    def call_external(
-        self,
-        name: str,
-        node: ast.Call,
-        frame: Frame,
-        *,
-        is_iterated: bool = False,
-        given: Arguments | None = None,
-    ) -> Value:
+    def call_external(self, name: str, site: Site) -> Value:
         """Return what an external call makes, noting its effects."""
+        node, frame, is_iterated, given = site
         elastic = roles.elastic_name(name)
         if elastic or name.rpartition(".")[2] in self.options.loaders:
             name = elastic or "AdaptiveDataLoader"
@@ -46,16 +35,9 @@ class Externals(Language):
             return TRACK if name in catalog.TRACKING else LOG
         return SAVE if name in catalog.SAVES else self.sink
 
-    def call_unknown(
-        self,
-        callee: Value,
-        name: str,
-        node: ast.Call,
-        frame: Frame,
-        *,
-        is_iterated: bool = False,
-    ) -> Value:
+    def call_unknown(self, callee: Value, name: str, site: Site) -> Value:
         """Return what a call of something unknown returns."""
+        node, frame, is_iterated, _ = site
         sink = OPTIMIZER if callee.kind in ("model", "optimizer") else self.sink
         args, keywords = self.arguments(node, frame, sink)
         return self._opaque(Called(name, node, args, keywords, frame, is_iterated))

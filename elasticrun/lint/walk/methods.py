@@ -9,6 +9,7 @@ from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, constant, unknown
+from elasticrun.lint.walk.called import Site
 from elasticrun.lint.walk.containers import CHANGING, Containers
 from elasticrun.lint.walk.core import Frame
 from elasticrun.lint.walk.objects import is_model
@@ -139,7 +140,7 @@ class Methods(Containers):
                 self.write_content(receiver, node, "grow", self._text(node))
                 self.note("container_grows", node, receiver, name)
             return unknown(taints=receiver.taints)
-        result = self.call_unknown(receiver, name, node, frame)
+        result = self.call_unknown(receiver, name, Site(node, frame))
         if result.kind == "wrapped":
             return result
         return unknown(taints=_taints_of_path(name, receiver.taints | result.taints))
