@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
 from elasticrun.env import Environment
@@ -123,14 +124,7 @@ class _Opener:
 
     def open_as_owner(self) -> Start:
         try:
-            self._directory.acquire()
-            newest = self._directory.find_newest()
-            self._directory.sweep()
-            start = Start(
-                self._directory.next_generation(),
-                self._directory.next_number(),
-                newest,
-            )
+            start = self._begin()
         except Exception as error:
             self._tell_start({"error": f"rank 0: {error}"})
             self._wait_until_heard()
@@ -141,8 +135,8 @@ class _Opener:
                 {
                     "generation": start.generation,
                     "number": start.number,
-                    "newest": newest.number if newest else None,
-                    "digest": newest.manifest.digest if newest else None,
+                    "newest": start.newest and start.newest.number,
+                    "digest": start.newest and start.newest.manifest.digest,
                 }
             )
             self._hear_whether_all_see_it()
@@ -150,6 +144,23 @@ class _Opener:
             self._directory.release()
             raise
         return start
+
+    def _begin(self) -> Start:
+        self._directory.acquire()
+        try:
+            newest = self._directory.find_newest()
+            self._directory.sweep()
+            return Start(
+                self._directory.next_generation(),
+                self._directory.next_number(),
+                newest,
+            )
+        except StoreUnreachableError as error:
+            raise CheckpointError(
+                f"what is in {self._directory.directory} cannot be told: {error}. A "
+                "job that went on from something older, or from the beginning, would "
+                "lose what was trained. Start it again when the store can be reached."
+            ) from error
 
     def _tell_start(self, message: dict[str, Any]) -> None:
         if self._store is not None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from elasticrun.checkpoint.claim import Rhythm
+from elasticrun.checkpoint.claimant import Claim
+from elasticrun.checkpoint.lock import Owner
 from elasticrun.checkpoint.place import RemotePath
 from elasticrun.launcher.directory import local_directory
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
@@ -81,6 +85,20 @@ def test_a_job_that_cannot_reach_its_store_is_not_started(
     assert job.process.returncode == 2
     assert f"what is in {bucket.url} cannot be told" in job.events
     assert not list(stage.root.glob("digits-launcher-*"))
+
+
+def test_a_job_of_a_machine_that_is_gone_is_taken_over_after_a_while(
+    stage: Stage, bucket: Bucket
+) -> None:
+    owner = Owner("gone", 12, 0.0, "2026-01-01 00:00:00 UTC")
+    claim = Claim("token", "gone", owner, time=time.time())
+    Content(bucket.url).write("claim-00000001", claim.encode())
+    begun = time.monotonic()
+    job = run(stage, "--replicas", 2, "--checkpoint-dir", bucket.url)
+    assert job.process.returncode == 0, job.events
+    assert time.monotonic() - begun > Rhythm().silence
+    assert f"{bucket.url} is taken over from process 12 on gone" in job.events
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
 def test_two_urls_have_two_local_directories(
