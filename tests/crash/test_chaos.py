@@ -61,5 +61,8 @@ def test_ckpt_chaos_finds_nothing(tmp_path: Path, script: str, crash_rank: int) 
     )
     assert code == 0, report
     assert "PASS: " in report
-    for flaw in [*BAD, "DID NOT CRASH"]:
-        assert flaw not in report, report
+    for verdict in BAD:
+        assert verdict not in report, report
+    # A SIGTERM after the last boundary lets a program come to its end.
+    alive = [line for line in report.splitlines() if "DID NOT CRASH" in line]
+    assert all("[term]" in line for line in alive), report
