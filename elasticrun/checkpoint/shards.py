@@ -7,9 +7,10 @@ chunks are the raw bytes of the file `NAME.rank-R`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
@@ -65,16 +66,23 @@ class SavedState:
     tensors: Mapping[str, SavedTensor]
 
     def encode(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return it as plain values; the many numbers of the chunks as one tensor."""
+        numbers = [
+            number
+            for each in self.tensors.values()
+            for rank, start, offsets, sizes in each.chunks
+            for number in (rank, start, *offsets, *sizes)
+        ]
         tensors = {
-            path: (
-                str(each.dtype).removeprefix("torch."),
-                list(each.size),
-                [tuple(chunk) for chunk in each.chunks],
-            )
+            path: (str(each.dtype).removeprefix("torch."), each.size, len(each.chunks))
             for path, each in self.tensors.items()
         }
-        return {_MARK: _FORMAT, "tensors": tensors, "values": self.values}
+        return {
+            _MARK: _FORMAT,
+            "tensors": tensors,
+            "chunks": torch.tensor(numbers, dtype=torch.int64),
+            "values": self.values,
+        }
 
     @classmethod
     def decode(cls, values: Any) -> SavedState | None:
@@ -91,38 +99,37 @@ class SavedState:
                 f"this elasticrun reads {_FORMAT}. Go on with the one that wrote it."
             )
         try:
+            numbers = iter(values["chunks"].tolist())
             tensors = {
-                path: _decode_tensor(*fields)
-                for path, fields in values["tensors"].items()
+                path: _decode_tensor(dtype, size, num_chunks, numbers)
+                for path, (dtype, size, num_chunks) in values["tensors"].items()
             }
             return cls(values["values"], tensors)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise DamagedFileError(f"it describes no sharded state: {error!r}") from (
                 error
             )
 
 
 def _decode_tensor(
-    dtype_name: str, size: list[int], chunks: list[tuple[Any, ...]]
+    dtype_name: str, size: tuple[int, ...], num_chunks: int, numbers: Iterator[int]
 ) -> SavedTensor:
     dtype = getattr(torch, dtype_name)
-    tensor = SavedTensor(
-        dtype,
-        tuple(size),
-        [Chunk(r, start, tuple(o), tuple(s)) for r, start, o, s in chunks],
-    )
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{dtype_name!r} is no dtype")
-    for chunk in tensor.chunks:
+    chunks = []
+    for _ in range(num_chunks):
+        row = list(islice(numbers, 2 + 2 * len(size)))
+        box = tuple(row[2:])
+        chunk = Chunk(row[0], row[1], box[: len(size)], box[len(size) :])
         ends = [o + s for o, s in zip(chunk.offsets, chunk.sizes, strict=True)]
-        if min(chunk.rank, chunk.start, *chunk.offsets, *chunk.sizes) < 0 or any(
-            end > whole for end, whole in zip(ends, tensor.size, strict=True)
-        ):
-            raise ValueError(f"{chunk} lies outside of {tensor.size}")
+        if min(row) < 0 or any(e > w for e, w in zip(ends, size, strict=True)):
+            raise ValueError(f"{chunk} lies outside of {size}")
+        chunks.append(chunk)
     # Chunks that overlapped and left a hole would add up, too; none are written.
-    if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(size):
-        raise ValueError(f"the chunks do not fill {tensor.size}")
-    return tensor
+    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
+        raise ValueError(f"the chunks do not fill {size}")
+    return SavedTensor(dtype, tuple(size), chunks)
 
 
 class ShardReader:

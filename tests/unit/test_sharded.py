@@ -463,26 +463,38 @@ def test_a_part_that_the_manifest_does_not_name_is_missed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "chunks", "text"),
+    ("size", "numbers", "text"),
     [
-        ([4], [(0, 0, [0], [3])], "do not fill"),
-        ([4], [(0, 0, [1], [4])], "lies outside"),
-        ([4], [(0, 0, [0], [5])], "lies outside"),
-        ([4], [(-1, 0, [0], [4])], "lies outside"),
-        ([4], [(0, -1, [0], [4])], "lies outside"),
-        ([4], [(0, 0, [0, 0], [4, 1])], "describes no sharded state"),
-        (4, [(0, 0, [0], [4])], "describes no sharded state"),
+        ((4,), [0, 0, 0, 3], "do not fill"),
+        ((4,), [0, 0, 1, 4], "lies outside"),
+        ((4,), [0, 0, 0, 5], "lies outside"),
+        ((4,), [-1, 0, 0, 4], "lies outside"),
+        ((4,), [0, -1, 0, 4], "lies outside"),
+        ((4,), [0, 0, 0], "describes no sharded state"),
+        ((4,), [], "describes no sharded state"),
+        (4, [0, 0, 0, 4], "describes no sharded state"),
     ],
 )
-def test_what_cannot_be_is_not_believed(size: Any, chunks: Any, text: str) -> None:
+def test_what_cannot_be_is_not_believed(
+    size: Any, numbers: list[int], text: str
+) -> None:
     values = {
         "elasticrun.shards": 1,
-        "tensors": {"a": ("float32", size, chunks)},
+        "tensors": {"a": ("float32", size, 1)},
+        "chunks": torch.tensor(numbers, dtype=torch.int64),
         "values": {"a": None},
     }
     with pytest.raises(CheckpointError, match=text):
         SavedState.decode(values)
-    values["tensors"] = {"a": ("load", [0], [])}
+
+
+def test_other_kinds_and_formats_are_not_believed() -> None:
+    values: dict[str, Any] = {
+        "elasticrun.shards": 1,
+        "tensors": {"a": ("load", (0,), 0)},
+        "chunks": torch.empty(0, dtype=torch.int64),
+        "values": {"a": None},
+    }
     with pytest.raises(CheckpointError, match="'load' is no dtype"):
         SavedState.decode(values)
     values["elasticrun.shards"] = 2
