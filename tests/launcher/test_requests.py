@@ -136,6 +136,7 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
     with running(stage, *options, "--", "--hold", "0:10") as job:
         job.wait_until_held(0, 2)
         wait_until(lambda: job.status()["index"] == 60)
+        wait_until(lambda: job.status()["checkpoint"] == 10)
         status = job.status()
         text = job.ask("status", "test").stdout
         stage.mark("go-0")
