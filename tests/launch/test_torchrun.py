@@ -196,7 +196,9 @@ def test_a_killed_rank_is_replaced_and_the_first_new_generation_goes_on(
     assert run(stage, command, ELASTICRUN_SAVE_INTERVAL=0) == 0
     assert generations(stage) == [0, 1]
     resumed = [line for line in read_trace(stage.trace) if line["generation"] == 1]
-    assert min((line["epoch"], line["batch"]) for line in resumed) == (0, 30)
+    epoch, batch = min((line["epoch"], line["batch"]) for line in resumed)
+    # What boundary 30 has captured may still have been in flight.
+    assert (epoch, batch) in ((0, 29), (0, 30))
     check_trained_right(stage, uninterrupted)
 
 

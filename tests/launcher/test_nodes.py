@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -159,6 +160,7 @@ def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
     stays.wait_until_said("another node has come")
     stage.mark("go-0")
     stays.wait_until_held(1, 3)
+    wait_until((stage.checkpoints / "checkpoint-00000019/manifest.json").exists)
     os.kill(dies.pid, signal.SIGKILL)
     stays.wait_until_said("generation 1 has lost a node: node 1")
     assert "going on from checkpoint 19" in stays.events
@@ -197,7 +199,8 @@ def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
     assert ends(*nodes) == [0, 0]
     for node in nodes:
         assert "rank 1 raised ValueError: the loss is not a number" in node.events
-        assert "restart 1 of 3 from checkpoint 30" in node.events
+        # What boundary 30 has captured may still have been in flight.
+        assert re.search("restart 1 of 3 from checkpoint (29|30)\n", node.events)
         assert "finished after" in node.events
     assert sizes(stage) == {0: 2, 1: 2}
     check_every_sample_was_trained(stage)
