@@ -126,8 +126,11 @@ def exit_at_once(code: int) -> None:
     But for what nobody reads: a full pipe must not keep the process.
     """
     flushing = threading.Thread(target=_flush_output, daemon=True)
-    flushing.start()
-    flushing.join(_FLUSH_SECONDS)
+    try:
+        flushing.start()
+        flushing.join(_FLUSH_SECONDS)
+    except RuntimeError:  # From Python 3.12 on, no thread starts while it ends.
+        _flush_output()
     os._exit(code)
 
 
