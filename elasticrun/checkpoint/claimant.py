@@ -12,8 +12,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from elasticrun.checkpoint.lock import Owner
 from elasticrun.checkpoint.objects import Objects
 
@@ -126,6 +124,8 @@ def this_machine() -> str:
 
 
 def _lives(owner: Owner) -> bool:
+    import psutil  # Not before it is needed: the command line starts without.
+
     try:
         process = psutil.Process(owner.pid)
         is_same = abs(process.create_time() - owner.process_started) < 1.0

@@ -13,8 +13,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from elasticrun.checkpoint import files
 from elasticrun.errors import CheckpointError
 
@@ -32,6 +30,8 @@ class Owner:
 
     @staticmethod
     def this_process() -> Owner:
+        import psutil  # Not before it is needed: the command line starts without.
+
         return Owner(
             host=socket.gethostname(),
             pid=os.getpid(),

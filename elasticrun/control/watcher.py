@@ -97,8 +97,8 @@ class Watcher:
         if interval is not None:
             self._save_interval = interval
         self._save_at = time.monotonic() + self._save_interval
-        if interval is not None:
-            self._pipe.wake()  # It may be about to sleep until the old deadline.
+        if self._save_interval != math.inf:
+            self._pipe.wake()  # It may be about to sleep until another deadline.
 
     def wake(self) -> None:
         """Look at what is due; from any thread."""
@@ -181,7 +181,7 @@ class Watcher:
         if (given_up := self._coordinator.on_time(now)) is not None:
             self._broadcast(given_up)
         if now >= self._save_at and self._may_save_by_time():
-            self._save_at = now + self._save_interval
+            self._save_at = math.inf  # Not again before this one is written.
             self._wish(CHECKPOINT, "save_interval", 0)
 
     def _may_save_by_time(self) -> bool:
@@ -316,6 +316,7 @@ class Watcher:
 
     def _on_call_off(self) -> None:
         self._answer_by = None
+        self._save_at = time.monotonic() + self._save_interval
         self._gate.settle(None)
 
     def _on_alone(self) -> None:

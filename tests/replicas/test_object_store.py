@@ -38,6 +38,13 @@ def variables(stage: Stage, bucket: Bucket, **more: object) -> dict[str, str]:
     )
 
 
+def each_boundary(stage: Stage, bucket: Bucket) -> dict[str, str]:
+    """Save at each boundary, and before training goes on."""
+    return variables(
+        stage, bucket, ELASTICRUN_SAVE_INTERVAL=0, ELASTICRUN_ASYNC_SAVE="off"
+    )
+
+
 def small(stage: Stage, **changes: Any) -> Loop:
     return Loop(stage, num_samples=6 * NUM_BATCHES, **changes)
 
@@ -53,7 +60,7 @@ def check_ends_right(stage: Stage, bucket: Bucket, world_size: int) -> None:
 def test_killed_replicas_go_on_at_another_size(stage: Stage, bucket: Bucket) -> None:
     loop = small(stage, on_batch=hold_at(stage, 5, 0, 1))
     with start_generation(
-        loop, 2, variables=variables(stage, bucket, ELASTICRUN_SAVE_INTERVAL=0)
+        loop, 2, variables=each_boundary(stage, bucket)
     ) as generation:
         stage.wait_for(*held([0, 1]))
         for killed in (0, 1):
@@ -127,7 +134,7 @@ def test_a_store_that_goes_during_a_save_leaves_the_one_before_and_training_goes
 ) -> None:
     script = interrupted(stage, lambda number: number in (3, 4))
     with start_generation(
-        script, 2, variables=variables(stage, bucket, ELASTICRUN_SAVE_INTERVAL=0)
+        script, 2, variables=each_boundary(stage, bucket)
     ) as generation:
         stage.wait_for("in 3")
         bucket.door.shut_after(num_bytes)
