@@ -58,7 +58,8 @@ class AdaptiveDataLoader(DataLoader[Any]):
     alone. Other arguments are torch's (num_workers, collate_fn, pin_memory, timeout,
     worker_init_fn, multiprocessing_context, generator, prefetch_factor,
     persistent_workers); `in_order=False` is taken but batches keep their order, without
-    which a position would mean nothing.
+    which a position would mean nothing. Tensors of up to 128 KiB come from workers by
+    value, not in shared memory.
 
     Collective: make and iterate it on every replica, in the same order.
     Replay: a loop that was finished before the restart yields nothing; the interrupted

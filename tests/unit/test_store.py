@@ -774,6 +774,7 @@ def test_directory_below_a_file_is_refused(tmp_path: Path) -> None:
 
 READ_ONLY = """
 import os, sys
+import psutil  # While it can be read.
 from elasticrun.checkpoint.store import CheckpointStore
 if os.getuid() == 0:
     os.setuid(65534)
