@@ -70,10 +70,14 @@ class Job:
         found = sorted((self.folder / "checkpoints").glob("checkpoint-*/manifest.json"))
         return str(found[-1]) if found else ""
 
-    def wait_for_checkpoint(self) -> None:
-        """Wait for the next one: the last crash's budget is then full again."""
+    def wait_until_steady(self) -> None:
+        """Wait for a checkpoint, which refills the crash budget, and a second more.
+
+        The launcher then has done what it does after a start, beside the training.
+        """
         before = self.checkpoint()
         wait_until(lambda: self.checkpoint() != before)
+        time.sleep(1.0)
 
     def seconds_to_next(self, request: Callable[[], object]) -> tuple[float, bool]:
         """Return the seconds to the next first batch, and whether no start failed."""
@@ -131,14 +135,14 @@ def measure_elasticrun(rounds: int) -> None:
         requested, typed, killed = [], [], []
         os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
         for _ in range(rounds):
+            job.wait_until_steady()
             with find_job(None) as launcher:
                 request = launcher.scale(3)
                 requested.append(job.seconds_to_next(lambda: next(request)))  # noqa: B023
-            job.wait_for_checkpoint()
+            job.wait_until_steady()
             typed.append(job.seconds_to_next(lambda: job.ask("scale", "2")))
-            job.wait_for_checkpoint()
+            job.wait_until_steady()
             killed.append(job.seconds_to_next(lambda: kill_a_rank(process)))
-            job.wait_for_checkpoint()
         tell("scale, requested", "elasticrun", requested)
         tell("scale, typed", "elasticrun", typed)
         tell("kill -9", "elasticrun", killed)
@@ -152,13 +156,13 @@ def measure_torchrun(rounds: int) -> None:
     with job_of(command(2)) as (job, process):
         killed = []
         for _ in range(rounds):
-            job.wait_for_checkpoint()
+            job.wait_until_steady()
             killed.append(job.seconds_to_next(lambda: kill_a_rank(process)))
         tell("kill -9", "torchrun", killed)
     with job_of(command(2)) as (job, process):
         scaled = []
         for number in range(rounds):
-            job.wait_for_checkpoint()
+            job.wait_until_steady()
 
             def relaunch() -> None:
                 nonlocal process
