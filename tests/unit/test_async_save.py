@@ -316,11 +316,13 @@ def test_workers_are_not_forked_while_a_thread_writes(
     tmp_path: Path, held: Held
 ) -> None:
     def script() -> None:
+        # Made before: to register its state waits for the writer, too.
+        other = AdaptiveDataLoader(Numbers(1), 1, name="other", num_workers=1)
         for _ in batches(1):
             request_checkpoint()
         assert is_writing()
         helper = held.let_go_when_awaited()
-        for _ in AdaptiveDataLoader(Numbers(1), 1, name="other", num_workers=1):
+        for _ in other:
             assert not is_writing()
         helper.join()
 
