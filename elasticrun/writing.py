@@ -15,7 +15,7 @@ from elasticrun.capturing import Capture
 from elasticrun.channel import Channel
 from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files import FileRecord
-from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.manifest import Manifest, decode
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
 from elasticrun.errors import AgreementError, CheckpointError
@@ -83,7 +83,8 @@ class Contributor:
             raise CheckpointError(end["error"])
         if end["error"]:
             return str(end["error"])
-        return self._directory.open(number, end["digest"])
+        # Not read again: a store that is out of reach for this rank just now is no harm.
+        return self._directory.committed(decode(end["manifest"].encode()))
 
     def tell_mistake(self, number: int, error: Exception, channel: Channel) -> None:
         report = {"files": [], "error": str(error), "is_bug": True}
@@ -157,10 +158,9 @@ class Owner:
             if draft is not None:
                 draft.abandon()
             raise
-        channel.put(
-            f"save/{number}/end",
-            {"digest": checkpoint.manifest.digest, "error": "", "is_bug": False},
-        )
+        manifest = checkpoint.manifest.encode().decode()
+        end = {"manifest": manifest, "error": "", "is_bug": False}
+        channel.put(f"save/{number}/end", end)
         return checkpoint
 
     def prune(self) -> None:
@@ -259,7 +259,7 @@ def _carry_over(
 
 def _call_off(channel: Channel, number: int, reason: str, *, is_bug: bool) -> None:
     channel.put(f"save/{number}/begun", reason)
-    end = {"digest": "", "error": reason, "is_bug": is_bug}
+    end = {"error": reason, "is_bug": is_bug}
     channel.put(f"save/{number}/end", end)
 
 

@@ -21,7 +21,7 @@ from elasticrun.checkpoint.listing import (
     number_of,
     read_checkpoint,
 )
-from elasticrun.checkpoint.manifest import check_job
+from elasticrun.checkpoint.manifest import Manifest, check_job
 from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.checkpoint.storages import storage_at
@@ -154,6 +154,10 @@ class CheckpointStore:
                 f"from one with the digest {digest}. {MUST_BE_SHARED}"
             )
         return checkpoint
+
+    def committed(self, manifest: Manifest) -> Checkpoint:
+        """Return the checkpoint that rank 0 has just committed with this manifest."""
+        return Checkpoint(self._path(manifest.number), manifest, self.storage)
 
     def check_shared(self, generation: int) -> None:
         """Check that this replica sees the directory in which rank 0 has just begun.

@@ -11,16 +11,16 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from elasticrun import AdaptiveDataLoader, State, init, rank
+from elasticrun import AdaptiveDataLoader, State, current_job, init, rank
 from elasticrun.checkpoint.objects import Objects, open_objects
 from elasticrun.checkpoint.place import RemotePath
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError
 from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.support.loops import Loop, held, hold_at, value_after
-from tests.support.object_store import Bucket
+from tests.support.object_store import Bucket, Door, credentials
 from tests.support.places import Content
-from tests.support.stage import DEADLINE, Stage
+from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +151,54 @@ def test_a_store_that_goes_during_a_save_leaves_the_one_before_and_training_goes
     stage.check_exactly_once(6 * NUM_BATCHES)
     assert bucket.manifests()[-1]["number"] > 4
     assert CheckpointStore(bucket.url, job="test").find_newest() is not None
+
+
+class Awaited(State):
+    """Written by rank 0, once the test lets it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        super().__init__("awaited")
+
+    def save(self, fileobj: BinaryIO) -> None:
+        self.stage.mark("saving")
+        self.stage.wait_for("save")
+
+    def load(self, fileobj: BinaryIO) -> None:
+        raise AssertionError("nothing resumes here")
+
+
+def test_a_store_that_a_rank_cannot_reach_at_the_commit_is_no_harm(
+    stage: Stage, bucket: Bucket
+) -> None:
+    own = Door(bucket.door.port)
+    reach = credentials(own.port)
+
+    def script() -> tuple[int, str]:
+        if os.environ["RANK"] == "1":
+            os.environ.update(reach)
+        Awaited(stage)
+        Ballast("ballast")
+        end = small(stage)()
+        newest = current_job().newest_checkpoint
+        assert newest is not None
+        return end, newest.manifest.digest
+
+    def has_written(rank: int) -> bool:
+        names = Content(bucket.url).names("checkpoint-00000001")
+        return f"ballast.rank-{rank}" in names
+
+    with start_generation(
+        script, 2, variables=variables(stage, bucket, ELASTICRUN_ASYNC_SAVE="off")
+    ) as generation:
+        stage.wait_for("saving")
+        wait_until(lambda: has_written(1), "its file")
+        own.shut()
+        stage.mark("save")
+        outcomes = generation.wait(timeout=DEADLINE)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert outcomes[0].result == outcomes[1].result
+    stage.check_exactly_once(6 * NUM_BATCHES)
 
 
 def test_a_job_does_not_start_when_the_store_is_gone(
