@@ -83,7 +83,7 @@ class Contributor:
             raise CheckpointError(end["error"])
         if end["error"]:
             return str(end["error"])
-        # Not read again: a store that is out of reach for this rank just now is no harm.
+        # Not read again: this rank may be cut off from the store just now.
         return self._directory.committed(decode(end["manifest"].encode()))
 
     def tell_mistake(self, number: int, error: Exception, channel: Channel) -> None:
