@@ -274,17 +274,7 @@ class Job:
         if position is not None:
             self.loader = loader
             self._restores_at_loop = was_replaying
-            if loader.num_workers:
-                self._prepare_fork()
         return position
-
-    def _prepare_fork(self) -> None:
-        """Let a save in flight end first: a fork keeps whatever lock its thread has.
-
-        A DataLoader worker that was forked meanwhile could wait for that for ever.
-        """
-        if self._saver is not None:
-            self._saver.wait_for_thread()
 
     def continue_loop(self) -> None:
         """Put the saved generators back if this loop is where the program resumes."""

@@ -137,11 +137,6 @@ class Saver:
             outcome = error
         return self._conclude(number, outcome)
 
-    def wait_for_thread(self) -> None:
-        """Wait until no thread writes, and leave the rest to the next boundary."""
-        if self._flight is not None:
-            self._flight.wait()
-
     def settle(self) -> None:
         """Take note of a flight that has ended: warn of its failure, or raise it."""
         flight = self._flight

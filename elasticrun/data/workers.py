@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver
@@ -13,6 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader, get_worker_info
 
+from elasticrun.data.forking import sure_to_begin
 from elasticrun.data.reading import Reader, read_batch
 from elasticrun.data.transfer import send_small_tensors_by_value
 from elasticrun.signals import leave_stops_to_parent, stops_held_back
@@ -60,7 +60,10 @@ class BatchReader:
         generator = given.generator
         if generator is None:  # Keeps torch from drawing on the program's generator.
             generator = torch.Generator().manual_seed(key)
-        init = WorkerInit(given.worker_init_fn) if given.num_workers else None
+        init, context = None, None
+        if given.num_workers:
+            init = WorkerInit(given.worker_init_fn)
+            context = sure_to_begin(given.multiprocessing_context)
         with warnings.catch_warnings():
             # Torch has warned of the same arguments when the loader was made.
             warnings.simplefilter("ignore", UserWarning)
@@ -72,7 +75,7 @@ class BatchReader:
                 pin_memory=given.pin_memory,
                 timeout=given.timeout,
                 worker_init_fn=init,
-                multiprocessing_context=given.multiprocessing_context,
+                multiprocessing_context=context,
                 generator=generator,
                 prefetch_factor=given.prefetch_factor,
                 persistent_workers=given.persistent_workers,
@@ -110,8 +113,7 @@ def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Return `iter(loader)`; no stop signal can kill a worker that is just starting."""
     if loader.num_workers == 0:
         return iter(loader)
-    context = loader.multiprocessing_context or multiprocessing.get_context()
-    if context.get_start_method() == "forkserver":
+    if loader.multiprocessing_context.get_start_method() == "forkserver":
         forkserver.ensure_running()
     with stops_held_back():
         return iter(loader)

@@ -29,6 +29,38 @@ def test_a_stop_cannot_kill_a_worker_that_is_just_starting() -> None:
     assert delivered == [12]
 
 
+def loop_over_workers_of_which_forks_hang(hanging: set[int]) -> tuple[list[int], int]:
+    import torch
+
+    import elasticrun as er
+
+    er.init()
+    num_forks = 0
+
+    def count() -> None:
+        nonlocal num_forks
+        num_forks += 1
+
+    def hang() -> None:
+        if num_forks in hanging:
+            signal.pause()  # Stop signals are held back.
+
+    os.register_at_fork(before=count, after_in_child=hang)
+    data = TensorDataset(torch.arange(12))
+    loader = er.AdaptiveDataLoader(
+        data, 2, num_workers=2, multiprocessing_context="fork"
+    )
+    return [int(each) for (batch,) in loader for each in batch], num_forks
+
+
+def test_a_worker_that_never_begins_is_forked_again() -> None:
+    ((delivered, num_forks),) = run_generation(
+        loop_over_workers_of_which_forks_hang, 1, {2, 3}, timeout=60
+    )
+    assert delivered == list(range(12))
+    assert num_forks == 4
+
+
 def end_while_the_other_goes_on(num_rounds: int) -> int:
     import torch
 

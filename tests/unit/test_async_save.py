@@ -312,23 +312,6 @@ def test_the_interval_is_no_shorter_than_a_save_takes() -> None:
     assert interval.next_interval() == 1000.0
 
 
-def test_workers_are_not_forked_while_a_thread_writes(
-    tmp_path: Path, held: Held
-) -> None:
-    def script() -> None:
-        # Made before: to register its state waits for the writer, too.
-        other = AdaptiveDataLoader(Numbers(1), 1, name="other", num_workers=1)
-        for _ in batches(1):
-            request_checkpoint()
-        assert is_writing()
-        helper = held.let_go_when_awaited()
-        for _ in other:
-            assert not is_writing()
-        helper.join()
-
-    run_once(script, tmp_path)
-
-
 # Ends
 
 

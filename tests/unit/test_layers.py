@@ -33,6 +33,7 @@ ROWS: list[list[str]] = [
     ["checkpoint.claim"],
     ["checkpoint.remote"],
     ["checkpoint.storages"],
+    ["data.forking"],
     ["data.workers", "trace", "checkpoint.memory"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],

@@ -1,0 +1,77 @@
+"""DataLoader workers by fork, and a fork again for each one that never begins.
+
+A fork takes along whatever lock another thread holds just then, and no thread that
+could give it back. Until Python 3.12 (3.11.10, 3.10.15) one of the interpreter's own
+locks is among them: a thread of C++ that is about to call Python takes it without the
+GIL, and a child that was forked meanwhile waits for it before it runs its first line
+(https://github.com/python/cpython/issues/112275). Gloo's threads do that after each
+collective, so that about one worker in a thousand never began.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import select
+from multiprocessing.context import BaseContext, ForkContext, ForkProcess
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+# Seconds that one fork after another has until it runs; the last one has for ever.
+_PATIENCE = (1.0, 2.0, 4.0, 8.0)
+
+
+def sure_to_begin(context: BaseContext | None) -> BaseContext:
+    """Return a context like the given one whose forks begin; None is the default one.
+
+    Other contexts than Python's own of "fork" are returned as they are.
+    """
+    context = context or multiprocessing.get_context()
+    return _Context() if type(context) is ForkContext else context
+
+
+class _Process(ForkProcess):
+    _says_it_runs: int
+
+    def run(self) -> None:
+        os.write(self._says_it_runs, b"\0")
+        os.close(self._says_it_runs)
+        super().run()
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:  # noqa: N802 (what a kind of process overrides)
+        for patience in _PATIENCE:
+            forked, has_begun = _fork(process, patience)
+            if has_begun:
+                return forked
+            logger.warning(
+                "process %d of a data loader did not begin within %g s of its fork, "
+                "which may have caught a lock of another thread; it is forked again",
+                forked.pid,
+                patience,
+            )
+            forked.kill()
+            forked.wait()
+            forked.close()
+        return _fork(process, 0.0)[0]
+
+
+class _Context(ForkContext):
+    Process = _Process
+
+
+def _fork(process: _Process, patience: float) -> tuple[Any, bool]:
+    """Fork, and return the child and whether it has begun, or ended, in time."""
+    reader, process._says_it_runs = os.pipe()
+    try:
+        try:
+            forked = ForkProcess._Popen(process)
+        finally:
+            os.close(process._says_it_runs)
+        poll = select.poll()
+        poll.register(reader, select.POLLIN)
+        return forked, bool(poll.poll(patience * 1000))
+    finally:
+        os.close(reader)
