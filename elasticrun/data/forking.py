@@ -20,7 +20,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 # Seconds that one fork after another has until it runs; the last one has for ever.
-_PATIENCE = (1.0, 2.0, 4.0, 8.0)
+_PATIENCE = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def sure_to_begin(context: BaseContext | None) -> BaseContext:
