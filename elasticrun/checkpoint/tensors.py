@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -70,11 +71,11 @@ class StatefulState(BaseState):
             CheckpointError: The saved state does not fit the object, or would execute
                 code.
         """
-        self.take(load_state(self, fileobj))
+        self.take(load_state(self, fileobj, is_copied=_copies(self.target)))
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
         """Load it; of a sharded one, put every tensor together."""
-        values = load_state(self, fileobj)
+        values = load_state(self, fileobj, is_copied=_copies(self.target))
         saved = SavedState.decode(values)
         if saved is not None:
             values = by_numbers(read_whole_state(self.name, saved, open_file))
@@ -162,8 +163,11 @@ def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
         save_values(values, fileobj)
 
 
-def load_state(state: BaseState, fileobj: BinaryIO) -> Any:
+def load_state(state: BaseState, fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     """Read a state's values; executes nothing unless it is trusted to be unpickled.
+
+    Args:
+        is_copied: Whether whoever takes the tensors keeps none of them.
 
     Raises:
         UnsafeValuesError: It would have to execute something.
@@ -171,7 +175,7 @@ def load_state(state: BaseState, fileobj: BinaryIO) -> Any:
     if state.trusts_pickle:
         return torch.load(fileobj, map_location="cpu", weights_only=False)
     try:
-        return load_values(fileobj)
+        return load_values(fileobj, is_copied=is_copied)
     except UnsafeValuesError as error:
         raise UnsafeValuesError(
             f"the saved state {state.name!r} holds what only a full unpickler could "
@@ -206,20 +210,46 @@ def save_values(values: Any, fileobj: BinaryIO, *, pickle_module: Any = pickle) 
             setattr(settings, name, value)
 
 
-def load_values(fileobj: BinaryIO) -> Any:
+def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     """Read nested values onto the CPU; executes nothing.
 
     On the CPU, because a tensor is saved with the device of the replica that wrote it;
     whoever takes it copies it to its own.
 
+    Args:
+        is_copied: Whether the tensors may be the file's own pages, from which they are
+            only copied, in a third of the time.
+
     Raises:
         UnsafeValuesError: A value is none that could be read like that.
     """
+    path = _path_of_open(fileobj) if is_copied else None
+    source: Any = fileobj if path is None else path
     try:
         # Said outright, so that no variable of the environment can say otherwise.
-        return torch.load(fileobj, map_location="cpu", weights_only=True)
+        return torch.load(
+            source, map_location="cpu", weights_only=True, mmap=path is not None
+        )
     except pickle.UnpicklingError as error:
         raise UnsafeValuesError(_first_line(error)) from error
+
+
+def _path_of_open(fileobj: BinaryIO) -> str | None:
+    """Return a path to the very file that is open, or None if it has none."""
+    try:
+        path = f"/proc/self/fd/{fileobj.fileno()}"
+    except OSError:  # In memory.
+        return None
+    return path if os.path.exists(path) else None
+
+
+def _copies(target: object) -> bool:
+    """Return whether it copies what it loads, as modules of torch.nn's parts do."""
+    return isinstance(target, nn.Module) and all(
+        getattr(type(part), name).__module__.startswith(("torch.nn.", "elasticrun."))
+        for part in target.modules()
+        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state")
+    )
 
 
 def check_loads_safely(values: Any, *, name: str) -> None:

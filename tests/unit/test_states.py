@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -410,3 +411,41 @@ def test_a_scheduler_that_is_made_late_does_not_set_the_rate_back(
 
     for is_late in (False, True):
         assert run_once(lambda: script(is_late=is_late), tmp_path) == (0.1, 1)  # noqa: B023
+
+
+class Keeping(nn.Module):
+    """Keeps the very tensors that it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.ones(1 << 16))
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:
+        self.values = state_dict[f"{prefix}values"]
+
+
+@pytest.mark.parametrize("kind", [Keeping, lambda: nn.BatchNorm1d(1 << 16)])
+def test_what_a_module_has_loaded_needs_the_file_no_more(
+    tmp_path: Path, kind: Callable[[], nn.Module]
+) -> None:
+    def first() -> dict[str, Any]:
+        module = kind()
+        for tensor in module.state_dict().values():
+            tensor.fill_(3)
+        register(module=module)
+        save_all_states()
+        return module.state_dict()
+
+    def second() -> dict[str, Any]:
+        module = kind()
+        register(module=module)
+        for file in tmp_path.glob("checkpoint-*/*"):
+            file.write_bytes(b"")  # What was mapped would be a bus error from here on.
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+        return module.state_dict()
+
+    saved, loaded = run_once(first, tmp_path), run_once(second, tmp_path)
+    assert saved.keys() == loaded.keys()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
