@@ -5,6 +5,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
+IN_PARALLEL := -n auto --dist worksteal
 
 # Many tests start processes, which compile every module anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,10 +19,10 @@ check: $(INSTALLED)  ## format, lint, types, fast tests
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(PYTEST) -n auto -m "not slow and not gpu and not soak"
+	$(PYTEST) $(IN_PARALLEL) -m "not slow and not gpu and not soak"
 
 test: $(INSTALLED)  ## every test that needs neither a GPU nor an hour
-	$(PYTEST) -n auto -m "not gpu and not soak"
+	$(PYTEST) $(IN_PARALLEL) -m "not gpu and not soak"
 
 soak: $(INSTALLED)  ## restarts at random for a long time
 	$(PYTEST) -m soak

@@ -44,6 +44,11 @@ settings.load_profile("elasticrun")
 multiprocessing.set_forkserver_preload(["elasticrun.testing.preloaded"])
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes run the tests: most of the time they wait for others."""
+    return min(2 * (os.cpu_count() or 1), 8)
+
+
 @pytest.fixture(autouse=True)
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the variables of whoever runs the tests."""
