@@ -23,6 +23,7 @@ from elasticrun.accumulation import (
 from elasticrun.current import running_loader
 from elasticrun.pace import Pace
 from elasticrun.partial_gradients import PartialGradients, parameters_of
+from elasticrun.postponing import Unstepped
 
 if TYPE_CHECKING:
     from elasticrun.data.loader import AdaptiveDataLoader
@@ -53,10 +54,6 @@ class GradientHooks:
         parameters: Those of one module.
         ddp: What reduces their gradients over replicas.
         pace: Is told when an optimizer steps, at which nobody is waited for.
-
-    Attributes:
-        has_unstepped: Whether gradients may have been computed for training since an
-            optimizer that is followed has stepped.
     """
 
     def __init__(
@@ -81,7 +78,14 @@ class GradientHooks:
         self._counted_in: object = None
         self._has_warned = False
         self._follows = False
-        self.has_unstepped = False
+        self._unstepped = Unstepped()
+
+    @property
+    def has_unstepped(self) -> bool:
+        """Whether gradients wait for the step of an optimizer that is followed."""
+        loader = running_loader()
+        running = None if loader is None else loader.running_loop
+        return self._unstepped.is_pending(running)
 
     def prepare(self, *, is_training: bool) -> bool:
         """Get ready for a forward pass; return whether it is the global batch's last.
@@ -89,8 +93,12 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
-        part = None if loader is None else loader.running_micro_batch[2]
-        self.has_unstepped = self._follows and is_training
+        part = None
+        if loader is not None:
+            micro_batch = loader.running_micro_batch
+            part = micro_batch[2]
+            if self._follows and is_training:
+                self._unstepped.note_forward(loader.running_loop, micro_batch)
         if part is self._plain_part and not self._is_active:
             return True
         is_step, weight = True, 1.0
@@ -124,12 +132,11 @@ class GradientHooks:
                     partial.count(optimizer, is_again=counted_in is micro_batch)
                     counted_in = self._counted_in = micro_batch
                     return result
-                self.has_unstepped = False
-                if loader is not None:
-                    self._pace.begin(loader.running_loop)
+                has_closure = bool(args or kwargs)
+                self._note_step(loader, has_closure=has_closure)
                 if not partial.hides:
                     return method(optimizer, *args, **kwargs)
-                if not args and not kwargs:  # A closure's backward pass is yet to come.
+                if not has_closure:  # Its backward pass is yet to come.
                     partial.show_the_rest()
                 result = method(optimizer, *args, **kwargs)
                 partial.drop_counted(optimizer)
@@ -147,6 +154,15 @@ class GradientHooks:
 
         wrap_method(optimizer, "step", stepping, acts_once=True)
         wrap_method(optimizer, "zero_grad", zeroing)
+
+    def _note_step(
+        self, loader: AdaptiveDataLoader | None, *, has_closure: bool
+    ) -> None:
+        loop = turn = None
+        if loader is not None:
+            loop, turn = loader.running_loop, loader.running_micro_batch
+            self._pace.begin(loop)
+        self._unstepped.note_step(loop, turn, has_closure=has_closure)
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""

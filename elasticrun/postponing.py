@@ -13,6 +13,44 @@ logger = logging.getLogger(__name__)
 _MOST_BOUNDARIES = 64  # Most programs accumulate over fewer batches.
 
 
+class Unstepped:
+    """Whether gradients wait for an optimizer's step, which are in no checkpoint.
+
+    A forward pass tells: one for training is followed by a backward pass. The gradients
+    of one that comes after the step, in a turn of the loop whose step had a forward
+    pass of its own, are taken to be thrown away: it was for the accuracy, or for the
+    loss of another module. What a loop without any step leaves is taken so, too: it was
+    for an evaluation. Outside of loops there are no boundaries.
+    """
+
+    def __init__(self) -> None:
+        self._loop: object = None  # Where the last forward pass was that may wait.
+        self._turn: object = None
+        self._stepped_loop: object = None
+        self._stepped_turn: object = None
+
+    def note_forward(self, loop: object, turn: object) -> None:
+        """Note a forward pass for training, in one turn of a running loop."""
+        if turn is not self._stepped_turn:
+            self._loop, self._turn = loop, turn
+
+    def note_step(self, loop: object, turn: object, *, has_closure: bool) -> None:
+        """Note that an optimizer is about to step, in a loop or (None) outside.
+
+        Args:
+            has_closure: Whether the forward pass is yet to come.
+        """
+        if has_closure or turn is self._turn:
+            self._stepped_turn = turn
+        self._stepped_loop = loop
+        self._loop = None
+
+    def is_pending(self, running_loop: object) -> bool:
+        """Return whether a step is awaited, in the running loop or after it."""
+        loop = self._loop
+        return loop is not None and (loop is running_loop or loop is self._stepped_loop)
+
+
 class Postponement:
     """What is put off from one boundary to the next, alike on all replicas.
 

@@ -261,6 +261,7 @@ class Watcher:
         text = f"{message['reason']}, so no boundary could be agreed"
         if message["kind"] != STOP:
             logger.warning("%s: no checkpoint this time", text)
+            self._save_at = time.monotonic() + self._save_interval
             self._gate.settle(None)
             return
         logger.error("%s: exiting without a new checkpoint", text)

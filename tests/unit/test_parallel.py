@@ -21,11 +21,10 @@ from elasticrun import (
     ElasticRunError,
     StateNameError,
     remaining_epochs_until,
-    request_stop,
 )
 from elasticrun.testing import Job
 from tests.support.data import Numbers
-from tests.support.generations import generation, run_once
+from tests.support.generations import generation
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -412,75 +411,3 @@ def test_module_that_is_hooked_can_be_saved_whole() -> None:
         backward(model, batch)
         torch.save(net, io.BytesIO())
         copy.deepcopy(net)
-
-
-class Accumulating:
-    """Steps after every fourth batch of 20, and asks to stop in some."""
-
-    def __init__(self, *stops: int, every: int = 4) -> None:
-        self.stops = stops
-        self.every = every
-        self.saved_after: list[int] = []
-
-    def __call__(self) -> list[Any]:
-        net = nn.Linear(1, 1)
-        nn.init.constant_(net.weight, 0.5)
-        nn.init.constant_(net.bias, 0.0)
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
-        model = AdaptiveDataParallel(net, optimizer)
-        loader = AdaptiveDataLoader(Numbers(20), 1)
-        for _ in remaining_epochs_until(1):
-            for number, x in loader.enumerate():
-                (model(x.float()[:, None]).square().mean() / self.every).backward()
-                if number % self.every == self.every - 1:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                if number in self.stops:
-                    request_stop()
-        return [net.weight.item(), net.bias.item()]
-
-
-@pytest.mark.parametrize("interval", ["off", 0])
-def test_stops_and_saves_wait_while_gradients_accumulate(
-    tmp_path: Path, interval: float | str
-) -> None:
-    whole = run_once(Accumulating(), tmp_path / "whole")
-    script = Accumulating(1, 5, 7, 14)
-    resumed = [
-        run_once(script, tmp_path / "cut", save_interval=interval) for _ in range(4)
-    ]
-    assert resumed == [None, None, None, whole]  # 5 and 7 stop at the end of 7.
-
-
-def test_gradients_that_no_step_takes_are_not_waited_for_for_ever(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def script() -> int:
-        net = nn.Linear(1, 1)
-        model = AdaptiveDataParallel(net, torch.optim.SGD(net.parameters(), 0.01))
-        for x in (loader := AdaptiveDataLoader(Numbers(1000), 1)):
-            if loader.index == 0:
-                request_stop()
-            model(x.float()[:, None]).sum().backward()
-            batches.append(loader.batch_index)
-        return 0
-
-    batches: list[int] = []
-    assert run_once(script, tmp_path) is None
-    assert batches == list(range(65))
-    assert "for 64 boundaries no optimizer has stepped" in caplog.text
-
-
-def test_evaluation_is_not_waited_for(tmp_path: Path) -> None:
-    def script() -> None:
-        net = nn.Linear(1, 1)
-        model = AdaptiveDataParallel(net, torch.optim.SGD(net.parameters(), 0.01))
-        model.eval()
-        for x in (loader := AdaptiveDataLoader(Numbers(1000), 1)):
-            request_stop()
-            model(x.float()[:, None])
-            batches.append(loader.batch_index)
-
-    batches: list[int] = []
-    run_once(script, tmp_path)
-    assert batches == [0]

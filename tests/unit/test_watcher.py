@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,16 +21,24 @@ DEADLINE = 30.0
 
 
 @contextmanager
-def watched(gate: Gate, *, save_interval: float = math.inf) -> Iterator[Watcher]:
+def watched(
+    gate: Gate,
+    *,
+    save_interval: float = math.inf,
+    world_size: int = 1,
+    grace: float = 60.0,
+    is_saving: Callable[[], bool] = lambda: False,
+) -> Iterator[Watcher]:
     watcher = Watcher(
         gate,
         rank=0,
-        world_size=1,
+        world_size=world_size,
         links=None,
-        grace=60.0,
+        grace=grace,
         save_interval=save_interval,
         describe=lambda: "here",
         on_gone=lambda rank, fate: None,
+        is_saving=is_saving,
     )
     yield watcher
     watcher.close()
@@ -72,6 +80,49 @@ def test_nothing_is_saved_by_time_before_the_first_boundary() -> None:
         assert gate.number == 0
         assert gate._promise is None
         assert train(gate).kind == "checkpoint"
+
+
+def test_a_save_by_time_is_asked_for_once_until_it_is_written() -> None:
+    num_looks = 0
+
+    def is_saving() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return False
+
+    def let_it_look() -> None:
+        """Let the watcher see ten times what is due."""
+        enough = num_looks + 10
+        deadline = time.monotonic() + DEADLINE
+        while num_looks < enough:
+            assert time.monotonic() < deadline, "it looks no more"
+            watcher.wake()
+            time.sleep(0.0005)
+
+    gate = Gate()
+    with watched(gate, save_interval=0.001, is_saving=is_saving) as watcher:
+        watcher.start()
+        assert train(gate).cause == "save_interval"
+        let_it_look()
+        assert [gate.arrive(), gate.arrive()] == [None, None]
+        watcher.note_saved()
+        assert train(gate).cause == "save_interval"
+
+
+def test_a_save_by_time_is_asked_for_again_after_an_agreement_that_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate()
+    gate.arrive()
+    with watched(gate, save_interval=0.001, world_size=2, grace=0.01) as watcher:
+        watcher.start()
+        assert watcher._coordinator is not None
+        deadline = time.monotonic() + DEADLINE
+        while watcher._coordinator._number < 3:  # Rank 1 never answers.
+            assert time.monotonic() < deadline, "nobody was asked again"
+            time.sleep(0.0005)
+        watcher._mail.put({"type": "left", "rank": 1})
+    assert "rank 1 never answered within 0.01 s of save_interval" in caplog.text
 
 
 def test_it_takes_descriptors_above_those_of_select() -> None:
