@@ -45,12 +45,24 @@ def installed_modules(*, but: Collection[str]) -> list[str]:
     Args:
         but: What was imported before.
     """
-    found = []
-    for name, module in list(sys.modules.items()):
-        origin = getattr(getattr(module, "__spec__", None), "origin", None) or ""
-        if name not in but and ("site-packages" in origin or "dist-packages" in origin):
-            found.append(name)
-    return found
+    return [
+        name
+        for name, module in list(sys.modules.items())
+        if name not in but and _is_installed(module)
+    ]
+
+
+def _is_installed(module: object) -> bool:
+    """Return whether it comes from where packages are installed.
+
+    Programs put stand-ins there that answer anything, or raise anything.
+    """
+    try:
+        origin = module.__spec__.origin  # type: ignore[attr-defined]
+    except Exception:
+        return False
+    is_path = isinstance(origin, str)
+    return is_path and ("site-packages" in origin or "dist-packages" in origin)
 
 
 def _imported(node: ast.stmt) -> list[str] | None:

@@ -38,6 +38,7 @@ class Reporter:
         self._stop_cause: str | None = None
         self._first: _Place | None = None
         self._has_trained = False
+        self._has_failed = False
         self._last: Message = {}
         self._inherited: set[str] | None = set(sys.modules)
         self._surroundings = _surroundings()
@@ -67,8 +68,20 @@ class Reporter:
         if job is None:
             return _UNTIL_JOB
         self._ask_to_stop(job)
-        self._report(job)
+        try:
+            self._report(job)
+        except Exception:  # The next wish to stop must still get through.
+            self._note_failure()
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
+
+    def _note_failure(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                "the launcher is not told where this replica is, so that `elasticrun "
+                "status` may show what was before; training goes on",
+                exc_info=True,
+            )
 
     def _handle(self, message: Message) -> None:
         if message["type"] == "stop":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from elasticrun.launcher.imports import imports_of
+from elasticrun.launcher.imports import imports_of, installed_modules
 from elasticrun.launcher.options import Program
 from tests.launcher.running import REPOSITORY, running
 from tests.support.stage import Stage
@@ -44,6 +45,28 @@ def test_the_programs_own_modules_are_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "data" / "__init__.py").touch()
     text = "import torch, numpy\nfrom data.sets import A\nimport sklearn\n"
     assert imported(tmp_path, text) == ["torch", "numpy"]
+
+
+class Stub:
+    """What people put into `sys.modules` for a package that they do not have."""
+
+    def __getattr__(self, name: str) -> Stub:
+        return Stub()
+
+
+class Raising:
+    def __getattr__(self, name: str) -> None:
+        raise KeyError(name)
+
+
+def test_stand_ins_for_modules_are_not_taken_for_installed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = set(sys.modules) - {"pytest"}
+    monkeypatch.setitem(sys.modules, "stub", Stub())
+    monkeypatch.setitem(sys.modules, "raising", Raising())
+    monkeypatch.setitem(sys.modules, "none", None)
+    assert installed_modules(but=before) == ["pytest"]
 
 
 CONFIGURED = 'import os\nVALUE = os.environ.get("BACKEND", "not chosen")\n'
