@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from elasticrun.launcher.stop_signals import StopSignals
@@ -180,6 +181,30 @@ def test_what_a_killed_rank_had_started_does_not_survive_it(stage: Stage) -> Non
         stage.mark("go-1")
         assert job.wait() == 0
         assert processes_of(stage) == []
+
+
+BACKGROUND = """
+sleep 1000 & echo $! > $0/plain
+setsid sleep 1000 & echo $! > $0/session
+(sleep 1000 & echo $! > $0/orphan
+while [ ! -e $0/marks/held-0-0 ]; do sleep 0.01; done) &
+exec "$@"
+"""
+
+
+def test_what_ran_before_the_launcher_outlives_it(stage: Stage) -> None:
+    """As what an entry point puts into the background before it `exec`s."""
+    before = ("bash", "-c", BACKGROUND, str(stage.root))
+    with running(stage, "--replicas", 1, "--", "--hold", "0:9", before=before) as job:
+        job.wait_until_held(0, 1)
+        pids = {
+            int((stage.root / name).read_text())
+            for name in ("plain", "session", "orphan")
+        }
+        wait_until(lambda: all(psutil.Process(p).ppid() == job.pid for p in pids))
+        stage.mark("go-0")
+        assert job.wait() == 0, job.events
+        assert set(processes_of(stage)) == pids
 
 
 def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
