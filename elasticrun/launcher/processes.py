@@ -43,9 +43,14 @@ def kill_group(leader: int) -> None:
 def kill_children(*, but: set[int]) -> None:
     """Kill and wait for all children, and for those that become ours by that.
 
-    Only for a process that adopts orphans: nothing that it has started then is left.
+    Only for a process that adopts orphans: nothing that a replica has started then is
+    left. A replica begins a session of its own and cannot come back to this one, so
+    who is in this one is somebody else's, or has another task.
     """
-    while victims := [pid for pid in children() if pid not in but]:
+    own = os.getsid(0)
+    while victims := [
+        pid for pid in children() if pid not in but and _session_of(pid) != own
+    ]:
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -112,8 +117,13 @@ def _parent_of(pid: int) -> int:
     return int(fields[1]) if len(fields) > 1 else 0
 
 
+def _session_of(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[3]) if len(fields) > 3 else 0
+
+
 def _stat(pid: int) -> list[str]:
-    """Return what follows the name in /proc/PID/stat: state, parent, group, ..."""
+    """Return what follows the name in /proc/PID/stat: state, parent, group, session."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

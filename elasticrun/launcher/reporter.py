@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from elasticrun.launcher import environment
 from elasticrun.launcher.imports import installed_modules
 from elasticrun.launcher.wire import Channel, Message
 
@@ -37,8 +38,10 @@ class Reporter:
         self._stop_cause: str | None = None
         self._first: _Place | None = None
         self._has_trained = False
+        self._has_failed = False
         self._last: Message = {}
         self._inherited: set[str] | None = set(sys.modules)
+        self._surroundings = _surroundings()
 
     def start(self) -> None:
         """Start the thread, and let the dump signal print all stacks."""
@@ -65,8 +68,20 @@ class Reporter:
         if job is None:
             return _UNTIL_JOB
         self._ask_to_stop(job)
-        self._report(job)
+        try:
+            self._report(job)
+        except Exception:  # The next wish to stop must still get through.
+            self._note_failure()
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
+
+    def _note_failure(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                "the launcher is not told where this replica is, so that `elasticrun "
+                "status` may show what was before; training goes on",
+                exc_info=True,
+            )
 
     def _handle(self, message: Message) -> None:
         if message["type"] == "stop":
@@ -111,10 +126,23 @@ class Reporter:
             self._last = report
             self._channel.send({**report, "time": time.monotonic()})
         if self._has_trained and self._inherited is not None:
-            names = installed_modules(but=self._inherited)
-            self._inherited = None
-            if names and job.environment.local_rank == 0:
-                self._channel.send({"type": "modules", "names": names})
+            inherited, self._inherited = self._inherited, None
+            if job.environment.local_rank == 0:
+                self._teach(inherited)
+
+    def _teach(self, inherited: set[str]) -> None:
+        """Have the forkserver import what the program did, if it would find the same.
+
+        It has other variables than a program that has set some, and another path.
+        """
+        names = installed_modules(but=inherited)
+        if names and _surroundings() == self._surroundings:
+            self._channel.send({"type": "modules", "names": names})
+
+
+def _surroundings() -> tuple[dict[str, str], list[str]]:
+    """Return what programs set so that later imports find or do something else."""
+    return environment.variables(), list(sys.path)
 
 
 def _gpu_memory(job: Job) -> int | None:

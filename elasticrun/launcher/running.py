@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from collections.abc import Callable
+from contextlib import ExitStack
 
 from elasticrun.launcher import directory, processes, sockets
 from elasticrun.launcher.claim import claimed, make_usable
@@ -20,9 +17,9 @@ from elasticrun.launcher.nodes import Listener, Nodes, OneNode
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.server import Server
 from elasticrun.launcher.status import StatusBook
+from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor import Supervisor
 
-_STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _LIVE_SECONDS = 0.5
 
 
@@ -39,7 +36,7 @@ def run_job(options: Options) -> int:
         if _is_finished(options, console):
             return 0
         with ExitStack() as stack:
-            wakeups = stack.enter_context(_signals_as_bytes())
+            wakeups = stack.enter_context(signals_as_bytes())
             _claim_directories(options, stack)
             _say_where(options, console)
             processes.adopt_orphans()
@@ -51,7 +48,8 @@ def run_job(options: Options) -> int:
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
             Server(listener, supervisor, book)
-            loop.watch(wakeups, lambda: _on_signals(wakeups, supervisor))
+            stops = StopSignals(supervisor.stop)
+            loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(options.lifeline, _on_lifeline(supervisor, options.lifeline))
             _keep_live(loop, console, book)
@@ -114,39 +112,6 @@ def _say_where(options: Options, console: Console) -> None:
         + (f", going on from checkpoint {newest}" if newest else "")
         + f", logs in {options.log_dir}"
     )
-
-
-@contextmanager
-def _signals_as_bytes() -> Iterator[int]:
-    """Have signals write their number into a pipe, whose reading end this yields."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    # A job that was started with `nohup` goes on when its terminal is closed.
-    numbers = [n for n in _STOPS if signal.getsignal(n) is not signal.SIG_IGN]
-    for number in numbers:
-        signal.signal(number, _ignore)
-    try:
-        yield reader
-    finally:
-        # The job is over, and a signal must not change its code any more; Python's own
-        # handlers would not last as long as the interpreter needs to end.
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        signal.set_wakeup_fd(previous)
-        os.close(reader)
-        os.close(writer)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Let the byte in the pipe say it."""
-
-
-def _on_signals(reader: int, supervisor: Supervisor) -> None:
-    for number in os.read(reader, 4096):
-        if number in _STOPS:
-            supervisor.stop(signal.Signals(number).name, _STOPS[signal.Signals(number)])
 
 
 def _on_lifeline(supervisor: Supervisor, lifeline: int) -> Callable[[], None]:

@@ -62,6 +62,8 @@ class Supervisor:
         self.exit_code: int | None = None
         self.on_ready: list[Callable[[], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
+        # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
+        self._strangers = set(processes.children())
         self._console = console
         self._stragglers = Stragglers()
         self._watchdog = Watchdog(loop, console.event, HangClock(options.hang_timeout))
@@ -97,7 +99,7 @@ class Supervisor:
         if self.generation is not None:
             self.generation.kill()
         self.nodes.close(is_hurried=self._is_hurried)
-        processes.kill_children(but=set())
+        processes.kill_children(but=self._strangers)
 
     @property
     def state(self) -> str:
@@ -200,7 +202,7 @@ class Supervisor:
         """Let the replicas go that were offered."""
         parked, self._offered = self._offered, []
         pids = {each.pid for each in parked}
-        waiting = self._reserve.pids | self.nodes.pids
+        waiting = self._reserve.pids | self.nodes.pids | self._strangers
         processes.kill_children(but={self._starter.pid, *pids, *waiting})
         self._last_number = round_.number
         self.crashes.adopt(round_)

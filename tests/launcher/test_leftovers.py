@@ -6,8 +6,10 @@ import os
 import signal
 from collections.abc import Callable
 
+import psutil
 import pytest
 
+from elasticrun.launcher.stop_signals import StopSignals
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     Running,
@@ -23,7 +25,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
 )
 def test_a_signal_saves_at_a_boundary_and_ends_everything(
     stage: Stage, number: signal.Signals, code: int
@@ -71,10 +74,41 @@ def test_a_second_signal_ends_everything_at_once(stage: Stage) -> None:
         job.wait_until_held(0, 2)
         job.process.terminate()
         job.wait_until_said("saving at the next boundary")
-        job.process.terminate()
+        # Within a second of the first one it is taken for the same.
+        wait_until(lambda: job.process.terminate() or job.process.poll() is not None)
         assert job.wait() == 143
+        assert "SIGTERM again: ending at once" in job.events
         assert processes_of(stage) == []
     assert stage.committed() == []
+
+
+def test_a_terminal_that_is_closed_costs_nothing(stage: Stage) -> None:
+    """The shell sends SIGHUP, and so does the kernel."""
+    with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 2)
+        job.process.send_signal(signal.SIGHUP)
+        job.wait_until_said("SIGHUP: saving at the next boundary")
+        job.process.send_signal(signal.SIGHUP)
+        # It is read in its order, so an answer shows that the signal was.
+        assert job.status()["state"] == "stopping"
+        stage.mark("go-0")
+        assert job.wait() == 129
+    assert len(stage.committed()) == 1
+
+
+def test_a_signal_that_repeats_another_is_told_from_a_second_one() -> None:
+    stops: list[tuple[str, int]] = []
+    signals = StopSignals(lambda name, code: stops.append((name, code)))
+    for number, now in (
+        (signal.SIGTERM, 5.0),
+        (signal.SIGTERM, 5.9),
+        (signal.SIGHUP, 20.0),
+        (signal.SIGWINCH, 20.0),
+        (signal.SIGTERM, 6.1),
+        (signal.SIGINT, 6.2),
+    ):
+        signals.take(number, now=now)
+    assert stops == [("SIGTERM", 143), ("SIGTERM", 143), ("SIGINT", 130)]
 
 
 def test_who_does_not_come_to_a_boundary_in_time_is_ended(stage: Stage) -> None:
@@ -147,6 +181,30 @@ def test_what_a_killed_rank_had_started_does_not_survive_it(stage: Stage) -> Non
         stage.mark("go-1")
         assert job.wait() == 0
         assert processes_of(stage) == []
+
+
+BACKGROUND = """
+sleep 1000 & echo $! > $0/plain
+setsid sleep 1000 & echo $! > $0/session
+(sleep 1000 & echo $! > $0/orphan
+while [ ! -e $0/marks/held-0-0 ]; do sleep 0.01; done) &
+exec "$@"
+"""
+
+
+def test_what_ran_before_the_launcher_outlives_it(stage: Stage) -> None:
+    """As what an entry point puts into the background before it `exec`s."""
+    before = ("bash", "-c", BACKGROUND, str(stage.root))
+    with running(stage, "--replicas", 1, "--", "--hold", "0:9", before=before) as job:
+        job.wait_until_held(0, 1)
+        pids = {
+            int((stage.root / name).read_text())
+            for name in ("plain", "session", "orphan")
+        }
+        wait_until(lambda: all(psutil.Process(p).ppid() == job.pid for p in pids))
+        stage.mark("go-0")
+        assert job.wait() == 0, job.events
+        assert set(processes_of(stage)) == pids
 
 
 def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:

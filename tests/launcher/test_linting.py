@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from elasticrun.launcher.linting import source_of
 from elasticrun.launcher.options import Program
 from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
-from tests.launcher.running import running
+from tests.launcher.running import REPOSITORY, running
 from tests.support.stage import Stage
 
 # The mistake is in a function that nobody calls.
@@ -39,6 +40,31 @@ def test_errors_are_shown_as_warnings(
     warning = f"elasticrun: warning: {script}:{line}:9: ER101 LR scheduler stepped"
     assert (warning in job.events) == (not options)
     assert ("`elasticrun rule ER101` explains" in job.events) == (not options)
+
+
+LATE = """
+import sys
+if sys.orig_argv[2:3] == ["elasticrun.lint"]:
+    from pathlib import Path
+    from tests.support.stage import Stage
+    Stage(Path({root!r})).wait_for("began")
+"""
+
+
+@pytest.mark.slow
+def test_replicas_that_are_quick_do_not_end_the_linter(
+    stage: Stage, script: Path
+) -> None:
+    site = stage.root / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(LATE.format(root=str(stage.root)))
+    mark = f"open({str(stage.root / 'marks' / 'began')!r}, 'w')\n"
+    script.write_text(mark + SCRIPT, encoding="utf-8")
+    path = f"{site}{os.pathsep}{REPOSITORY}"
+    options = ["--replicas", 1, "--start", "exec"]
+    with running(stage, *options, script=script, PYTHONPATH=path) as job:
+        assert job.wait() == 0, job.events
+    assert "ER101 LR scheduler stepped" in job.events
 
 
 @pytest.mark.slow

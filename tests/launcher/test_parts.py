@@ -24,7 +24,6 @@ from elasticrun.launcher.causes import (
     first_cause,
 )
 from elasticrun.launcher.hangs import HangClock
-from elasticrun.launcher.imports import imports_of
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.options import (
     OptionError,
@@ -327,22 +326,6 @@ class TestDirectory:
         assert directory.move_aside(own) == tmp_path / "own.old-1"
         self.commit(own, 1)
         assert directory.move_aside(own) == tmp_path / "own.old-2"
-
-
-def test_only_imports_at_the_top_are_taken(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from __future__ import annotations\n"
-        "import sklearn.datasets as d, torch\n"
-        "from . import sibling\n"
-        "from torch import nn\n"
-        "if d:\n    import never\n"
-        "def main():\n    import neither\n"
-    )
-    program = Program("script", str(script), (), ())
-    assert imports_of(program) == ["sklearn.datasets", "torch"]
-    script.write_text("def broken(")
-    assert imports_of(program) == []
 
 
 def test_a_directory_that_others_own_or_enter_is_refused(

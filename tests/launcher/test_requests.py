@@ -129,6 +129,35 @@ def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+REPORTS_FAIL = """
+import json, threading
+from tests.launcher.program import main
+
+real = json.dumps
+
+def dumps(value, **options):
+    if threading.current_thread().name == "elasticrun-reporter" and value["index"]:
+        raise KeyError("no such thing")
+    return real(value, **options)
+
+json.dumps = dumps
+main()
+"""
+
+
+def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text(REPORTS_FAIL)
+    options = ["--replicas", 1, "--grace", 5, "--", stage.root, "--pace", 0.05]
+    with running(stage, *options, "--hold", "0:0", script=script) as job:
+        job.wait_until_held(0, 1)
+        stage.mark("go-0")
+        job.wait_until_said("the launcher is not told where this replica is")
+        assert job.ask("stop").stdout == "saving and ending\nended\n"
+        assert job.wait() == 75
+    assert "stopped; checkpoint 1 is saved" in job.events
+
+
 def test_status_says_where_the_job_is(stage: Stage) -> None:
     assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
     assert elasticrun(stage, "status", "other").returncode == 3

@@ -1,0 +1,115 @@
+"""What the forkserver imports changes nothing but how long a restart takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticrun.launcher.imports import imports_of, installed_modules
+from elasticrun.launcher.options import Program
+from tests.launcher.running import REPOSITORY, running
+from tests.support.stage import Stage
+
+
+def imported(folder: Path, text: str) -> list[str]:
+    script = folder / "train.py"
+    script.write_text(text)
+    return imports_of(Program("script", str(script), (), (str(folder),)))
+
+
+def test_only_imports_before_anything_else_are_taken(tmp_path: Path) -> None:
+    text = (
+        '"""Trains."""\n'
+        "from __future__ import annotations\n"
+        "import sklearn.datasets as d, torch  # both\n"
+        "from torch import nn\n"
+    )
+    assert imported(tmp_path, text) == ["sklearn.datasets", "torch"]
+    for line in (
+        "os.environ['A'] = '1'",
+        "if d:\n    import never",
+        "d()",
+        "from . import d",
+    ):
+        more = f"{text}{line}\nimport numpy\n"
+        assert imported(tmp_path, more) == ["sklearn.datasets", "torch"]
+    assert imported(tmp_path, "def broken(") == []
+
+
+def test_the_programs_own_modules_are_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "numpy").mkdir()  # Only a folder, which hides no installed package.
+    (tmp_path / "data" / "__init__.py").touch()
+    text = "import torch, numpy\nfrom data.sets import A\nimport sklearn\n"
+    assert imported(tmp_path, text) == ["torch", "numpy"]
+
+
+class Stub:
+    """What people put into `sys.modules` for a package that they do not have."""
+
+    def __getattr__(self, name: str) -> Stub:
+        return Stub()
+
+
+class Raising:
+    def __getattr__(self, name: str) -> None:
+        raise KeyError(name)
+
+
+def test_stand_ins_for_modules_are_not_taken_for_installed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = set(sys.modules) - {"pytest"}
+    monkeypatch.setitem(sys.modules, "stub", Stub())
+    monkeypatch.setitem(sys.modules, "raising", Raising())
+    monkeypatch.setitem(sys.modules, "none", None)
+    assert installed_modules(but=before) == ["pytest"]
+
+
+CONFIGURED = 'import os\nVALUE = os.environ.get("BACKEND", "not chosen")\n'
+TRAIN = """
+import os
+
+def main():
+    os.environ["BACKEND"] = "chosen"
+    import backend, places
+    import elasticrun
+    from tests.launcher import program
+    print("generation", elasticrun.generation(), backend.VALUE, places.VALUE)
+    program.main()
+
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_finds_what_it_would_find_without_a_launcher(stage: Stage) -> None:
+    """At the top, and in the generation after one from which the forkserver learns."""
+    site, scripts = stage.root / "site-packages", stage.root / "scripts"
+    for folder in (site, scripts):
+        folder.mkdir()
+        (folder / "places.py").write_text(f"VALUE = {folder.name!r}\n")
+    (site / "backend.py").write_text(CONFIGURED)
+    script = scripts / "train.py"
+    path = f"{REPOSITORY}{os.pathsep}{site}"
+    options = ["--replicas", 1, "--save-interval", 0, "--", stage.root]
+
+    script.write_text(
+        "import os, places\nos.environ['BACKEND'] = 'chosen'\nimport backend\n"
+        "print(backend.VALUE, places.VALUE)\n"
+    )
+    with running(stage, *options, script=script, PYTHONPATH=path) as job:
+        assert job.wait() == 0, job.events
+    assert job.output == "[0] chosen scripts\n"
+
+    script.write_text(TRAIN)
+    holds = ["--hold", "0:9", "--at", "0:0:10:kill"]
+    with running(stage, *options, *holds, script=script, PYTHONPATH=path) as job:
+        job.wait_until_held(0, 1)
+        stage.mark("go-0")
+        assert job.wait() == 0, job.events
+    assert "[0] generation 0 chosen scripts\n" in job.output
+    assert "[0] generation 1 chosen scripts\n" in job.output
