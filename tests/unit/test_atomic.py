@@ -175,6 +175,26 @@ def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     assert commit(directory, "next").name == "checkpoint-00000002"
 
 
+def test_a_key_that_interrupts_the_commit_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the files are forced to the disk, an error without a text."""
+    directory = AtomicDirectory(tmp_path, keep=1)
+    kept = commit(directory, "good")
+    version = directory.prepare()
+    (version / "text").write_text("more")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            version.commit()
+    assert directory.latest() == kept
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-00000001", "lock"]
+
+
+def interrupt(_: int) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
 def test_it_can_be_committed_and_abandoned_by_hand(tmp_path: Path) -> None:
     directory = AtomicDirectory(tmp_path)
     version = directory.prepare()
