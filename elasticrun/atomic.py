@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from elasticrun.checkpoint import files
-from elasticrun.checkpoint.listing import checkpoint_name, is_torn, list_numbers
+from elasticrun.checkpoint.files import DamagedFileError
+from elasticrun.checkpoint.listing import (
+    checkpoint_name,
+    is_torn,
+    list_numbers,
+    read_checkpoint,
+)
 from elasticrun.checkpoint.place import check_is_local
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
@@ -87,7 +93,7 @@ class AtomicDirectory:
 
         Raises:
             CheckpointError: Another process prepares one here; or the directory cannot
-                be written, or is not the same for all ranks.
+                be written, is a job's, or is not the same for all ranks.
         """
         message: dict[str, Any] = {"number": 0, "error": None}
         if self._ranks.is_first:
@@ -108,11 +114,27 @@ class AtomicDirectory:
     def _begin(self) -> dict[str, Any]:
         try:
             self._store.acquire()
+            self._refuse_jobs()
             self._store.sweep()
             draft = self._store.begin(self._store.next_number())
             return {"number": draft.number, "error": None}
         except (OSError, CheckpointError) as error:
             return {"number": 0, "error": text_of(error)}
+
+    def _refuse_jobs(self) -> None:
+        """Raise where a job keeps its checkpoints, of which old ones would go here."""
+        storage = self._store.storage
+        for number in list_numbers(storage):
+            try:
+                found = read_checkpoint(storage, number)
+            except (FileNotFoundError, DamagedFileError):
+                continue
+            if found.manifest.job != JOB:
+                raise CheckpointError(
+                    f"{found.path} is a checkpoint of the job {found.manifest.job!r}. "
+                    "Versions beside a job's checkpoints would push them out, and the "
+                    "job could not resume. Give the versions a directory of their own."
+                )
 
     def latest(self) -> Path | None:
         """Return the newest version whose every byte is right, None without any.

@@ -15,9 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from elasticrun import AtomicDirectory, CheckpointError, CheckpointWarning, atomic_save
+from elasticrun import (
+    AtomicDirectory,
+    CheckpointError,
+    CheckpointWarning,
+    Variables,
+    atomic_save,
+    save_all_states,
+)
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.store import CheckpointStore
+from tests.support.generations import run_once
 
 STATE = {"weight": torch.arange(5.0), "step": 3}
 
@@ -288,6 +296,18 @@ def test_jobs_and_versions_do_not_mix(tmp_path: Path) -> None:
     commit(AtomicDirectory(tmp_path), "text")
     with pytest.raises(CheckpointError, match="belongs to the job 'AtomicDirectory'"):
         CheckpointStore(tmp_path, job="digits").find_newest()
+
+
+def test_a_jobs_checkpoints_are_not_pushed_out(tmp_path: Path) -> None:
+    for _ in range(3):
+        run_once(lambda: (Variables(value=1), save_all_states()), tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-00000003 is a checkpoint of the job 'test'"
+    ):
+        AtomicDirectory(tmp_path, keep=1).prepare()
+    assert sorted(os.listdir(tmp_path)) == before
+    run_once(lambda: None, tmp_path)  # The lock is free.
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
