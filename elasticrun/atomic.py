@@ -82,6 +82,7 @@ class AtomicDirectory:
         check_is_local(directory, what="AtomicDirectory")
         self._store = CheckpointStore(directory, job=JOB, keep=keep)
         self._ranks = Ranks(all_ranks=all_ranks)
+        self._prepared: Preparation | None = None
 
     @property
     def directory(self) -> Path:
@@ -92,34 +93,49 @@ class AtomicDirectory:
         """Begin a version: a directory to write plain files into, then to commit.
 
         Raises:
-            CheckpointError: Another process prepares one here; or the directory cannot
-                be written, is a job's, or is not the same for all ranks.
+            CheckpointError: One is open already, here or in another process; or the
+                directory cannot be written, is a job's, or is not the same for all
+                ranks.
         """
-        message: dict[str, Any] = {"number": 0, "error": None}
-        if self._ranks.is_first:
-            message = self._begin()
-        message = self._ranks.gather(message)[0]
-        error, draft = message["error"], None
+        own: dict[str, Any] = {"number": 0, "error": self._why_not_now()}
+        if self._ranks.is_first and own["error"] is None:
+            own = self._begin()
+        first = self._ranks.gather(own)[0]
+        error, draft = first["error"] or own["error"], None
         if error is None:
             try:
-                draft = self._store.join(message["number"])
+                draft = self._store.join(first["number"])
             except CheckpointError as problem:
                 error = text_of(problem)
         errors = [text for text in self._ranks.gather(error) if text is not None]
         if errors or draft is None:
-            self._store.release()
+            if own["error"] is None:  # Else the lock is not this call's.
+                self._store.release()
             raise CheckpointError(errors[0])
-        return Preparation(self._store, draft, self._ranks)
+        self._prepared = Preparation(self._store, draft, self._ranks)
+        return self._prepared
+
+    def _why_not_now(self) -> str | None:
+        if self._prepared is None or not self._prepared.is_open:
+            return None
+        return (
+            f"{self._prepared.path} has been prepared and is still open. Versions are "
+            "committed one after another. Commit or abandon that one first."
+        )
 
     def _begin(self) -> dict[str, Any]:
+        """Take the directory and begin a version, or say why that failed."""
         try:
             self._store.acquire()
             self._refuse_jobs()
             self._store.sweep()
             draft = self._store.begin(self._store.next_number())
             return {"number": draft.number, "error": None}
-        except (OSError, CheckpointError) as error:
-            return {"number": 0, "error": text_of(error)}
+        except BaseException as error:
+            self._store.release()
+            if isinstance(error, (OSError, CheckpointError)):
+                return {"number": 0, "error": text_of(error)}
+            raise
 
     def _refuse_jobs(self) -> None:
         """Raise where a job keeps its checkpoints, of which old ones would go here."""

@@ -35,6 +35,11 @@ class Preparation:
         self._is_open = True
 
     @property
+    def is_open(self) -> bool:
+        """Whether it is neither committed nor abandoned."""
+        return self._is_open
+
+    @property
     def path(self) -> Path:
         """The directory to write into."""
         return Path(self._draft.path)

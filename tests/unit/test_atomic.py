@@ -24,6 +24,7 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint import files
+from elasticrun.checkpoint.lock import find_owner
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.generations import run_once
 
@@ -290,6 +291,18 @@ def test_two_at_once_are_refused(
             AtomicDirectory(tmp_path, keep=1).prepare()
     assert directory.latest() == version.path
     commit(AtomicDirectory(tmp_path), "second")
+
+
+def test_a_second_version_while_one_is_open_is_refused_at_once(tmp_path: Path) -> None:
+    directory = AtomicDirectory(tmp_path)
+    with directory.prepare() as version:
+        (version / "text").write_text("first")
+        with pytest.raises(CheckpointError, match="00000001 has been prepared and is"):
+            directory.prepare()
+        assert find_owner(tmp_path) is not None  # The first one's lock.
+    assert directory.latest() == version.path
+    assert find_owner(tmp_path) is None
+    commit(directory, "second")
 
 
 def test_jobs_and_versions_do_not_mix(tmp_path: Path) -> None:
