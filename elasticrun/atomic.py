@@ -7,25 +7,23 @@ loader, no launcher.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from elasticrun.checkpoint import files
-from elasticrun.checkpoint.draft import Draft
-from elasticrun.checkpoint.files import FileRecord
-from elasticrun.checkpoint.listing import checkpoint_name, is_torn, list_numbers
-from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.files import DamagedFileError
+from elasticrun.checkpoint.listing import (
+    checkpoint_name,
+    is_torn,
+    list_numbers,
+    read_checkpoint,
+)
 from elasticrun.checkpoint.place import check_is_local
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.control.gathering import gather
-from elasticrun.errors import CheckpointError
-from elasticrun.version import version
-
-_JOB = "AtomicDirectory"
+from elasticrun.errors import CheckpointError, text_of
+from elasticrun.preparation import JOB, Preparation, Ranks
 
 
 def atomic_save(obj: object, path: str | os.PathLike[str], **options: Any) -> None:
@@ -82,8 +80,9 @@ class AtomicDirectory:
         all_ranks: bool = True,
     ) -> None:
         check_is_local(directory, what="AtomicDirectory")
-        self._store = CheckpointStore(directory, job=_JOB, keep=keep)
-        self._ranks = _Ranks(all_ranks=all_ranks)
+        self._store = CheckpointStore(directory, job=JOB, keep=keep)
+        self._ranks = Ranks(all_ranks=all_ranks)
+        self._prepared: Preparation | None = None
 
     @property
     def directory(self) -> Path:
@@ -94,33 +93,64 @@ class AtomicDirectory:
         """Begin a version: a directory to write plain files into, then to commit.
 
         Raises:
-            CheckpointError: Another process prepares one here; or the directory cannot
-                be written, or is not the same for all ranks.
+            CheckpointError: One is open already, here or in another process; or the
+                directory cannot be written, is a job's, or is not the same for all
+                ranks.
         """
-        message: dict[str, Any] = {"number": 0, "error": ""}
-        if self._ranks.is_first:
-            message = self._begin()
-        message = self._ranks.gather(message)[0]
-        error, draft = message["error"], None
-        if not error:
+        own: dict[str, Any] = {"number": 0, "error": self._why_not_now()}
+        if self._ranks.is_first and own["error"] is None:
+            own = self._begin()
+        first = self._ranks.gather(own)[0]
+        error, draft = first["error"] or own["error"], None
+        if error is None:
             try:
-                draft = self._store.join(message["number"])
+                draft = self._store.join(first["number"])
             except CheckpointError as problem:
-                error = str(problem)
-        errors = [text for text in self._ranks.gather(error) if text]
+                error = text_of(problem)
+        errors = [text for text in self._ranks.gather(error) if text is not None]
         if errors or draft is None:
-            self._store.release()
+            if own["error"] is None:  # Else the lock is not this call's.
+                self._store.release()
             raise CheckpointError(errors[0])
-        return Preparation(self._store, draft, self._ranks)
+        self._prepared = Preparation(self._store, draft, self._ranks)
+        return self._prepared
+
+    def _why_not_now(self) -> str | None:
+        if self._prepared is None or not self._prepared.is_open:
+            return None
+        return (
+            f"{self._prepared.path} has been prepared and is still open. Versions are "
+            "committed one after another. Commit or abandon that one first."
+        )
 
     def _begin(self) -> dict[str, Any]:
+        """Take the directory and begin a version, or say why that failed."""
         try:
             self._store.acquire()
+            self._refuse_jobs()
             self._store.sweep()
             draft = self._store.begin(self._store.next_number())
-            return {"number": draft.number, "error": ""}
-        except (OSError, CheckpointError) as error:
-            return {"number": 0, "error": str(error)}
+            return {"number": draft.number, "error": None}
+        except BaseException as error:
+            self._store.release()
+            if isinstance(error, (OSError, CheckpointError)):
+                return {"number": 0, "error": text_of(error)}
+            raise
+
+    def _refuse_jobs(self) -> None:
+        """Raise where a job keeps its checkpoints, of which old ones would go here."""
+        storage = self._store.storage
+        for number in list_numbers(storage):
+            try:
+                found = read_checkpoint(storage, number)
+            except (FileNotFoundError, DamagedFileError):
+                continue
+            if found.manifest.job != JOB:
+                raise CheckpointError(
+                    f"{found.path} is a checkpoint of the job {found.manifest.job!r}. "
+                    "Versions beside a job's checkpoints would push them out, and the "
+                    "job could not resume. Give the versions a directory of their own."
+                )
 
     def latest(self) -> Path | None:
         """Return the newest version whose every byte is right, None without any.
@@ -132,11 +162,11 @@ class AtomicDirectory:
             CheckpointError: There are versions, but none is whole; or the ranks see
                 different ones.
         """
-        message: list[Any] = [None, "", ""]
+        message: list[Any] = [None, None, None]
         if self._ranks.is_first:
             message = self._find()
         number, digest, error = self._ranks.gather(message)[0]
-        if error:
+        if error is not None:
             raise CheckpointError(error)
         if number is None:
             return None
@@ -146,18 +176,18 @@ class AtomicDirectory:
 
     def _find(self) -> list[Any]:
         if not self.directory.is_dir():
-            return [None, "", ""]
+            return [None, None, None]
         while True:
-            before, error = self._list(), ""
+            before, error = self._list(), None
             try:
                 newest = self._store.find_newest()
             except CheckpointError as problem:
-                newest, error = None, str(problem)
+                newest, error = None, text_of(problem)
             if newest is not None:
-                return [newest.number, newest.manifest.digest, ""]
+                return [newest.number, newest.manifest.digest, None]
             # Another process may have committed a version and removed what was there.
             if self._list() == before:
-                return [None, "", error]
+                return [None, None, error]
 
     def _list(self) -> list[tuple[int, bool]]:
         """Return what there is and whether it is committed, the oldest first.
@@ -168,145 +198,3 @@ class AtomicDirectory:
         storage = self._store.storage
         numbers = reversed(list_numbers(storage))
         return [(number, not is_torn(storage, number)) for number in numbers]
-
-
-class Preparation:
-    """A version that does not exist yet; a context manager that commits or abandons it.
-
-    `preparation / "name"` is the path of a file in it, `path` that of the directory.
-    """
-
-    def __init__(self, store: CheckpointStore, draft: Draft, ranks: _Ranks) -> None:
-        self._store = store
-        self._draft = draft
-        self._ranks = ranks
-        self._is_open = True
-
-    @property
-    def path(self) -> Path:
-        """The directory to write into."""
-        return Path(self._draft.path)
-
-    def __truediv__(self, name: str) -> Path:
-        return self.path / name
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __enter__(self) -> Preparation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._is_open:
-            return
-        if error is None:
-            self.commit()
-        else:
-            self._end(f"{type(error).__name__}: {error}")
-
-    def commit(self) -> Path:
-        """Make the version exist, durably, and remove those that are too old.
-
-        Every file is read once for its checksum.
-
-        Returns:
-            Its directory.
-
-        Raises:
-            CheckpointError: Another rank failed, or has files that rank 0 does not see.
-            ValueError: It holds something else than plain files.
-            OSError: It could not be written.
-        """
-        try:
-            names = self._force_to_disk()
-        except BaseException as error:
-            self._end(str(error))
-            raise
-        problem = self._end("", names)
-        if problem:
-            raise CheckpointError(f"{self.path} was not committed: {problem}")
-        return self.path
-
-    def abandon(self) -> None:
-        """Remove what was written; the other ranks' commits raise."""
-        self._end("abandoned")
-
-    def _force_to_disk(self) -> list[str]:
-        self._check_open()
-        names = sorted(os.listdir(self.path))
-        for name in names:
-            files.fsync_file(self.path / name)
-        return names
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise ValueError(f"{self.path} has been committed or abandoned already")
-
-    def _end(self, error: str, names: list[str] | None = None) -> str:
-        """Commit if no rank has an error; return the first error."""
-        self._check_open()
-        self._is_open = False
-        try:
-            reports = self._ranks.gather([error, names or []])
-            errors = [
-                f"rank {rank}: {text}" for rank, (text, _) in enumerate(reports) if text
-            ]
-            outcome = errors[0] if errors else ""
-            if self._ranks.is_first:
-                if not outcome:
-                    outcome = self._try_to_commit(
-                        sorted({name for _, found in reports for name in found}),
-                        num_ranks=len(reports),
-                    )
-                if outcome:
-                    self._draft.abandon()
-            return str(self._ranks.gather(outcome)[0])
-        finally:
-            self._store.release()
-
-    def _try_to_commit(self, names: list[str], *, num_ranks: int) -> str:
-        try:
-            records = [self._draft.adopt(name) for name in names]
-            self._draft.commit(_manifest(self._draft.number, num_ranks, records))
-        except (OSError, ValueError, CheckpointError) as error:
-            return str(error)
-        self._store.prune()
-        return ""
-
-
-class _Ranks:
-    """Those who use a directory together: all of the process group, or one alone."""
-
-    def __init__(self, *, all_ranks: bool) -> None:
-        self._all_ranks = all_ranks
-
-    @property
-    def is_first(self) -> bool:
-        group = torch.distributed
-        is_alone = not self._all_ranks or not (
-            group.is_available() and group.is_initialized()
-        )
-        return is_alone or group.get_rank() == 0
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return everybody's value, by rank."""
-        return gather(value) if self._all_ranks else [value]
-
-
-def _manifest(number: int, num_ranks: int, records: list[FileRecord]) -> Manifest:
-    return Manifest(
-        job=_JOB,
-        number=number,
-        generation=0,
-        world_size=num_ranks,
-        position={},
-        time=time.time(),
-        torch_version=str(torch.__version__),
-        elasticrun_version=version(),
-        files=tuple(records),
-    )

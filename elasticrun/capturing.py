@@ -18,7 +18,7 @@ from elasticrun.checkpoint.memory import (
     NoMemoryLeftError,
     start_checksums,
 )
-from elasticrun.errors import CheckpointWarning
+from elasticrun.errors import CheckpointWarning, text_of
 from elasticrun.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ class Capture:
         parts: The files that this rank writes.
         carried: Files of the newest checkpoint that no state has claimed yet.
         values: What the best checkpoint is told by.
-        problem: Why this rank has nothing to write; empty if it has.
+        problem: Why this rank has nothing to write; None if it has.
+        file_names: What all ranks write together, as this one sees it.
         is_in_memory: Whether training may go on while it is written.
     """
 
@@ -62,7 +63,8 @@ class Capture:
     parts: tuple[Part, ...] = ()
     carried: tuple[str, ...] = ()
     values: dict[str, float] = field(default_factory=dict)
-    problem: str = ""
+    problem: str | None = None
+    file_names: tuple[str, ...] = ()
     is_in_memory: bool = False
 
 
@@ -79,12 +81,14 @@ class Capturer:
         self,
         registry: Registry,
         rank: int,
+        world_size: int,
         *,
         best: tuple[str, str] | None,
         is_async: bool,
     ) -> None:
         self._registry = registry
         self._rank = rank
+        self._world_size = world_size
         self._best = best
         self._memory = Memory() if is_async else None
         self._has_warned = False
@@ -103,7 +107,8 @@ class Capturer:
             if self._rank == 0 or state.is_per_replica
         ]
         parts = tuple(own)
-        problem, is_in_memory = "", False
+        problem: str | None = None
+        is_in_memory = False
         if self._memory is not None:
             try:
                 parts, is_in_memory = self._into_memory(own, self._memory), True
@@ -115,7 +120,7 @@ class Capturer:
                     error,
                 )
             except OSError as error:
-                parts, problem = (), str(error)
+                parts, problem = (), text_of(error)
         return Capture(
             number,
             position,
@@ -123,6 +128,7 @@ class Capturer:
             carried=tuple(self._registry.carried_over(newest)),
             values=self._values(),
             problem=problem,
+            file_names=tuple(self._registry.file_names(self._world_size)),
             is_in_memory=is_in_memory,
         )
 

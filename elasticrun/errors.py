@@ -1,4 +1,4 @@
-"""Every exception and warning that elasticrun raises on purpose."""
+"""Every exception and warning that elasticrun raises on purpose; errors in words."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ class AgreementError(ElasticRunError):
 
 class CheckpointWarning(UserWarning):
     """Something about checkpoints went wrong that training survives."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return what went wrong in words, never none: many errors have only a type.
+
+    Those of elasticrun speak for themselves; of others the type is named.
+    """
+    name, text = type(error).__name__, str(error)
+    if not text:
+        return name
+    return text if isinstance(error, ElasticRunError) else f"{name}: {text}"
 
 
 class JobStopped(SystemExit):

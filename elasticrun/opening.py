@@ -14,7 +14,7 @@ from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
 from elasticrun.env import Environment
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import CheckpointError, text_of
 from elasticrun.joining import Membership
 from elasticrun.position import Position
 
@@ -126,7 +126,7 @@ class _Opener:
         try:
             start = self._begin()
         except Exception as error:
-            self._tell_start({"error": f"rank 0: {error}"})
+            self._tell_start({"error": f"rank 0: {text_of(error)}"})
             self._wait_until_heard()
             self._directory.release()
             raise
@@ -173,7 +173,9 @@ class _Opener:
             rank: self._store.take(f"start/{rank}")
             for rank in range(1, self._world_size)
         }
-        refusals = [f"rank {r}: {text}" for r, text in answers.items() if text]
+        refusals = [
+            f"rank {r}: {text}" for r, text in answers.items() if text is not None
+        ]
         verdict = "\n".join(refusals)
         self._store.put("start/verdict", verdict)
         if verdict:
@@ -194,12 +196,13 @@ class _Opener:
         if "error" in message:
             self._store.put(f"start/{self._rank}/heard", True)
             raise CheckpointError(message["error"])
-        newest, refusal = None, ""
+        newest: Checkpoint | None = None
+        refusal: str | None = None
         try:
             newest = self._find_what_owner_has(message)
             self._check_sees_no_more(message["number"])
         except (CheckpointError, OSError) as error:
-            refusal = str(error)
+            refusal = text_of(error)
         self._store.put(f"start/{self._rank}", refusal)
         verdict = self._store.take("start/verdict")
         if verdict:

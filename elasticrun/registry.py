@@ -89,6 +89,14 @@ class Registry:
             return None
         return number if math.isfinite(number) else None
 
+    def file_names(self, world_size: int) -> list[str]:
+        """Return the files that the states of all ranks make, without carry-overs."""
+        return [
+            state.file_name(rank)
+            for state in self
+            for rank in (range(world_size) if state.is_per_replica else (0,))
+        ]
+
     def carried_over(self, checkpoint: Checkpoint | None) -> list[str]:
         """Return the files of the checkpoint that no registered state has claimed."""
         if checkpoint is None:

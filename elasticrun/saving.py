@@ -62,7 +62,11 @@ class Saver:
             self._store_in_flight = JobStore(self._store.address, None)
         self._owner: Owner | None = None
         self._capturer = Capturer(
-            registry, self._rank, best=directory.keeping.best, is_async=is_async
+            registry,
+            self._rank,
+            membership.world_size,
+            best=directory.keeping.best,
+            is_async=is_async,
         )
         self._warnings: list[str] = []
         self._writer: Writer
@@ -220,7 +224,7 @@ class Saver:
         if isinstance(outcome, Checkpoint):
             return outcome
         warnings.warn(
-            f"checkpoint {number} was not saved: {outcome} "
+            f"checkpoint {number} was not saved: {outcome.rstrip('.')}. "
             + (
                 f"The newest checkpoint is {self.newest.path}."
                 if self.newest

@@ -18,7 +18,7 @@ from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest, decode
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
-from elasticrun.errors import AgreementError, CheckpointError
+from elasticrun.errors import AgreementError, CheckpointError, ElasticRunError, text_of
 from elasticrun.position import Position
 from elasticrun.version import version
 
@@ -63,8 +63,8 @@ class Contributor:
         number, timeout = capture.number, 2 * channel.timeout
         try:
             deadline = time.monotonic() + timeout
-            problem = channel.take(f"save/{number}/begun", deadline=deadline)
-            if not problem:
+            begun = channel.take(f"save/{number}/begun", deadline=deadline)
+            if begun["error"] is None:
                 self._report(capture, channel)
             deadline = time.monotonic() + timeout
             end = channel.take(f"save/{number}/end", deadline=deadline)
@@ -81,31 +81,31 @@ class Contributor:
             ) from error
         if end["is_bug"]:
             raise CheckpointError(end["error"])
-        if end["error"]:
+        if end["error"] is not None:
             return str(end["error"])
         # Not read again: this rank may be cut off from the store just now.
         return self._directory.committed(decode(end["manifest"].encode()))
 
     def tell_mistake(self, number: int, error: Exception, channel: Channel) -> None:
-        report = {"files": [], "error": str(error), "is_bug": True}
+        report = {"files": [], "error": text_of(error), "is_bug": True}
         channel.put(f"save/{number}/{self._rank}", report)
 
     def _report(self, capture: Capture, channel: Channel) -> None:
         number = capture.number
         try:
             records = self._write_own(capture)
-        except (OSError, CheckpointError) as error:
-            report = {"files": [], "error": str(error), "is_bug": False}
+        except (OSError, CheckpointError, _SaveFailed) as error:
+            report = {"files": [], "error": text_of(error), "is_bug": False}
         except Exception as error:
             self.tell_mistake(number, error, channel)
             raise
         else:
-            report = {"files": records, "error": "", "position": capture.position}
+            report = {"files": records, "error": None, "position": capture.position}
         channel.put(f"save/{number}/{self._rank}", report)
 
     def _write_own(self, capture: Capture) -> list[FileRecord]:
-        if capture.problem:
-            raise OSError(capture.problem)
+        if capture.problem is not None:
+            raise _SaveFailed(capture.problem)
         draft = self._directory.join(capture.number)
         return [part.write(draft) for part in capture.parts]
 
@@ -140,26 +140,28 @@ class Owner:
         draft: Draft | None = None
         number = capture.number
         try:
-            if capture.problem:
+            if capture.problem is not None:
                 raise _SaveFailed(capture.problem)
             draft = self._directory.begin(number)
-            channel.put(f"save/{number}/begun", "")
+            channel.put(f"save/{number}/begun", {"error": None})
             records = [part.write(draft) for part in capture.parts]
             records += _carry_over(capture, newest, draft)
             records += self._take_reports(capture, channel)
+            _check_complete(capture, records)
             checkpoint = draft.commit(self._manifest(capture, records))
         except (OSError, _SaveFailed) as error:
-            _call_off(channel, number, f"{error}", is_bug=False)
+            reason = text_of(error)
+            _call_off(channel, number, reason, is_bug=False)
             if draft is not None:
                 draft.abandon()
-            return f"{error}"
+            return reason
         except Exception as error:
             self.tell_mistake(number, error, channel)
             if draft is not None:
                 draft.abandon()
             raise
         manifest = checkpoint.manifest.encode().decode()
-        end = {"manifest": manifest, "error": "", "is_bug": False}
+        end = {"manifest": manifest, "error": None, "is_bug": False}
         channel.put(f"save/{number}/end", end)
         return checkpoint
 
@@ -171,7 +173,7 @@ class Owner:
             self._warn(f"old checkpoints could not be removed: {error}")
 
     def tell_mistake(self, number: int, error: Exception, channel: Channel) -> None:
-        _call_off(channel, number, f"rank 0: {error}", is_bug=True)
+        _call_off(channel, number, f"rank 0: {text_of(error)}", is_bug=True)
 
     def note_gone(self, rank: int, fate: str, store: JobStore) -> None:
         """Do not wait for a rank any more: for the watcher, in its own thread."""
@@ -211,7 +213,7 @@ class Owner:
             except TimeoutError:
                 silent.append(rank)
                 continue
-            if report["error"]:
+            if report["error"] is not None:
                 text = f"rank {rank}: {report['error']}"
                 raise CheckpointError(text) if report["is_bug"] else _SaveFailed(text)
             if report["position"] != capture.position:
@@ -257,11 +259,27 @@ def _carry_over(
         raise _SaveFailed(str(error)) from error
 
 
+def _check_complete(capture: Capture, records: list[FileRecord]) -> None:
+    """Refuse to commit what would resume without a state that is registered here.
+
+    Raises:
+        CheckpointError: A file of one is not among those that were written.
+    """
+    written = {record.name for record in records}
+    lacking = [name for name in capture.file_names if name not in written]
+    if lacking:
+        raise CheckpointError(
+            f"checkpoint {capture.number} would lack {', '.join(lacking)}: nobody "
+            "wrote that, though rank 0 has the state registered. The job would resume "
+            "without it. Register the same states on every replica, in the same order."
+        )
+
+
 def _call_off(channel: Channel, number: int, reason: str, *, is_bug: bool) -> None:
-    channel.put(f"save/{number}/begun", reason)
+    channel.put(f"save/{number}/begun", {"error": reason})
     end = {"error": reason, "is_bug": is_bug}
     channel.put(f"save/{number}/end", end)
 
 
-class _SaveFailed(Exception):
+class _SaveFailed(ElasticRunError):
     """A save that cannot be committed, though training can go on."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from elasticrun import (
     AdaptiveDataLoader,
+    ElasticRunError,
     State,
     Variables,
     current_job,
@@ -190,6 +191,50 @@ def test_a_failing_disk_of_one_is_told_on_all_and_counted(stage: Stage) -> None:
         assert log.count("CheckpointWarning: checkpoint 1 was not saved: rank 1:") == 1
         assert "No space left on device" in log
     assert stage.committed() == []
+
+
+@pytest.mark.parametrize("async_save", ["on", "off"])
+@pytest.mark.parametrize("error", [TimeoutError, AssertionError])
+def test_an_error_without_a_text_is_one(
+    stage: Stage, error: type[Exception], async_save: str
+) -> None:
+    class Failing(Own):
+        def save(self, fileobj: BinaryIO) -> None:
+            if rank() == 1:
+                raise error
+            super().save(fileobj)
+
+    def script() -> str:
+        stage.keep_log(os.environ["RANK"])
+        Failing()
+        try:
+            return str(current_job().save())
+        except Exception as mistake:
+            return f"{type(mistake).__name__}: {mistake}"
+
+    variables = stage.variables(ELASTICRUN_ASYNC_SAVE=async_save)
+    told = run_generation(script, 2, variables=variables)
+    if error is TimeoutError:
+        assert told == ["None", "None"]
+        for each in range(2):
+            assert "1 was not saved: rank 1: TimeoutError. There" in stage.log(each)
+    else:
+        assert told == ["CheckpointError: rank 1: AssertionError", "AssertionError: "]
+    assert stage.directories() == []
+
+
+def test_a_state_that_one_replica_lacks_is_not_left_out(stage: Stage) -> None:
+    def script() -> str:
+        if rank() == 0:
+            Own()
+        try:
+            return str(current_job().save())
+        except ElasticRunError as error:
+            return str(error)
+
+    for told in run_generation(script, 2, variables=stage.variables()):
+        assert "checkpoint 1 would lack own.rank-1: nobody wrote that" in told
+    assert stage.directories() == []
 
 
 @pytest.mark.parametrize("failing", [0, 2])

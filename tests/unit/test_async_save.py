@@ -588,9 +588,34 @@ def test_an_oserror_of_a_state_leaves_the_last_one(tmp_path: Path) -> None:
                 request_checkpoint()
         return "finished"
 
-    with pytest.warns(CheckpointWarning, match="2 was not saved: a table of its own"):
+    with pytest.warns(
+        CheckpointWarning,
+        match=r"2 was not saved: FileNotFoundError: a table of its own\. The",
+    ):
         assert run_once(script, tmp_path) == "finished"
     assert committed(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_an_oserror_without_a_text_is_one(tmp_path: Path, async_save: bool) -> None:
+    """As `future.result(timeout=...)` raises it."""
+
+    class Slow(Text):
+        def save(self, fileobj: BinaryIO) -> None:
+            if self.text == "slow":
+                raise TimeoutError
+            super().save(fileobj)
+
+    def script() -> None:
+        text, best = Slow(), Variables(value=7)
+        save_all_states()
+        text.text, best.value = "slow", 8
+        save_all_states()
+
+    with pytest.warns(CheckpointWarning, match=r"2 was not saved: TimeoutError\. The"):
+        run_once(script, tmp_path, async_save=async_save)
+    assert committed(tmp_path) == [1]
+    assert set(os.listdir(tmp_path / "checkpoint-00000001")) >= {"text", "variables"}
 
 
 def test_old_ones_that_cannot_be_removed_are_warned_of_at_a_boundary(

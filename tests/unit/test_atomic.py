@@ -15,9 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from elasticrun import AtomicDirectory, CheckpointError, CheckpointWarning, atomic_save
+from elasticrun import (
+    AtomicDirectory,
+    CheckpointError,
+    CheckpointWarning,
+    Variables,
+    atomic_save,
+    save_all_states,
+)
 from elasticrun.checkpoint import files
+from elasticrun.checkpoint.lock import find_owner
 from elasticrun.checkpoint.store import CheckpointStore
+from tests.support.generations import run_once
 
 STATE = {"weight": torch.arange(5.0), "step": 3}
 
@@ -175,6 +184,26 @@ def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     assert commit(directory, "next").name == "checkpoint-00000002"
 
 
+def test_a_key_that_interrupts_the_commit_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the files are forced to the disk, an error without a text."""
+    directory = AtomicDirectory(tmp_path, keep=1)
+    kept = commit(directory, "good")
+    version = directory.prepare()
+    (version / "text").write_text("more")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            version.commit()
+    assert directory.latest() == kept
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-00000001", "lock"]
+
+
+def interrupt(_: int) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
 def test_it_can_be_committed_and_abandoned_by_hand(tmp_path: Path) -> None:
     directory = AtomicDirectory(tmp_path)
     version = directory.prepare()
@@ -264,10 +293,34 @@ def test_two_at_once_are_refused(
     commit(AtomicDirectory(tmp_path), "second")
 
 
+def test_a_second_version_while_one_is_open_is_refused_at_once(tmp_path: Path) -> None:
+    directory = AtomicDirectory(tmp_path)
+    with directory.prepare() as version:
+        (version / "text").write_text("first")
+        with pytest.raises(CheckpointError, match="00000001 has been prepared and is"):
+            directory.prepare()
+        assert find_owner(tmp_path) is not None  # The first one's lock.
+    assert directory.latest() == version.path
+    assert find_owner(tmp_path) is None
+    commit(directory, "second")
+
+
 def test_jobs_and_versions_do_not_mix(tmp_path: Path) -> None:
     commit(AtomicDirectory(tmp_path), "text")
     with pytest.raises(CheckpointError, match="belongs to the job 'AtomicDirectory'"):
         CheckpointStore(tmp_path, job="digits").find_newest()
+
+
+def test_a_jobs_checkpoints_are_not_pushed_out(tmp_path: Path) -> None:
+    for _ in range(3):
+        run_once(lambda: (Variables(value=1), save_all_states()), tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-00000003 is a checkpoint of the job 'test'"
+    ):
+        AtomicDirectory(tmp_path, keep=1).prepare()
+    assert sorted(os.listdir(tmp_path)) == before
+    run_once(lambda: None, tmp_path)  # The lock is free.
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

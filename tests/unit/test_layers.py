@@ -55,7 +55,8 @@ ROWS: list[list[str]] = [
     ["checkpoint.listing"],
     # 2
     ["checkpoint.store", "checkpoint.generators"],
-    ["atomic", "data.plan", "data.elastic_sampler"],
+    ["preparation", "data.plan", "data.elastic_sampler"],
+    ["atomic"],
     ["data.order"],
     # 3
     ["position", "registry", "auto_interval"],
