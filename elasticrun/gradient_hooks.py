@@ -95,10 +95,10 @@ class GradientHooks:
         loader = running_loader()
         part = None
         if loader is not None:
-            micro_batch = loader.running_micro_batch
-            part = micro_batch[2]
+            loop = loader.running_loop
+            part = loop.current[2]
             if self._follows and is_training:
-                self._unstepped.note_forward(loader.running_loop, micro_batch)
+                self._unstepped.note_forward(loop, loop.current)
         if part is self._plain_part and not self._is_active:
             return True
         is_step, weight = True, 1.0
@@ -126,14 +126,19 @@ class GradientHooks:
             def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
                 nonlocal counted_in
                 loader = running_loader()
-                if loader is not None and not loader.is_step:
-                    result = step_between_micro_batches(optimizer, *args, **kwargs)
-                    micro_batch = loader.running_micro_batch
-                    partial.count(optimizer, is_again=counted_in is micro_batch)
-                    counted_in = self._counted_in = micro_batch
-                    return result
+                loop = micro_batch = None
+                if loader is not None:
+                    loop = loader.running_loop
+                    micro_batch = loop.current
+                    if not micro_batch[2].is_step:
+                        result = step_between_micro_batches(optimizer, *args, **kwargs)
+                        partial.count(optimizer, is_again=counted_in is micro_batch)
+                        counted_in = self._counted_in = micro_batch
+                        return result
+                    if self._ddp is not None:
+                        self._pace.begin(loop)
                 has_closure = bool(args or kwargs)
-                self._note_step(loader, has_closure=has_closure)
+                self._unstepped.note_step(loop, micro_batch, has_closure=has_closure)
                 if not partial.hides:
                     return method(optimizer, *args, **kwargs)
                 if not has_closure:  # Its backward pass is yet to come.
@@ -154,15 +159,6 @@ class GradientHooks:
 
         wrap_method(optimizer, "step", stepping, acts_once=True)
         wrap_method(optimizer, "zero_grad", zeroing)
-
-    def _note_step(
-        self, loader: AdaptiveDataLoader | None, *, has_closure: bool
-    ) -> None:
-        loop = turn = None
-        if loader is not None:
-            loop, turn = loader.running_loop, loader.running_micro_batch
-            self._pace.begin(loop)
-        self._unstepped.note_step(loop, turn, has_closure=has_closure)
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
@@ -237,7 +233,7 @@ class GradientHooks:
 
     def _hide_earlier(self, loader: AdaptiveDataLoader) -> None:
         """Hide what `.grad` held before this micro-batch's first gradient."""
-        micro_batch = loader.running_micro_batch
+        micro_batch = loader.running_loop.current
         if self._counted_in is micro_batch and not self._has_warned:
             self._has_warned = True
             warnings.warn(_STEP_BEFORE_LOSS, stacklevel=2)

@@ -156,7 +156,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         # Set past torch's guard against changing them: torch itself was given none.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "drop_last", self._shares.drop_last)
-        self._loop = RunningLoop()
+        self.running_loop = RunningLoop()
         self._batch_reader = BatchReader(self, each_sample=seed_each == "sample")
 
     # What the loop body may ask.
@@ -178,22 +178,22 @@ class AdaptiveDataLoader(DataLoader[Any]):
     @property
     def batch_index(self) -> int:
         """Number of the current global batch within the loop."""
-        return self._loop.current[0]
+        return self.running_loop.current[0]
 
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
-        return self._loop.part.global_batch_size or self._shares.batch_size
+        return self.running_loop.part.global_batch_size or self._shares.batch_size
 
     @property
     def local_batch_size(self) -> int:
         """Samples of this replica in the current global batch, without padding."""
-        return self._loop.part.local_batch_size
+        return self.running_loop.part.local_batch_size
 
     @property
     def num_valid(self) -> int:
         """How many samples of the current micro-batch are real, and not padding."""
-        return self._loop.part.num_valid
+        return self.running_loop.part.num_valid
 
     @property
     def loss_weight(self) -> float:
@@ -203,7 +203,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
         loop.
         """
-        part = self._loop.part
+        part = self.running_loop.part
         if not part.global_batch_size:
             return 1.0
         return part.num_valid * self._shares.world_size / part.global_batch_size
@@ -211,22 +211,12 @@ class AdaptiveDataLoader(DataLoader[Any]):
     @property
     def is_step(self) -> bool:
         """Whether this micro-batch completes a global batch; True outside a loop."""
-        return self._loop.part.is_step
-
-    @property
-    def running_micro_batch(self) -> MicroBatch:
-        """The current micro-batch: one object, of which no other turn has the same."""
-        return self._loop.current
-
-    @property
-    def running_loop(self) -> object:
-        """What the running loop is told from others by."""
-        return self._loop
+        return self.running_loop.part.is_step
 
     @property
     def where(self) -> str:
         """Where the running loop stands in the program, as "file.py:line"."""
-        return self._loop.where
+        return self.running_loop.where
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole loop, resumed or not."""
@@ -240,7 +230,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of the global batch in the loop, batch), resumed or not."""
         for batch in self:
-            yield self._loop.current[0], batch
+            yield self.running_loop.current[0], batch
 
     def _deliver(self) -> Iterator[Any]:
         job = current_job()
@@ -251,7 +241,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         is_finished = False
         bar: ProgressBar | None = None
         try:
-            loop = self._loop = RunningLoop(where)
+            loop = self.running_loop = RunningLoop(where)
             plan = self._plan(start)
             if self.progress and job.rank == 0:
                 bar = open_progress_bar(self.name, plan.first_batch, len(self))
@@ -278,7 +268,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
             is_finished = is_left_on_purpose(sys._getframe(1))
             raise
         finally:
-            self._loop = RunningLoop()
+            self.running_loop = RunningLoop()
             job.end_loop(is_finished=is_finished)
             if bar is not None:
                 bar.close()
@@ -326,7 +316,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         position = job.progress.position
         index = None
         if job.loader is self:
-            part = self._loop.part
+            part = self.running_loop.part
             index = position.index + part.global_batch_size * part.is_step
         elif position.loader == self.name:
             index = position.index
