@@ -149,16 +149,8 @@ class GradientHooks:
 
             return step
 
-        def zeroing(method: Method) -> Method:
-            def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-                if partial.hides:
-                    partial.zero(parameters_of(optimizer))
-                method(optimizer, *args, **kwargs)
-
-            return zero_grad
-
         wrap_method(optimizer, "step", stepping, acts_once=True)
-        wrap_method(optimizer, "zero_grad", zeroing)
+        wrap_method(optimizer, "zero_grad", functools.partial(_zeroing, partial))
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
@@ -240,6 +232,15 @@ class GradientHooks:
         if self._micro_batch is not micro_batch:
             self._micro_batch = micro_batch
             self._partial.hide_all()
+
+
+def _zeroing(partial: PartialGradients, method: Method) -> Method:
+    def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        if partial.hides:
+            partial.zero(parameters_of(optimizer))
+        method(optimizer, *args, **kwargs)
+
+    return zero_grad
 
 
 class _Held:

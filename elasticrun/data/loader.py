@@ -30,7 +30,6 @@ from elasticrun.data.order import (
 )
 from elasticrun.data.plan import (
     LoopPlan,
-    MicroBatch,
     Seeding,
     Shares,
     loop_key,
