@@ -14,6 +14,7 @@ from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.agreement import CHECKPOINT, STOP
 from elasticrun.control.gate import Decision, Gate
+from elasticrun.control.store import JobStore
 from elasticrun.control.watcher import Watcher
 from elasticrun.env import Environment, read_environment, with_settings
 from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
@@ -190,6 +191,11 @@ class Job:
     def world_size(self) -> int:
         """The number of replicas."""
         return self.environment.world_size
+
+    @property
+    def store(self) -> JobStore | None:
+        """The job's key-value store; None for a replica that is alone."""
+        return self._membership.store
 
     # States.
 
