@@ -118,6 +118,7 @@ class Job:
         self.pace = Pace()
         self.postponement = Postponement()
         self.late_error = LateError()
+        self._stopped_with: int | None = None
         self._restores_at_loop = False
         self._registry = Registry(self.rank)
         self._directory = self._make_directory(
@@ -267,6 +268,7 @@ class Job:
 
     def begin_loop(self, loader: AdaptiveDataLoader, where: str) -> Position | None:
         """Begin a loop; return where it starts, or None if it is to be skipped."""
+        self._check_not_stopped()
         if self.loader is not None:
             raise LoopOrderError(
                 f"the loop over `{loader.name}` ({where}) began while the loop over "
@@ -295,6 +297,7 @@ class Job:
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
+        self._check_not_stopped()
         self._check_loop_is_over("began")
         self._moving_on(self.progress.begin_epoch)
         self.is_in_epoch = True
@@ -302,6 +305,7 @@ class Job:
     def end_epoch(self) -> None:
         """Finish the epoch, which the program has left by its end or by `break`."""
         self.is_in_epoch = False
+        self._check_not_stopped()
         self._check_loop_is_over("ended")
         self._moving_on(self.progress.end_epoch)
 
@@ -339,6 +343,8 @@ class Job:
             AgreementError: The replicas can no longer agree.
             CheckpointError: The last save failed, for a reason that stays.
         """
+        if self._stopped_with is not None:
+            self._check_not_stopped()
         decision = self._gate.arrive()
         if self._saves.has_ended:
             self._saves.settle()
@@ -372,7 +378,27 @@ class Job:
                 decision.cause,
                 f"saved {path}" if path else "nothing was saved",
             )
+        self._stopped_with = decision.exit_code
         raise JobStopped(decision.exit_code)
+
+    def _check_not_stopped(self) -> None:
+        """Stop a program once more that has caught its stop and goes on.
+
+        It would count the loop that it has left as finished, and lose what remained of
+        it.
+
+        Raises:
+            JobStopped: The job has stopped before.
+        """
+        if self._stopped_with is None:
+            return
+        logger.warning(
+            "the program has caught the JobStopped with which the job stopped at %s, "
+            "and went on; stopping again. Let a bare `except:` or `except "
+            "BaseException:` around a loop raise it again, or catch Exception.",
+            self.progress.position,
+        )
+        raise JobStopped(self._stopped_with)
 
     # Start and end.
 
