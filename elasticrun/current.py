@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.state import BaseState
-from elasticrun.errors import ElasticRunError
+from elasticrun.errors import ElasticRunError, JobStopped
 from elasticrun.job import Job
 from elasticrun.signals import exit_at_once
 
@@ -146,11 +146,14 @@ def _close_at_exit(job: Job) -> None:
     """Close the job; end with exit code 1 if an error could not be raised before."""
     job.close()
     if job.pid == os.getpid() and job.late_error:
+        code = 1
         try:
             job.late_error.raise_once()
+        except JobStopped as stop:
+            code = int(stop.code or 0)
         except BaseException:
             traceback.print_exc()
-        exit_at_once(1)
+        exit_at_once(code)
 
 
 def rank() -> int:

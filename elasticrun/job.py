@@ -14,6 +14,7 @@ from elasticrun.checkpoint.state import BaseState
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.agreement import CHECKPOINT, STOP
 from elasticrun.control.gate import Decision, Gate
+from elasticrun.control.store import JobStore
 from elasticrun.control.watcher import Watcher
 from elasticrun.env import Environment, read_environment, with_settings
 from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
@@ -117,6 +118,7 @@ class Job:
         self.pace = Pace()
         self.postponement = Postponement()
         self.late_error = LateError()
+        self._stopped_with: int | None = None
         self._restores_at_loop = False
         self._registry = Registry(self.rank)
         self._directory = self._make_directory(
@@ -191,6 +193,11 @@ class Job:
         """The number of replicas."""
         return self.environment.world_size
 
+    @property
+    def store(self) -> JobStore | None:
+        """The job's key-value store; None for a replica that is alone."""
+        return self._membership.store
+
     # States.
 
     @property
@@ -261,6 +268,7 @@ class Job:
 
     def begin_loop(self, loader: AdaptiveDataLoader, where: str) -> Position | None:
         """Begin a loop; return where it starts, or None if it is to be skipped."""
+        self._check_not_stopped()
         if self.loader is not None:
             raise LoopOrderError(
                 f"the loop over `{loader.name}` ({where}) began while the loop over "
@@ -289,6 +297,7 @@ class Job:
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
+        self._check_not_stopped()
         self._check_loop_is_over("began")
         self._moving_on(self.progress.begin_epoch)
         self.is_in_epoch = True
@@ -296,6 +305,7 @@ class Job:
     def end_epoch(self) -> None:
         """Finish the epoch, which the program has left by its end or by `break`."""
         self.is_in_epoch = False
+        self._check_not_stopped()
         self._check_loop_is_over("ended")
         self._moving_on(self.progress.end_epoch)
 
@@ -333,6 +343,8 @@ class Job:
             AgreementError: The replicas can no longer agree.
             CheckpointError: The last save failed, for a reason that stays.
         """
+        if self._stopped_with is not None:
+            self._check_not_stopped()
         decision = self._gate.arrive()
         if self._saves.has_ended:
             self._saves.settle()
@@ -366,7 +378,27 @@ class Job:
                 decision.cause,
                 f"saved {path}" if path else "nothing was saved",
             )
+        self._stopped_with = decision.exit_code
         raise JobStopped(decision.exit_code)
+
+    def _check_not_stopped(self) -> None:
+        """Stop a program once more that has caught its stop and goes on.
+
+        It would count the loop that it has left as finished, and lose what remained of
+        it.
+
+        Raises:
+            JobStopped: The job has stopped before.
+        """
+        if self._stopped_with is None:
+            return
+        logger.warning(
+            "the program has caught the JobStopped with which the job stopped at %s, "
+            "and went on; stopping again. Let a bare `except:` or `except "
+            "BaseException:` around a loop raise it again, or catch Exception.",
+            self.progress.position,
+        )
+        raise JobStopped(self._stopped_with)
 
     # Start and end.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader
 
 from elasticrun.current import current_job
+from elasticrun.data.alike import check_alike, publish
 from elasticrun.data.arguments import (
     check_dataset,
     check_seed,
@@ -87,7 +88,8 @@ class AdaptiveDataLoader(DataLoader[Any]):
 
     Raises:
         TypeError: The data set or sampler cannot be read at a position.
-        ValueError: An argument is out of range, or excludes another.
+        ValueError: An argument is out of range, or excludes another; or, when the first
+            loop begins, other replicas have made the loader with other ones.
         LoopOrderError: It is made inside a loop, or unnamed inside an epoch.
         StateNameError: The name is taken.
         CheckpointError: The checkpoint's data set, batch size, shuffle or seed differ.
@@ -152,6 +154,13 @@ class AdaptiveDataLoader(DataLoader[Any]):
         job.register(
             LoaderState(name=name, default=self.name, fingerprint=self._fingerprint)
         )
+        publish(
+            job,
+            self.name,
+            self._fingerprint.encode()
+            | {"even_batches": self._shares.is_padded, "seed_each": seed_each},
+        )
+        self._is_compared = False
         # Set past torch's guard against changing them: torch itself was given none.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "drop_last", self._shares.drop_last)
@@ -234,6 +243,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
     def _deliver(self) -> Iterator[Any]:
         job = current_job()
         where = describe(sys._getframe(1))
+        self._compare(job)
         start = job.begin_loop(self, where)
         if start is None:
             return
@@ -271,6 +281,12 @@ class AdaptiveDataLoader(DataLoader[Any]):
             job.end_loop(is_finished=is_finished)
             if bar is not None:
                 bar.close()
+
+    def _compare(self, job: Job) -> None:
+        """Raise, in the first loop, if other replicas have made another loader."""
+        if not self._is_compared:
+            check_alike(job, self.name)
+            self._is_compared = True
 
     def _pass_empty(self, job: Job, plan: LoopPlan) -> None:
         """Pass the boundaries of global batches that had nothing for this replica."""

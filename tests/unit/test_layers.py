@@ -69,7 +69,7 @@ ROWS: list[list[str]] = [
     ["current"],
     # 4
     ["accumulation", "data.fingerprint", "metrics"],
-    ["data.running"],
+    ["data.running", "data.alike"],
     ["data.loader", "epoch", "states"],
     ["partial_gradients"],
     ["gradient_hooks"],

@@ -1,0 +1,77 @@
+"""Replicas that have made a loader differently say so, all of them, at its loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticrun import AdaptiveDataLoader, rank
+from elasticrun.testing import run_generation
+from tests.support.data import Numbers
+
+pytestmark = pytest.mark.slow
+
+
+class Looping:
+    """Loops over a loader of which one argument depends on the rank."""
+
+    def __init__(self, **by_rank: list[Any]) -> None:
+        self.by_rank = by_rank
+
+    def __call__(self) -> str:
+        own = {key: values[rank()] for key, values in self.by_rank.items()}
+        given = {"dataset": Numbers(12), "batch_size": 4, "name": "one", **own}
+        loader = AdaptiveDataLoader(**given)
+        try:
+            for _ in loader:
+                pass
+        except ValueError as error:
+            return str(error)
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "text"),
+    [
+        ({"seed": [3, 3, 5]}, "seed is 3 on rank 0, but 5 on rank 2"),
+        ({"batch_size": [6, 4, 4]}, "batch_size is 6 on rank 0, but 4 on rank 1"),
+        (
+            {"dataset": [Numbers(12), Numbers(13), Numbers(12)]},
+            "num_samples is 12 on rank 0, but 13 on rank 1",
+        ),
+        (
+            {"drop_last": [True, True, False], "shuffle": [True, True, False]},
+            "shuffle is True on rank 0, but False on rank 2; drop_last is True on rank",
+        ),
+        (
+            {"even_batches": [True, False, True]},
+            "even_batches is True on rank 0, but False on rank 1",
+        ),
+        ({"sampler": [[1, 2], [1, 2], [2, 1]]}, "order is "),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_loaders_that_differ_are_refused_on_all_replicas(
+    by_rank: dict[str, list[Any]], text: str
+) -> None:
+    refusals = run_generation(Looping(**by_rank), 3)
+    assert len(set(refusals)) == 1
+    assert "the replicas have made `one` differently" in refusals[0]
+    assert text in refusals[0]
+
+
+def test_loaders_that_are_alike_are_not_refused() -> None:
+    assert run_generation(Looping(seed=[7, 7]), 2) == ["", ""]
+
+
+def make_one_alone() -> int:
+    """Rank 0 has a loader more, and loops over it by itself."""
+    loaders = [AdaptiveDataLoader(Numbers(12), 4, name="all")]
+    if rank() == 0:
+        loaders.append(AdaptiveDataLoader(Numbers(5), 2, name="own"))
+    return sum(1 for loader in loaders for _ in loader)
+
+
+def test_a_loader_of_one_replica_alone_hangs_nobody() -> None:
+    assert run_generation(make_one_alone, 2) == [3 + 3, 3]
