@@ -98,7 +98,8 @@ def _is_finished(options: Options, console: Console) -> bool:
         console.event(
             f"{options.name} is finished: this program came to its end on {date}, with "
             f"checkpoint {directory.newest_checkpoint(where)} in {where}. To train "
-            "longer, raise its number of epochs; to start anew, add --fresh."
+            f"longer, raise its number of epochs in {options.program.label} or its "
+            "arguments; to start anew, or if other files have changed, add --fresh."
         )
         return True
     return False

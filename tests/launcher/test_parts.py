@@ -303,6 +303,23 @@ class TestDirectory:
         self.commit(own, 8)
         assert directory.finished_at(own, program) is None
 
+    @pytest.mark.parametrize("name", ["pack.train", "pack"])
+    def test_a_module_that_has_changed_is_not_finished(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "pack").mkdir()
+        for file in ("__main__.py", "train.py"):
+            (tmp_path / "pack" / file).write_text("epochs = 3")
+        own = tmp_path / "own"
+        self.commit(own, 7)
+        program = Program("module", name, (), (str(tmp_path),))
+        directory.note_finished(own, program)
+        assert directory.finished_at(own, program) is not None
+        file = "train.py" if name == "pack.train" else "__main__.py"
+        (tmp_path / "pack" / file).write_text("epochs = 4")
+        assert directory.finished_at(own, program) is None
+
     def test_a_directory_in_use_is_not_moved(self, tmp_path: Path) -> None:
         own = tmp_path / "own"
         self.commit(own, 1)
