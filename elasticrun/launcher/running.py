@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from elasticrun.launcher import directory, processes, sockets
 from elasticrun.launcher.claim import claimed, make_usable
 from elasticrun.launcher.console import Console, open_console
+from elasticrun.launcher.limits import check_open_files
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.many_nodes import ManyNodes
@@ -31,6 +32,7 @@ def run_job(options: Options) -> int:
     """
     console = open_console()
     with contextlib.closing(console):
+        check_open_files(options.replicas.initial)
         _move_aside_if_fresh(options, console)
         directory.check_reachable(options.checkpoint_dir)
         if _is_finished(options, console):

@@ -117,9 +117,10 @@ ROWS: list[list[str]] = [
     # 6, the launcher: starts replicas; only what runs in them meets a job.
     ["launcher.wire", "launcher.environment", "launcher.processes", "launcher.loop"],
     ["launcher.restarts", "launcher.causes", "launcher.output", "launcher.table"],
+    ["launcher.parked"],
     ["launcher.modules", "launcher.stop_signals"],
     ["launcher.options", "launcher.sockets", "launcher.functions"],
-    ["launcher.claim", "launcher.screen"],
+    ["launcher.claim", "launcher.screen", "launcher.limits"],
     ["launcher.directory", "launcher.hangs", "launcher.imports", "launcher.client"],
     ["launcher.reporter", "launcher.console", "launcher.reading", "launcher.endpoint"],
     ["launcher.stragglers", "launcher.linting"],
