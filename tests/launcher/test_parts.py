@@ -192,6 +192,21 @@ class TestOutput:
         assert len(lines) > 1
         assert sum(map(len, lines)) == 240_000
 
+    def test_who_goes_on_to_print_is_not_waited_for(self) -> None:
+        reader, writer = os.pipe()
+        os.write(writer, b"the last words\n" + b"x" * 50_000)
+        lines: list[bytes] = []
+
+        def take(line: bytes) -> None:
+            lines.append(line)
+            os.write(writer, b"y" * 30_000 + b"\n")
+
+        pipe = LineReader(reader, take)
+        pipe.close()
+        os.close(writer)
+        assert lines[0] == b"the last words\n"
+        assert sum(map(len, lines)) > 50_000
+
     def test_a_progress_bar_shows_what_it_drew_last(self) -> None:
         assert marked(3, b"10%|#\r50%|##\n") == "[3] 50%|##"
         assert marked(0, b"\xff\n") == "[0] \N{REPLACEMENT CHARACTER}"
