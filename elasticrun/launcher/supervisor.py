@@ -221,7 +221,7 @@ class Supervisor:
             listener=self,
         )
         self.generation = generation
-        self._watchdog.begin(generation)
+        self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
         self._starter.note_running(sorted(pids))
         generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,8 @@ from elasticrun.launcher.causes import (
     explain_kill,
     first_cause,
 )
-from elasticrun.launcher.hangs import HangClock
+from elasticrun.launcher.generation import Member
+from elasticrun.launcher.hangs import HangClock, held_up_by
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.options import (
     OptionError,
@@ -33,6 +35,7 @@ from elasticrun.launcher.options import (
     parse_replicas,
 )
 from elasticrun.launcher.output import LineReader, Log, find_logs, log_path, marked
+from elasticrun.launcher.parked import Parked
 from elasticrun.launcher.restarts import Budget
 from elasticrun.launcher.table import render
 from elasticrun.launcher.wire import Channel, WireError
@@ -134,6 +137,41 @@ class TestHangs:
         assert not HangClock(parse_hang_timeout("off")).is_hung(1e9, is_in_loop=True)
         with pytest.raises(OptionError, match="auto, or off"):
             parse_hang_timeout("never")
+
+    @pytest.mark.parametrize(
+        ("reports", "culprit"),
+        [
+            ([((0, 0, 30), 6), ((0, 0, 30), 5)], 1),
+            ([((0, 0, 36), 6), ((0, 0, 30), 6)], 1),
+            ([((0, 0, 30), 5), ((0, 0, 36), 6), ((0, 0, 36), 6)], 0),
+            ([((0, 0, 30), 5), ((0, 0, 30), 5)], None),
+            ([((0, 0, 30), 5), None], 1),
+            ([None, None], None),
+            ([((0, 0, 30), 5)], 0),
+        ],
+    )
+    def test_who_is_behind_holds_the_others_up(
+        self, reports: list[Any], culprit: int | None
+    ) -> None:
+        silent = []
+        for rank, each in enumerate(reports):
+            left, right = socket.socketpair()
+            left.close()
+            right.close()
+            member = Member(
+                rank,
+                pid=0,
+                parked=Parked(rank, 0, Channel(left), (0, 0), ()),
+                pidfd=0,
+                started_at=0.0,
+                log=Log(Path(os.devnull), pytest.fail),
+            )
+            if each is not None:
+                member.report = {"place": list(each[0]), "num_steps": each[1]}
+            member.log.close()
+            silent.append(member)
+        found = held_up_by(silent)
+        assert (None if found is None else found.rank) == culprit
 
 
 class TestReplicas:
