@@ -17,7 +17,8 @@ from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.nodes import LOOPBACK, Round
 from elasticrun.launcher.options import Options, Program, Replicas
 from elasticrun.launcher.orders import make_orders
-from elasticrun.launcher.starter import Parked, Starter
+from elasticrun.launcher.parked import Parked
+from elasticrun.launcher.starter import Starter
 from elasticrun.launcher.watchdog import Watchdog
 from elasticrun.launcher.wire import Message
 

@@ -16,6 +16,7 @@ from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.checkpoint.storages import storage_at
 from elasticrun.launcher.claim import claimed
+from elasticrun.launcher.modules import main_file
 from elasticrun.launcher.options import OptionError, Program
 
 _FINISHED = "finished.json"
@@ -132,6 +133,14 @@ def _fingerprint(program: Program) -> str:
     digest = hashlib.sha256(
         json.dumps([program.kind, program.target, program.arguments]).encode()
     )
-    if program.kind == "script":
-        digest.update(Path(program.target).read_bytes())
+    path = _file_of(program)
+    if path is not None:
+        digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _file_of(program: Program) -> Path | None:
+    """Return the file that is run, if it can be told."""
+    if program.kind == "module":
+        return main_file(program.target)
+    return Path(program.target) if program.kind == "script" else None

@@ -17,8 +17,8 @@ from elasticrun.launcher.causes import Ending, Failure, describe, explain_kill
 from elasticrun.launcher.directory import newest_checkpoint
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.output import LineReader, Log, log_path
+from elasticrun.launcher.parked import Parked
 from elasticrun.launcher.reporter import DUMP_SIGNAL
-from elasticrun.launcher.starter import Parked
 from elasticrun.launcher.wire import Message, WireError
 
 _STACKS = b"(most recent call first)"

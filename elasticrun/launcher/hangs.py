@@ -1,9 +1,11 @@
-"""When no news is bad news: how long a loop may go without a boundary."""
+"""When no news is bad news: how long a loop may go without a boundary, and whose."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elasticrun.launcher.generation import Member
 from elasticrun.launcher.options import AUTO
 
 _SHORTEST = 600.0  # As long as torch itself waits for a collective.
@@ -47,3 +49,19 @@ class HangClock:
         if timeout is None or (self.setting == AUTO and not is_in_loop):
             return False
         return silence > timeout
+
+
+def held_up_by(silent: Sequence[Member]) -> Member | None:
+    """Return who is behind of the replicas that are silent, or None if nobody is.
+
+    Where one hangs, the others soon wait for it: in a collective, a step further than
+    it has come, or at a boundary that it has not reached.
+    """
+    behind = min(map(_progress, silent))
+    last = [member for member in silent if _progress(member) == behind]
+    return last[0] if len(last) < len(silent) or len(silent) == 1 else None
+
+
+def _progress(member: Member) -> tuple[list[int], int]:
+    report = member.report
+    return list(report.get("place", ())), report.get("num_steps", 0)

@@ -1,4 +1,4 @@
-"""Whether `-m NAME` names something that can be run, found without importing it."""
+"""What `-m NAME` would run, found without importing it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ import importlib.util
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
 
 def why_not_runnable(name: str) -> str:
-    """Return why Python could not run a module as a program, or nothing.
+    """Return why Python could not run a module as a program, or nothing."""
+    found = _find_main(name)
+    return found if isinstance(found, str) else ""
+
+
+def main_file(name: str) -> Path | None:
+    """Return the file that Python would run for a module, if it is one."""
+    found = _find_main(name)
+    if isinstance(found, str) or found.origin is None:
+        return None
+    path = Path(found.origin)
+    return path if path.is_file() else None
+
+
+def _find_main(name: str) -> ModuleSpec | str:
+    """Return what would be run, or why nothing would.
 
     Importing its package could do anything, and would do it once more than the user
     expects; so parts below the first one are only looked for as files.
@@ -26,11 +42,11 @@ def why_not_runnable(name: str) -> str:
     if spec is None:
         return "there is no such module"
     if spec.submodule_search_locations is None:
-        return ""
+        return spec
     main = PathFinder.find_spec(
         f"{name}.__main__", list(spec.submodule_search_locations)
     )
-    return "" if main is not None else "this package has no __main__ to run"
+    return main or "this package has no __main__ to run"
 
 
 def _find_first(name: str) -> ModuleSpec | None:

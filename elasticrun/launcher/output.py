@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Callable
@@ -32,27 +33,32 @@ class LineReader:
         """Return the descriptor to wait on."""
         return self._descriptor
 
-    def read(self) -> bool:
-        """Take what is there; return whether there was anything."""
+    def read(self) -> int:
+        """Take what is there; return how many bytes that was."""
         try:
             data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             self.is_open = False
-            return False
+            return 0
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._on_line(line + b"\n")
         if len(self._rest) > _MAX_LINE:
             self._on_line(self._rest)
             self._rest = b""
-        return True
+        return len(data)
 
     def close(self) -> None:
-        """Take what is left, and close the pipe."""
-        while self.read():
-            pass
+        """Take what is left, and close the pipe.
+
+        More than the pipe holds is not waited for: a process that the replica has left
+        behind may go on to print into it.
+        """
+        most = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ)
+        while most > 0 and (num_bytes := self.read()):
+            most -= num_bytes
         if self._rest:
             self._on_line(self._rest + b"\n")
         os.close(self._descriptor)

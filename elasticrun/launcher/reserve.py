@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elasticrun.launcher.starter import Parked, Starter
+from elasticrun.launcher.parked import Parked
+from elasticrun.launcher.starter import Starter
 
 
 class Reserve:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from elasticrun.launcher import directory, processes, sockets
 from elasticrun.launcher.claim import claimed, make_usable
 from elasticrun.launcher.console import Console, open_console
+from elasticrun.launcher.limits import check_open_files
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.many_nodes import ManyNodes
@@ -31,6 +32,7 @@ def run_job(options: Options) -> int:
     """
     console = open_console()
     with contextlib.closing(console):
+        check_open_files(options.replicas.initial)
         _move_aside_if_fresh(options, console)
         directory.check_reachable(options.checkpoint_dir)
         if _is_finished(options, console):
@@ -98,7 +100,8 @@ def _is_finished(options: Options, console: Console) -> bool:
         console.event(
             f"{options.name} is finished: this program came to its end on {date}, with "
             f"checkpoint {directory.newest_checkpoint(where)} in {where}. To train "
-            "longer, raise its number of epochs; to start anew, add --fresh."
+            f"longer, raise its number of epochs in {options.program.label} or its "
+            "arguments; to start anew, or if other files have changed, add --fresh."
         )
         return True
     return False

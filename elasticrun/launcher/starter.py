@@ -10,53 +10,18 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from elasticrun.launcher import environment, replica
 from elasticrun.launcher.forkserver import MAX_MESSAGE
 from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.parked import Batch, Parked
 from elasticrun.launcher.wire import Channel, Message
 
 _MAX_ATTEMPTS = 3
 _MODULES_AT_ONCE = 200
 _BACKLOG = 1024
 
-
-@dataclass
-class Parked:
-    """A replica that was forked and waits for its order to start.
-
-    Attributes:
-        channel: For orders and reports.
-        outputs: The reading ends of its stdout and stderr.
-        ports: Where it could serve the store: on loopback, and at the address that
-            other nodes reach; none but for the first one of this node.
-    """
-
-    rank: int
-    pid: int
-    channel: Channel
-    outputs: tuple[int, int]
-    ports: tuple[int, ...]
-
-    def discard(self) -> None:
-        """Let it end, since it is not needed."""
-        self.channel.close()
-        for descriptor in self.outputs:
-            os.close(descriptor)
-
-
-class StartError(Exception):
-    """No replica can be started."""
-
-
-@dataclass
-class _Batch:
-    """Replicas that were asked for together."""
-
-    size: int
-    on_ready: Callable[[list[Parked]], None]
-    parked: list[Parked] = field(default_factory=list)
+_Asked = tuple[Channel, tuple[int, int], tuple[int, ...]]
 
 
 class Starter:
@@ -66,7 +31,7 @@ class Starter:
         imports: Modules that the script imports, for the forkserver to have.
         is_exec: Start a new interpreter for each replica instead of a fork.
         say: Called with what the user should know.
-        on_failure: Called when no replica can be started.
+        on_failure: Called when no replica can be started; `park` tries again.
 
     Attributes:
         pid: Of the forkserver; 0 when there is none.
@@ -88,15 +53,16 @@ class Starter:
         self.outward = ""
         self._say = say
         self._on_failure = on_failure
-        self._batches: deque[_Batch] = deque()
+        self._batches: deque[Batch] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._is_ready = False
-        self._num_attempts = 0
+        self._num_attempts = 0  # Of a forkserver, since one has last forked a replica.
+        self._has_forked = False
         self._groups: list[int] = []
         self._learned: list[str] = []
         self._may_learn = True
-        self._asked: tuple[Channel, tuple[int, int], tuple[int, ...]] | None = None
+        self._asked: _Asked | None = None
 
     @property
     def pid(self) -> int:
@@ -107,20 +73,13 @@ class Starter:
         """Start the forkserver, which takes the time that importing torch takes."""
         self._num_attempts += 1
         if self._num_attempts > _MAX_ATTEMPTS:
-            self._on_failure(
-                f"the forkserver ended {_MAX_ATTEMPTS} times before it was ready; "
-                "its messages are above. Try --start exec."
-            )
+            self._do_without()
             return
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen(
-            replica.command("forkserver", "main", other.fileno()),
-            env=None if self.is_exec else environment.of_forkserver(),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[other.fileno()],
-            start_new_session=True,
-        )
-        other.close()
+        try:
+            own = self._start_process()
+        except OSError as error:
+            self._give_up(f"no replica can be started: {error}.")
+            return
         self._connection = own
         self._is_ready = False
         order = {"is_bare": self.is_exec, "imports": self._imports}
@@ -128,9 +87,25 @@ class Starter:
             own.send(json.dumps(order).encode())
         self._loop.watch(own, self._on_readable)
 
+    def _start_process(self) -> socket.socket:
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as stack, other:
+            stack.callback(own.close)
+            self._process = subprocess.Popen(
+                replica.command("forkserver", "main", other.fileno()),
+                env=None if self.is_exec else environment.of_forkserver(),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+            )
+            stack.pop_all()
+        return own
+
     def park(self, size: int, on_ready: Callable[[list[Parked]], None]) -> None:
         """Ask for waiting replicas; call back when all are there."""
-        self._batches.append(_Batch(size, on_ready))
+        self._batches.append(Batch(size, on_ready))
+        if self._process is None:  # It was given up.
+            self.start()
         self._ask()
 
     def note_running(self, groups: Sequence[int]) -> None:
@@ -163,13 +138,13 @@ class Starter:
             self._on_server_ready(answer["problem"])
         elif answer["type"] == "unsound":
             self._may_learn, self._learned = False, []
+            self._num_attempts = 0
             self._abandon()
             self.start()
         else:
             self._on_forked(answer["pid"])
 
     def _on_server_ready(self, problem: str) -> None:
-        self._num_attempts = 0
         if problem:
             self._replace_unsound(problem)
             return
@@ -180,6 +155,7 @@ class Starter:
 
     def _replace_unsound(self, problem: str) -> None:
         """Import less, or fork no more."""
+        self._num_attempts = 0
         self._abandon()
         if self._imports:
             self._imports = []
@@ -190,6 +166,29 @@ class Starter:
             )
             self.is_exec = True
         self.start()
+
+    def _do_without(self) -> None:
+        """Go on without forking if that has worked before; else give up for now."""
+        self._num_attempts = 0
+        why = f"the forkserver ended {_MAX_ATTEMPTS} times before it forked a replica"
+        if self._has_forked and not self.is_exec:
+            self._say(
+                f"{why}; from now on each replica starts an interpreter of its own "
+                "instead (--start exec)"
+            )
+            self.is_exec = True
+            self.start()
+            return
+        hint = "" if self.is_exec else " Try --start exec."
+        self._give_up(f"{why}; its messages are above.{hint}")
+
+    def _give_up(self, why: str) -> None:
+        """Start no more replicas until somebody asks for them anew."""
+        self._abandon()
+        given_up, self._batches = self._batches, deque()
+        for batch in given_up:
+            batch.discard()
+        self._on_failure(why)
 
     def _on_end(self) -> None:
         was_ready = self._is_ready
@@ -222,23 +221,39 @@ class Starter:
         """Ask for the next replica, unless one is on its way."""
         if not self._is_ready or self._asked is not None or not self._batches:
             return
+        try:
+            self._asked = self._request(self._batches[0])
+        except OSError as error:
+            self._give_up(f"no replica can be started: {error}.")
+
+    def _request(self, batch: Batch) -> _Asked:
+        """Send an order to fork a replica, with its ends of what connects it.
+
+        Raises:
+            OSError: There are too many open files, or no ports.
+        """
         assert self._connection is not None
-        batch = self._batches[0]
-        own, other = socket.socketpair()
-        own.settimeout(10.0)  # For sending to a replica that does not read.
-        out, err = os.pipe(), os.pipe()
-        passed = [other.fileno(), out[1], err[1]]
-        with contextlib.ExitStack() as stack:
-            stack.callback(other.close)
-            stack.callback(os.close, out[1])
-            stack.callback(os.close, err[1])
+        with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
+            own, other = socket.socketpair()
+            kept.callback(own.close)
+            passed.callback(other.close)
+            own.settimeout(10.0)  # For sending to a replica that does not read.
+            ends = [other.fileno()]
+            outputs = []
+            for _ in ("stdout", "stderr"):
+                reader, writer = os.pipe()
+                kept.callback(os.close, reader)
+                passed.callback(os.close, writer)
+                outputs.append(reader)
+                ends.append(writer)
             listeners = self._listen() if not batch.parked else []
-            passed += [stack.enter_context(each).fileno() for each in listeners]
+            ends += [passed.enter_context(each).fileno() for each in listeners]
             ports = tuple(listener.getsockname()[1] for listener in listeners)
             order = json.dumps({"type": "fork", "number": len(batch.parked)}).encode()
-            self._asked = Channel(own), (out[0], err[0]), ports
             with contextlib.suppress(OSError):  # It has ended: `_on_end` comes.
-                socket.send_fds(self._connection, [order], passed)
+                socket.send_fds(self._connection, [order], ends)
+            kept.pop_all()
+            return Channel(own), (outputs[0], outputs[1]), ports
 
     def _listen(self) -> list[socket.socket]:
         """Take the ports at which rank 0 could serve the store of its generation."""
@@ -258,6 +273,7 @@ class Starter:
         assert self._asked is not None
         channel, outputs, ports = self._asked
         self._asked = None
+        self._num_attempts, self._has_forked = 0, True
         batch = self._batches[0]
         rank = len(batch.parked)
         batch.parked.append(Parked(rank, pid, channel, outputs, ports))

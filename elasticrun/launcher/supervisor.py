@@ -12,14 +12,16 @@ from elasticrun.launcher.generation import Generation, Member
 from elasticrun.launcher.hangs import HangClock
 from elasticrun.launcher.imports import imports_of
 from elasticrun.launcher.judging import EXIT_STOPPED, Judge, Next, Stop
+from elasticrun.launcher.limits import check_open_files
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.nodes import END, LEAVE, SCALE, Nodes, Offer, Round
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.orders import make_orders
 from elasticrun.launcher.outcomes import CRASHED, LEFT, Outcome, outcome_of
 from elasticrun.launcher.output import marked
+from elasticrun.launcher.parked import Parked
 from elasticrun.launcher.reserve import Reserve
-from elasticrun.launcher.starter import Parked, Starter
+from elasticrun.launcher.starter import Starter
 from elasticrun.launcher.stragglers import Stragglers
 from elasticrun.launcher.watchdog import Watchdog
 
@@ -80,7 +82,7 @@ class Supervisor:
             imports=[] if options.is_exec else imports_of(options.program),
             is_exec=options.is_exec,
             say=console.event,
-            on_failure=self._fail,
+            on_failure=self._on_no_replicas,
         )
         self._reserve = Reserve(self._starter, self._begin_if_ready)
         self._offered: list[Parked] = []
@@ -114,13 +116,15 @@ class Supervisor:
         """Go on with so many replicas; return what will happen.
 
         Raises:
-            OptionError: The number is out of bounds.
+            OptionError: The number is out of bounds, or too large for the launcher.
         """
         self.options.replicas.check(size)
         if self._stop is Stop.END:
             return "the job is stopping, so it is not rescaled"
         if size == self.size:
             return f"the job has {size} replicas already"
+        running = self.generation.size if self.generation is not None else 0
+        check_open_files(size, num_running=running)
         before, self.size = self.size, size
         text = f"rescaling from {before} to {size} replicas"
         self._console.event(text)
@@ -217,7 +221,7 @@ class Supervisor:
             listener=self,
         )
         self.generation = generation
-        self._watchdog.begin(generation)
+        self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
         self._starter.note_running(sorted(pids))
         generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())
@@ -364,6 +368,13 @@ class Supervisor:
     def _end_delay(self) -> None:
         self._may_begin = True
         self._begin_if_ready()
+
+    def _on_no_replicas(self, why: str) -> None:
+        if self.generation is None:
+            self._fail(why)
+            return
+        self._reserve.discard()
+        self._console.event(f"{why} The replicas that run go on")
 
     def _fail(self, why: str) -> None:
         self._go_on(self.judge.fail(why))

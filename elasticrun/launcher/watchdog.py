@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from elasticrun.launcher.generation import Generation
-from elasticrun.launcher.hangs import HangClock
+from elasticrun.launcher.generation import Generation, Member
+from elasticrun.launcher.hangs import HangClock, held_up_by
 from elasticrun.launcher.loop import Loop, Timer
 
 _BETTER_CAUSE_SECONDS = 1.0
@@ -31,11 +31,17 @@ class Watchdog:
         self._hang = hang
         self._generation: Generation | None = None
         self._timer: Timer | None = None
+        self._is_alone = True
 
-    def begin(self, generation: Generation) -> None:
-        """Watch a generation that starts."""
+    def begin(self, generation: Generation, *, is_alone: bool = True) -> None:
+        """Watch a generation that starts.
+
+        Args:
+            is_alone: Whether there are no replicas on other nodes.
+        """
         self.reason = ""
         self._generation = generation
+        self._is_alone = is_alone
         self._loop.call_later(_TICK, lambda: self._tick(generation))
 
     def end(self) -> None:
@@ -91,12 +97,20 @@ class Watchdog:
             is_in_loop = bool(member.report.get("is_in_loop"))
             if self._hang.is_hung(silence, is_in_loop=is_in_loop):
                 self._hang.note_hang()
-                self._dump_and_kill(
-                    f"rank {member.rank} passed no boundary for {silence:.0f} s"
-                )
+                self._dump_and_kill(self._explain_hang(generation.running, silence))
                 return
             if member.report.get("has_trained") and is_in_loop:
                 self._hang.note_gap(silence)
+
+    def _explain_hang(self, running: Sequence[Member], silence: float) -> str:
+        # The others may have fallen silent a moment later, when they began to wait.
+        since = time.monotonic() - silence / 2
+        silent = [member for member in running if member.moved_at < since]
+        culprit = held_up_by(silent)
+        if culprit is not None and (self._is_alone or len(running) > 1):
+            return f"rank {culprit.rank} passed no boundary for {silence:.0f} s"
+        where = "" if self._is_alone else " on this node"
+        return f"no rank{where} passed a boundary for {silence:.0f} s"
 
     def _set_timer(
         self, seconds: float | None, callback: Callable[[], None] | None = None

@@ -211,10 +211,40 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
     options = ["--replicas", 2, "--save-interval", 0, "--hang-timeout", 1.5, "--"]
     job = run(stage, *options, "--at", "0:1:5:hang")
     assert job.wait() == 0, job.events
-    assert "passed no boundary for" in job.events
+    assert "rank 1 passed no boundary for" in job.events
     assert "restart 1 of 3 from checkpoint 5" in job.events
     logs = stage.checkpoints / "logs" / "generation-0000"
     assert "in act" in (logs / "rank-1.log").read_text()
     assert "in main" in (logs / "rank-0.log").read_text()
     for epoch in range(NUM_EPOCHS):
         assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
+
+
+HANGS_IN_A_STEP = """
+import threading, torch, elasticrun
+from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel
+
+net = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+model = AdaptiveDataParallel(net, optimizer)
+loader = AdaptiveDataLoader(torch.zeros(240, 1), batch_size=6)
+for _ in elasticrun.remaining_epochs_until(1):
+    for x in loader:
+        if elasticrun.rank() == 1 and loader.batch_index == 5:
+            threading.Event().wait()
+        loss = model(x).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_who_hangs_is_named_and_not_who_waits_for_it(stage: Stage) -> None:
+    """Both have passed the same boundary; rank 0 has come further in its step."""
+    script = stage.root / "script.py"
+    script.write_text(HANGS_IN_A_STEP)
+    options = ["--replicas", 2, "--hang-timeout", 6, "--max-restarts", 0]
+    with running(stage, *options, script=script) as job:
+        assert job.wait() == 1
+    assert "rank 1 passed no boundary for" in job.events
+    assert "rank 0 passed" not in job.events

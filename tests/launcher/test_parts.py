@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,8 @@ from elasticrun.launcher.causes import (
     explain_kill,
     first_cause,
 )
-from elasticrun.launcher.hangs import HangClock
+from elasticrun.launcher.generation import Member
+from elasticrun.launcher.hangs import HangClock, held_up_by
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.options import (
     OptionError,
@@ -33,6 +35,7 @@ from elasticrun.launcher.options import (
     parse_replicas,
 )
 from elasticrun.launcher.output import LineReader, Log, find_logs, log_path, marked
+from elasticrun.launcher.parked import Parked
 from elasticrun.launcher.restarts import Budget
 from elasticrun.launcher.table import render
 from elasticrun.launcher.wire import Channel, WireError
@@ -135,6 +138,41 @@ class TestHangs:
         with pytest.raises(OptionError, match="auto, or off"):
             parse_hang_timeout("never")
 
+    @pytest.mark.parametrize(
+        ("reports", "culprit"),
+        [
+            ([((0, 0, 30), 6), ((0, 0, 30), 5)], 1),
+            ([((0, 0, 36), 6), ((0, 0, 30), 6)], 1),
+            ([((0, 0, 30), 5), ((0, 0, 36), 6), ((0, 0, 36), 6)], 0),
+            ([((0, 0, 30), 5), ((0, 0, 30), 5)], None),
+            ([((0, 0, 30), 5), None], 1),
+            ([None, None], None),
+            ([((0, 0, 30), 5)], 0),
+        ],
+    )
+    def test_who_is_behind_holds_the_others_up(
+        self, reports: list[Any], culprit: int | None
+    ) -> None:
+        silent = []
+        for rank, each in enumerate(reports):
+            left, right = socket.socketpair()
+            left.close()
+            right.close()
+            member = Member(
+                rank,
+                pid=0,
+                parked=Parked(rank, 0, Channel(left), (0, 0), ()),
+                pidfd=0,
+                started_at=0.0,
+                log=Log(Path(os.devnull), pytest.fail),
+            )
+            if each is not None:
+                member.report = {"place": list(each[0]), "num_steps": each[1]}
+            member.log.close()
+            silent.append(member)
+        found = held_up_by(silent)
+        assert (None if found is None else found.rank) == culprit
+
 
 class TestReplicas:
     def test_a_number_a_range_and_auto(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +229,21 @@ class TestOutput:
         pipe.close()
         assert len(lines) > 1
         assert sum(map(len, lines)) == 240_000
+
+    def test_who_goes_on_to_print_is_not_waited_for(self) -> None:
+        reader, writer = os.pipe()
+        os.write(writer, b"the last words\n" + b"x" * 50_000)
+        lines: list[bytes] = []
+
+        def take(line: bytes) -> None:
+            lines.append(line)
+            os.write(writer, b"y" * 30_000 + b"\n")
+
+        pipe = LineReader(reader, take)
+        pipe.close()
+        os.close(writer)
+        assert lines[0] == b"the last words\n"
+        assert sum(map(len, lines)) > 50_000
 
     def test_a_progress_bar_shows_what_it_drew_last(self) -> None:
         assert marked(3, b"10%|#\r50%|##\n") == "[3] 50%|##"
@@ -301,6 +354,23 @@ class TestDirectory:
         assert directory.finished_at(own, program) is None
         script.write_text("epochs = 3")
         self.commit(own, 8)
+        assert directory.finished_at(own, program) is None
+
+    @pytest.mark.parametrize("name", ["pack.train", "pack"])
+    def test_a_module_that_has_changed_is_not_finished(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "pack").mkdir()
+        for file in ("__main__.py", "train.py"):
+            (tmp_path / "pack" / file).write_text("epochs = 3")
+        own = tmp_path / "own"
+        self.commit(own, 7)
+        program = Program("module", name, (), (str(tmp_path),))
+        directory.note_finished(own, program)
+        assert directory.finished_at(own, program) is not None
+        file = "train.py" if name == "pack.train" else "__main__.py"
+        (tmp_path / "pack" / file).write_text("epochs = 4")
         assert directory.finished_at(own, program) is None
 
     def test_a_directory_in_use_is_not_moved(self, tmp_path: Path) -> None:
