@@ -133,7 +133,7 @@ class Draft:
         """Remove what was written; rank 0 only. What cannot be removed now is torn."""
         try:
             self.storage.remove(self.folder)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             logger.warning("%s could not be removed: %s", self.path, error)
 
     def _check_present(self, records: tuple[FileRecord, ...]) -> None:

@@ -62,6 +62,7 @@ class LocalStorage(Storage):
         files.write_atomically(self.locate(name), data)
 
     def begin(self, folder: str) -> None:
+        self._lock.check()
         path = self.locate(folder)
         if files.find_size(path) is not None:
             self.remove(folder)
@@ -72,11 +73,13 @@ class LocalStorage(Storage):
 
     def commit(self, folder: str, name: str, data: bytes) -> None:
         path = self.locate(folder)
+        self._lock.check()
         files.fsync_directory(path)
         files.write_atomically(path / name, data)
         files.fsync_directory(path.parent)
 
     def remove(self, folder: str) -> None:
+        self._lock.check()
         files.remove_tree(self.locate(folder), first=MANIFEST_NAME)
 
     def measure_folder(self, folder: str) -> int:

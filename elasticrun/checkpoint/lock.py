@@ -93,6 +93,32 @@ class DirectoryLock:
                 "(ELASTICRUN_CHECKPOINT_DIR)."
             ) from error
 
+    def check(self) -> None:
+        """Refuse to go on where another process may have taken the directory.
+
+        Nothing to check without the lock: who has none only looks, or tidies up.
+
+        Raises:
+            CheckpointError: The file that is locked is not the one that others lock.
+            OSError: It cannot be told.
+        """
+        if self._file is None or self._file.closed:
+            return
+        path = self.directory / "lock"
+        try:
+            found: tuple[int, int] | None = _identity(os.stat(path))
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found != _identity(os.fstat(self._file.fileno())):
+            how = "is gone" if found is None else "is another file now"
+            raise CheckpointError(
+                f"{path}, which this job has locked, {how}: the directory was removed, "
+                "or put in another's place, while the job used it. Another job may use "
+                "it now, and two jobs would mix their checkpoints, so this one stops "
+                "without saving. Start it again with a directory of its own "
+                "(ELASTICRUN_CHECKPOINT_DIR)."
+            )
+
     def release(self) -> None:
         """Give the lock back; it may be free already."""
         if self._file is None or self._file.closed:  # Closed in a fork.

@@ -106,7 +106,11 @@ class Storage(ABC):
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder in any condition; half a removal leaves one that is torn."""
+        """Remove a folder in any condition; half a removal leaves one that is torn.
+
+        Raises:
+            CheckpointError: Another job has taken this over.
+        """
 
     @abstractmethod
     def measure_folder(self, folder: str) -> int:
