@@ -45,7 +45,7 @@ multiprocessing.set_forkserver_preload(["elasticrun.testing.preloaded"])
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes run the tests: most of the time they wait for others."""
+    """Return how many processes run the tests, which mostly wait for others."""
     return min(2 * (os.cpu_count() or 1), 8)
 
 
