@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from elasticrun.control.store import JobStore
 from elasticrun.job import Job
 
 _WAIT_SECONDS = 5.0  # For a replica that is yet to make the loader, if it ever does.
@@ -22,43 +23,53 @@ def publish(job: Job, name: str, settings: dict[str, Any]) -> None:
 
 
 def check_alike(job: Job, name: str) -> None:
-    """Compare a loader with those of its name on other replicas.
+    """Hear whether the replicas' loaders of this name are alike; rank 0 compares them.
 
     Raises:
         ValueError: They differ, which all replicas learn.
     """
     if job.store is None:
         return
+    verdict = f"loader/{name}/verdict"
+    try:
+        if job.rank == 0:
+            text = _compare(job.store, name, job.world_size)
+            job.store.put(verdict, text)
+        else:
+            text = job.store.take(verdict, timeout=2 * _WAIT_SECONDS)
+    except TimeoutError:  # Rank 0 does not come to this loop; a boundary will say so.
+        return
+    except ConnectionError:
+        return  # The next boundary says that rank 0 is gone.
+    if text:
+        raise ValueError(text)
+
+
+def _compare(store: JobStore, name: str, world_size: int) -> str:
+    """Return what is wrong with what the replicas have published, if anything."""
     deadline = time.monotonic() + _WAIT_SECONDS
-    made: dict[int, dict[str, Any]] = {}
-    for rank in range(job.world_size):
+    expected = store.take(_key(name, 0))
+    for rank in range(1, world_size):
         seconds = max(0.001, deadline - time.monotonic())
         try:
-            made[rank] = job.store.take(_key(name, rank), timeout=seconds)
+            made = store.take(_key(name, rank), timeout=seconds)
         except TimeoutError:
             continue
-        except ConnectionError:
-            return  # The next boundary says that rank 0 is gone.
-    first, *others = made
-    for rank in others:
-        if made[rank] != made[first]:
-            raise ValueError(
-                f"the replicas have made `{name}` differently: "
-                f"{_differences(made, first, rank)}. Each takes its share of one order "
-                "that all must know alike, so samples would be lost or seen twice. "
-                "Make the same loaders on every replica, in the same order; none needs "
-                "a seed or a part of the data of its own."
+        if made != expected:
+            differences = "; ".join(
+                f"{setting} is {value!r} on rank 0, but {made.get(setting)!r} on rank "
+                f"{rank}"
+                for setting, value in expected.items()
+                if made.get(setting) != value
             )
+            return (
+                f"the replicas have made `{name}` differently: {differences}. Each "
+                "takes its share of one order that all must know alike, so samples "
+                "would be lost or seen twice. Make the same loaders on every replica, "
+                "in the same order; none needs a seed or a part of the data of its own."
+            )
+    return ""
 
 
 def _key(name: str, rank: int) -> str:
     return f"loader/{name}/{rank}"
-
-
-def _differences(made: dict[int, dict[str, Any]], one: int, other: int) -> str:
-    return "; ".join(
-        f"{setting} is {value!r} on rank {one}, but {made[other].get(setting)!r} on "
-        f"rank {other}"
-        for setting, value in made[one].items()
-        if made[other].get(setting) != value
-    )
