@@ -481,6 +481,17 @@ def test_a_seed_of_numpys_is_a_seed(tmp_path: Path) -> None:
     assert run_once(script, tmp_path) == expected
 
 
+def test_sizes_of_numpys_are_sizes(tmp_path: Path) -> None:
+    with generation(tmp_path):
+        loader = AdaptiveDataLoader(
+            Numbers(6), np.int64(4), max_local_batch_size=np.int32(3)
+        )
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+        save_all_states()
+    with generation(tmp_path):
+        AdaptiveDataLoader(Numbers(6), 4)
+
+
 def test_collating_is_torchs() -> None:
     assert AdaptiveDataLoader(Numbers(3)).collate_fn is default_collate
 
