@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,8 @@ def current_job() -> Job:
     """Return this process's job; the first use makes it from the environment.
 
     Raises:
-        ElasticRunError: This process is not a replica: a DataLoader worker, or a fork.
+        ElasticRunError: This process is not a replica: a DataLoader worker, or a fork,
+            or one that has been spawned and imports the program.
     """
     global _job
     if get_worker_info() is not None:
@@ -39,6 +41,7 @@ def current_job() -> Job:
             "out of the data set and the collate function."
         )
     if _job is None or _job.is_closed:
+        _check_runs_program()
         _job = _make_job()
         atexit.register(_close_at_exit, _job)
     if _job.late_error:
@@ -92,11 +95,13 @@ def init(
             none exists: "nccl", "gloo", or "auto" (NCCL where each replica has a GPU).
 
     Raises:
-        ElasticRunError: The job has already started.
+        ElasticRunError: The job has already started; or this process imports the
+            program, which runs in another one.
         CheckpointError: The directory is in use, unfit, or differs between replicas.
         ValueError: A setting is not what it should be.
     """
     global _job
+    _check_runs_program()
     if _job is not None and not _job.is_closed:
         raise ElasticRunError(
             "init() came after the job had started, so its settings cannot take "
@@ -114,6 +119,22 @@ def init(
         backend=backend,
     )
     atexit.register(_close_at_exit, _job)
+
+
+def _check_runs_program() -> None:
+    """Refuse a process that multiprocessing has started and that is not ready yet.
+
+    A worker that became a replica would take the checkpoint directory, or wait for the
+    other replicas for ever.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ElasticRunError(
+            f"process {os.getpid()} was spawned by multiprocessing (a DataLoader "
+            "worker, for instance) and imports the program's main module, of which it "
+            "needs functions and classes. What stands at the top level runs there once "
+            "more, and would make it a replica. Put this under `if __name__ == "
+            "'__main__':`."
+        )
 
 
 @contextmanager

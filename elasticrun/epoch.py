@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import sys
 from collections.abc import Iterator
 
@@ -31,11 +32,12 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
         JobStopped: The job stops at the end of an epoch.
         ValueError: `num_epochs` is not a whole number from 0 up.
     """
-    if isinstance(num_epochs, bool) or not isinstance(num_epochs, int):
+    if isinstance(num_epochs, bool) or not hasattr(num_epochs, "__index__"):
         raise TypeError(
             f"remaining_epochs_until takes the number of epochs as a whole number, "
             f"not {num_epochs!r}."
         )
+    num_epochs = operator.index(num_epochs)
     if num_epochs < 0:
         raise ValueError(f"remaining_epochs_until({num_epochs}): epochs count from 0.")
     return _remaining_epochs(num_epochs)

@@ -378,6 +378,7 @@ class Job:
                 decision.cause,
                 f"saved {path}" if path else "nothing was saved",
             )
+        self._watcher.note_stopped(decision.exit_code)
         self._stopped_with = decision.exit_code
         raise JobStopped(decision.exit_code)
 

@@ -31,7 +31,8 @@ class SignalPipe:
     """A pipe that wakes its reader, with a byte for each stop signal that arrives.
 
     `install` takes SIGTERM, and SIGINT unless the session is interactive (there it
-    interrupts the cell as ever). A handler that the program had set runs as well.
+    interrupts the cell as ever) or ignores it (as what a shell starts in its
+    background does). A handler that the program had set runs as well.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class SignalPipe:
             self._writer, warn_on_full_buffer=False
         )
         for number in EXIT_CODES:
-            if number == signal.SIGINT and hasattr(sys, "ps1"):
+            if number == signal.SIGINT and not _takes_interrupts():
                 continue
             self._previous[number] = signal.signal(number, self._on_signal)
 
@@ -118,6 +119,11 @@ class SignalPipe:
         previous = self._previous.get(number)
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)
+
+
+def _takes_interrupts() -> bool:
+    is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    return not is_ignored and not hasattr(sys, "ps1")
 
 
 def exit_at_once(code: int) -> None:

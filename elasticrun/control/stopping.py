@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import logging
 import signal
 import sys
@@ -34,6 +35,7 @@ class StopClock:
         self._describe = describe
         self._first_signal: tuple[int, float] | None = None
         self._has_heard = True
+        self._left_behind: tuple[str, int] | None = None
         self.deadline: float | None = None
 
     def on_signal(self, number: int) -> bool:
@@ -66,15 +68,38 @@ class StopClock:
         deadline = time.monotonic() + self._grace
         self.deadline = min(deadline, self.deadline or deadline)
 
+    def note_stopped_aside(self, thread: str, exit_code: int) -> None:
+        """The job has stopped in a thread that is not the program's main one.
+
+        What is raised there ends that thread alone, and the program may wait for it.
+        """
+        self._left_behind = (thread, exit_code)
+        self.deadline = time.monotonic() + self._grace
+
     def on_time(self, now: float) -> None:
         """End the process if it is time."""
         if self.deadline is None or now < self.deadline:
             return
         number, _ = self._first_signal or (signal.SIGTERM, 0.0)
-        telling = threading.Thread(target=self._tell_where, args=(number,), daemon=True)
+        exit_code = EXIT_CODES[signal.Signals(number)]
+        tell = functools.partial(self._tell_where, number)
+        if self._left_behind is not None:
+            thread, exit_code = self._left_behind
+            tell = functools.partial(self._tell_left_behind, thread)
+        telling = threading.Thread(target=tell, daemon=True)
         telling.start()
         telling.join(NAMING_SECONDS)  # Nobody may read what is written.
-        exit_at_once(EXIT_CODES[signal.Signals(number)])
+        exit_at_once(exit_code)
+
+    def _tell_left_behind(self, thread: str) -> None:
+        logger.error(
+            "the job has stopped in thread %r, which ended that thread alone, and the "
+            "program did not end within %g s: exiting. Let the main thread loop over "
+            "the loader (num_workers= reads ahead), or end the program when the thread "
+            "that loops has ended.",
+            thread,
+            self._grace,
+        )
 
     def _tell_where(self, number: int) -> None:
         logger.error(

@@ -35,25 +35,30 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def check_sizes(batch_size: Any, max_local_batch_size: Any) -> None:
-    """Refuse sizes that are not whole numbers from 1 up.
+def check_sizes(batch_size: Any, max_local_batch_size: Any) -> tuple[int, int | None]:
+    """Return the sizes as plain integers.
 
     Raises:
-        ValueError: One is not; the text names it.
+        ValueError: One is not a whole number from 1 up; the text names it.
     """
     if batch_size is None:
         raise ValueError(
             "batch_size=None turns torch's batching off, but a global batch must have "
             "a size. Give it, and undo the batching in collate_fn if you must."
         )
-    for name, value in (
-        ("batch_size", batch_size),
-        ("max_local_batch_size", max_local_batch_size),
-    ):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
+    return (
+        _check_size("batch_size", batch_size),
+        None
+        if max_local_batch_size is None
+        else _check_size("max_local_batch_size", max_local_batch_size),
+    )
+
+
+def _check_size(name: str, value: Any) -> int:
+    is_whole = not isinstance(value, bool) and hasattr(value, "__index__")
+    if not is_whole or index(value) < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
+    return index(value)
 
 
 def check_seed(seed: Any) -> int:

@@ -114,7 +114,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
     ) -> None:
         job = current_job()
         check_dataset(dataset)
-        check_sizes(batch_size, max_local_batch_size)
+        batch_size, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
         check_sampler(sampler, batch_sampler, shuffle=shuffle)
         seed = check_seed(seed)
         check_seed_each(seed_each)

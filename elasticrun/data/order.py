@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,11 @@ from numpy.typing import NDArray
 from elasticrun.data.permutation import Permutation
 from elasticrun.data.plan import Order
 
+_WHAT_A_SAMPLER_IS = (
+    "Give the data-set indices themselves, whole numbers in one dimension; of weights "
+    "torch.multinomial(weights, num_samples, generator=...), of a mask "
+    "mask.nonzero().flatten()."
+)
 _NUM_CHECKED = 1000  # Entries of a user's order that its checksum looks at.
 
 
@@ -20,8 +27,9 @@ def check_sampler(sampler: Any, batch_sampler: Any, *, shuffle: bool) -> None:
     """Refuse what cannot be read at a position.
 
     Raises:
-        TypeError: A sampler that can only be iterated, or a batch sampler.
-        ValueError: A sampler with `shuffle=True`.
+        TypeError: A sampler that can only be iterated, or whose entries are no indices;
+            or a batch sampler.
+        ValueError: A sampler with `shuffle=True`, or an empty one.
     """
     if batch_sampler is not None:
         raise TypeError(
@@ -44,6 +52,15 @@ def check_sampler(sampler: Any, batch_sampler: Any, *, shuffle: bool) -> None:
             "the order in advance and give it as a list or array: "
             "sampler=list(your_sampler), made from a fixed seed."
         )
+    if len(sampler) == 0:
+        raise ValueError(
+            f"the sampler ({type(sampler).__name__}) is empty, so no loop can deliver "
+            "anything. Look at how it was made."
+        )
+    if isinstance(sampler, (torch.Tensor, np.ndarray)):
+        _check_array(sampler)
+    else:
+        _indices_at(sampler, [0])
 
 
 def order_of(num_samples: int, sampler: Any, *, key: int | None) -> Order:
@@ -79,9 +96,41 @@ def _order_of_map(sampler: Any) -> Order:
     if isinstance(sampler, np.ndarray):
         array = sampler
         return lambda positions: array[positions].astype(np.int64)
-    return lambda positions: np.asarray(
-        [int(sampler[position]) for position in positions.tolist()], dtype=np.int64
+    return lambda positions: _indices_at(sampler, positions.tolist())
+
+
+def _check_array(sampler: torch.Tensor | NDArray[Any]) -> None:
+    is_whole = str(sampler.dtype).removeprefix("torch.").startswith(("int", "uint"))
+    if sampler.ndim != 1 or not is_whole:
+        raise TypeError(
+            f"sampler={type(sampler).__name__} of {sampler.dtype} with the shape "
+            f"{tuple(sampler.shape)} is no order. {_WHAT_A_SAMPLER_IS}"
+        )
+
+
+def _indices_at(sampler: Any, positions: list[int]) -> NDArray[np.int64]:
+    """Return what stands at positions; not with `int`, which makes weights to 0."""
+    entries = [sampler[position] for position in positions]
+    with contextlib.suppress(TypeError):
+        if bool not in map(type, entries):
+            return np.fromiter(map(operator.index, entries), np.int64, len(entries))
+    position, entry = next(
+        (position, entry)
+        for position, entry in zip(positions, entries, strict=True)
+        if not _is_index(entry)
     )
+    raise TypeError(
+        f"sampler={type(sampler).__name__} is no order: at position {position} it has "
+        f"{entry!r}. {_WHAT_A_SAMPLER_IS}"
+    )
+
+
+def _is_index(entry: Any) -> bool:
+    try:
+        operator.index(entry)
+    except TypeError:
+        return False
+    return not isinstance(entry, bool)
 
 
 class EveryPosition:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 
 from elasticrun import (
@@ -76,6 +77,10 @@ def test_the_number_of_epochs_is_a_whole_number(num_epochs: Any) -> None:
     text = f"takes the number of epochs as a whole number, not {num_epochs!r}."
     with pytest.raises(TypeError, match=re.escape(text)):
         remaining_epochs_until(num_epochs)
+
+
+def test_a_number_of_epochs_of_numpys_is_one(job: Job) -> None:
+    assert list(remaining_epochs_until(np.int64(2))) == [0, 1]
 
 
 def test_the_number_of_epochs_is_not_negative() -> None:

@@ -370,6 +370,37 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
             "Leave one of them out."
         ),
     ),
+    *[
+        (
+            Numbers(3),
+            {"sampler": sampler},
+            TypeError,
+            text + "Give the data-set indices themselves, whole numbers in one",
+        )
+        for sampler, text in [
+            (
+                torch.tensor([0.2, 1.7]),
+                "sampler=Tensor of torch.float32 with the shape (2,) is no order. ",
+            ),
+            (
+                torch.tensor([True, False]),
+                "sampler=Tensor of torch.bool with the shape (2,) is no order. ",
+            ),
+            (
+                np.zeros((3, 2), dtype=np.int32),
+                "sampler=ndarray of int32 with the shape (3, 2) is no order. ",
+            ),
+            ([0.2], "sampler=list is no order: at position 0 it has 0.2. "),
+            ([1, True], "sampler=list is no order: at position 1 it has True. "),
+            ("012", "sampler=str is no order: at position 0 it has '0'. "),
+        ]
+    ],
+    (
+        Numbers(3),
+        {"sampler": []},
+        ValueError,
+        "the sampler (list) is empty, so no loop can deliver anything.",
+    ),
     (
         Numbers(3),
         {"batch_sampler": BatchSampler(SequentialSampler(Numbers(3)), 2, False)},
@@ -448,6 +479,17 @@ def test_a_seed_of_numpys_is_a_seed(tmp_path: Path) -> None:
         return samples_of(loader)
 
     assert run_once(script, tmp_path) == expected
+
+
+def test_sizes_of_numpys_are_sizes(tmp_path: Path) -> None:
+    with generation(tmp_path):
+        loader = AdaptiveDataLoader(
+            Numbers(6), np.int64(4), max_local_batch_size=np.int32(3)
+        )
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+        save_all_states()
+    with generation(tmp_path):
+        AdaptiveDataLoader(Numbers(6), 4)
 
 
 def test_collating_is_torchs() -> None:

@@ -108,6 +108,20 @@ def test_the_handler_that_the_program_had_runs_too() -> None:
     assert calls == [signal.SIGTERM]
 
 
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = SignalPipe()
+    try:
+        pipe.install()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for_signals(pipe) == [signal.SIGTERM]
+        pipe.close()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def test_a_handler_that_the_program_sets_later_runs_and_stays(
     pipe: SignalPipe,
 ) -> None:
