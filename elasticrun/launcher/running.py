@@ -50,7 +50,7 @@ def run_job(options: Options) -> int:
             )
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
-            Server(listener, supervisor, book)
+            stack.callback(Server(listener, supervisor, book).close)
             stops = StopSignals(supervisor.stop)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:

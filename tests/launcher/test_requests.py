@@ -130,6 +130,29 @@ def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+def test_a_stop_that_saved_nothing_is_told_from_one_that_did(stage: Stage) -> None:
+    options = ["--replicas", 1, "--grace", 0.5, "--", "--hold", "0:9"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 1)
+        answer = job.ask("stop")
+        assert answer.returncode == 4
+        assert answer.stdout == "saving and ending\n"
+        assert "stopped without a new checkpoint: no boundary came" in answer.stderr
+        assert job.wait() == 75
+
+
+def test_scaling_a_script_that_makes_no_job_returns(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, "--start", "exec", script=script) as job:
+        job.wait_until_said("1 replica started")
+        answer = job.ask("scale", 2)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.endswith(
+            "runs with 2 replicas; its program has not made a job so far\n"
+        )
+
+
 REPORTS_FAIL = """
 import json, threading
 from tests.launcher.program import main
