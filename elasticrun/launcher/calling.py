@@ -83,7 +83,11 @@ class LaunchedJob:
             return job.status
 
     def stop(self) -> None:
-        """Save, end the job and wait for its end; `launch` it again to go on."""
+        """Save, end the job and wait for its end; `launch` it again to go on.
+
+        Raises:
+            ElasticRunError: It ended without saving what was trained.
+        """
         with self._find() as job, _as_own_error():
             for _ in job.stop():
                 continue

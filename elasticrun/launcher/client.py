@@ -84,11 +84,18 @@ class Job:
             yield answer["text"]
 
     def stop(self) -> Iterator[str]:
-        """Save and end; yield what happens, until the launcher has ended."""
+        """Save and end; yield what happens, until the launcher has ended.
+
+        Raises:
+            JobError: It ended without saving what was trained.
+        """
         yield self._ask({"type": "stop"})["text"]
         self._connection.settimeout(None)
-        while self._channel.receive_one() is not None:
-            continue
+        problem = ""
+        while (message := self._channel.receive_one()) is not None:
+            problem = str(message.get("error", ""))
+        if problem:
+            raise JobError(problem, exit_code=EXIT_REFUSED)
         yield "ended"
 
     def _ask(self, request: Message) -> Message:

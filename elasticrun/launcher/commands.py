@@ -133,7 +133,7 @@ def _show_status(arguments: argparse.Namespace) -> int:
         if arguments.json:
             for each in jobs:
                 _say(json.dumps(each))
-        elif jobs or not silent:
+        elif jobs or not (silent or arguments.job):
             if arguments.watch and sys.stdout.isatty():
                 sys.stdout.write("\x1b[H\x1b[2J")
             _say(render(jobs) if jobs else "no job of this user is running")
@@ -187,7 +187,7 @@ def logs(arguments: argparse.Namespace) -> int:
 
 def _directory_of_ended(name: str | None) -> Path | None:
     """Return where logs are if a job was named by its checkpoint or log directory."""
-    if name is None or not os.path.isdir(name):
+    if name is None or not os.path.isdir(name) or _statuses(name)[0]:
         return None
     inner = Path(name) / "logs"
     return inner if inner.is_dir() else Path(name)

@@ -36,11 +36,22 @@ def of_rendezvous() -> dict[str, str]:
 
 
 def runtime_directory() -> Path:
-    """Return where this user's control sockets are; it need not exist."""
+    """Return where this process is to keep its control socket; it need not exist."""
+    return runtime_directories()[0]
+
+
+def runtime_directories() -> list[Path]:
+    """Return where this user's control sockets can be, its own place first.
+
+    A launcher may have been started with `XDG_RUNTIME_DIR` and be asked without, as
+    from a cron job, or the other way round.
+    """
+    temporary = Path(tempfile.gettempdir()) / f"elasticrun-{os.getuid()}"
     given = os.environ.get("XDG_RUNTIME_DIR")
     if given and os.path.isdir(given):
-        return Path(given) / "elasticrun"
-    return Path(tempfile.gettempdir()) / f"elasticrun-{os.getuid()}"
+        return [Path(given) / "elasticrun", temporary]
+    usual = Path(f"/run/user/{os.getuid()}")
+    return [temporary, usual / "elasticrun"]
 
 
 def num_gpus() -> int:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from elasticrun.errors import ElasticRunError
+
 _FUNCTION = "function.pickle"
-_RESULT = re.compile(r"result-(\d+)-(\d+)\.pickle")
+_RESULT = re.compile(r"result-(\d+)-(\d+)-of-(\d+)\.pickle")
 
 
 def keep_function(
@@ -21,26 +23,37 @@ def keep_function(
     (folder / _FUNCTION).write_bytes(cloudpickle.dumps((function, args)))
 
 
-def call_function(folder: Path, *, generation: int, rank: int) -> None:
+def call_function(folder: Path, *, generation: int, rank: int, world_size: int) -> None:
     """Call the function, and keep what it returns; in a replica."""
     import cloudpickle
 
     function, args = pickle.loads((folder / _FUNCTION).read_bytes())
     result = function(*args)
-    path = folder / f"result-{generation}-{rank}.pickle"
+    path = folder / f"result-{generation}-{rank}-of-{world_size}.pickle"
     path.write_bytes(cloudpickle.dumps(result))
 
 
 def read_results(folder: Path) -> list[Any]:
-    """Return the results by rank of the last generation, the one that finished."""
-    found = [
-        (int(match[1]), int(match[2]), path)
-        for path in folder.iterdir()
-        if (match := _RESULT.fullmatch(path.name))
-    ]
-    last = max(generation for generation, _, _ in found)
-    return [
-        pickle.loads(path.read_bytes())
-        for generation, _, path in sorted(found)
-        if generation == last
-    ]
+    """Return the results by rank of the last generation, the one that finished.
+
+    Raises:
+        ElasticRunError: A replica ended without one.
+    """
+    found: dict[int, dict[int, Path]] = {}
+    sizes: dict[int, int] = {}
+    for path in folder.iterdir():
+        if match := _RESULT.fullmatch(path.name):
+            generation, rank, world_size = map(int, match.groups())
+            found.setdefault(generation, {})[rank] = path
+            sizes[generation] = world_size
+    last = max(found, default=0)
+    paths = found.get(last, {})
+    missing = [rank for rank in range(sizes.get(last, 1)) if rank not in paths]
+    if missing:
+        who = f"rank {', '.join(map(str, missing))}" if paths else "every replica"
+        raise ElasticRunError(
+            f"{who} ended before the function returned, with exit code 0, so there "
+            "are no results. That is what sys.exit() does: return from the function "
+            "instead."
+        )
+    return [pickle.loads(paths[rank].read_bytes()) for rank in sorted(paths)]

@@ -32,10 +32,12 @@ class Next:
     Attributes:
         exit_code: Of the launcher, or None to begin another generation.
         delay: Seconds to wait before that.
+        problem: Why nothing was saved, if it was to be.
     """
 
     exit_code: int | None = None
     delay: float = 0.0
+    problem: str = ""
 
 
 class Judge:
@@ -116,10 +118,11 @@ class Judge:
 
     def _end_stopped(self, outcome: Outcome, code: int) -> Next:
         if outcome.kind in (CRASHED, LEFT):
-            self._console.event(f"stopped without a new checkpoint: {outcome.text}")
-        else:
-            saved = _saved(outcome.newest)
-            self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
+            problem = f"stopped without a new checkpoint: {outcome.text}"
+            self._console.event(problem)
+            return Next(code, problem=problem)
+        saved = _saved(outcome.newest)
+        self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
         return Next(code)
 
     def _go_on_without(self, outcome: Outcome, number: int) -> Next:

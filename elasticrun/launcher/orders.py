@@ -25,6 +25,7 @@ def make_orders(options: Options, round_: Round) -> list[Message]:
             "launcher": os.getpid(),
             "generation": round_.number,
             "rank": round_.offset + local_rank,
+            "world_size": round_.size,
             "host": round_.address,
             "port": round_.port,
             "is_outward": round_.is_outward,

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -88,13 +89,31 @@ def _own_memory(pid: int) -> int:
     return 0
 
 
-def num_out_of_memory_kills() -> int | None:
-    """Return how many processes the kernel has killed for memory, if it says so."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat") as file:
-        for line in file:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+def num_out_of_memory_kills(
+    *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Return how many processes the kernel has killed for memory, if it says so.
+
+    Those of this process's control group, to which its replicas belong, where they are
+    counted; else all of this machine, which may be those of somebody else.
+    """
+    for path in (_own_cgroup(proc, cgroups) / "memory.events", proc / "vmstat"):
+        with contextlib.suppress(OSError, ValueError), path.open() as file:
+            for line in file:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
     return None
+
+
+def _own_cgroup(proc: Path, cgroups: Path) -> Path:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        (proc / "self" / "cgroup").open() as file,
+    ):
+        for line in file:
+            if line.startswith("0::"):
+                return cgroups / line[3:].strip().lstrip("/")
+    return cgroups
 
 
 def free_memory() -> float:

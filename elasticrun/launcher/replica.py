@@ -121,8 +121,12 @@ def _program(order: Message) -> None:
     if order["kind"] == "module":
         runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
     elif order["kind"] == "function":
-        folder = Path(order["target"])
-        call_function(folder, generation=order["generation"], rank=order["rank"])
+        call_function(
+            Path(order["target"]),
+            generation=order["generation"],
+            rank=order["rank"],
+            world_size=order["world_size"],
+        )
     else:
         _run_script(order["target"])
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from elasticrun.launcher import directory, processes, sockets
 from elasticrun.launcher.claim import claimed, make_usable
@@ -15,7 +16,7 @@ from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.many_nodes import ManyNodes
 from elasticrun.launcher.nodes import Listener, Nodes, OneNode
-from elasticrun.launcher.options import Options
+from elasticrun.launcher.options import OptionError, Options
 from elasticrun.launcher.server import Server
 from elasticrun.launcher.status import StatusBook
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
@@ -43,13 +44,13 @@ def run_job(options: Options) -> int:
             _say_where(options, console)
             processes.adopt_orphans()
             loop = Loop()
-            listener = stack.enter_context(sockets.listening())
+            listener = stack.enter_context(_listening())
             supervisor = Supervisor(
                 options, console, loop, meet=_meeting(options, console, loop)
             )
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
-            Server(listener, supervisor, book)
+            stack.callback(Server(listener, supervisor, book).close)
             stops = StopSignals(supervisor.stop)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
@@ -61,6 +62,15 @@ def run_job(options: Options) -> int:
             while supervisor.exit_code is None:
                 loop.turn()
             return supervisor.exit_code
+
+
+@contextmanager
+def _listening() -> Iterator[socket.socket]:
+    try:
+        with sockets.listening() as listener:
+            yield listener
+    except sockets.SocketDirectoryError as error:
+        raise OptionError(str(error)) from error
 
 
 def _meeting(
@@ -79,8 +89,12 @@ def _meeting(
 
 
 def _move_aside_if_fresh(options: Options, console: Console) -> None:
+    if not options.is_fresh:
+        return
     where = options.checkpoint_dir
-    if options.is_fresh and (moved := directory.move_aside(where)) is not None:
+    if not options.log_dir.is_relative_to(options.local_dir):
+        _check_logs(options)  # Before anything is moved for a job that cannot start.
+    if (moved := directory.move_aside(where)) is not None:
         console.event(f"starting anew; what was in {where} is now in {moved}")
 
 
@@ -88,6 +102,10 @@ def _claim_directories(options: Options, stack: ExitStack) -> None:
     """Keep other jobs out, and refuse what cannot be used before anything starts."""
     is_shared = options.nodes is not None
     stack.enter_context(claimed(options.local_dir, is_shared=is_shared))
+    _check_logs(options)
+
+
+def _check_logs(options: Options) -> None:
     make_usable(options.log_dir, what="logs", option="--log-dir")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from elasticrun.launcher import sockets
+from elasticrun.launcher.generation import Generation
 from elasticrun.launcher.options import OptionError
 from elasticrun.launcher.status import StatusBook
 from elasticrun.launcher.supervisor import Supervisor
@@ -12,6 +13,7 @@ from elasticrun.launcher.wire import Channel, Message, WireError
 
 _MAX_REQUEST = 1 << 14
 _MAX_CALLERS = 32
+_JOBLESS_SECONDS = 10.0  # After which a script that never made a job may make none.
 EXIT_CODE_STOPPED = 75
 
 
@@ -29,8 +31,16 @@ class Server:
         self._book = book
         self._callers: list[Channel] = []
         self._waiting: list[tuple[Channel, int]] = []
+        self._stopping: list[Channel] = []
         supervisor.loop.watch(listener, self._on_caller)
+        supervisor.on_started.append(self._on_started)
         supervisor.on_ready.append(self._on_ready)
+
+    def close(self) -> None:
+        """Tell whoever asked for the end whether it came as it should."""
+        problem = self._supervisor.problem
+        for channel in self._stopping:
+            channel.send({"error": problem} if problem else {"text": "ended"})
 
     def _on_caller(self) -> None:
         connection = sockets.accept(self._listener)
@@ -54,6 +64,7 @@ class Server:
             self._supervisor.loop.forget(channel)
             self._callers.remove(channel)
             self._waiting = [w for w in self._waiting if w[0] is not channel]
+            self._stopping = [each for each in self._stopping if each is not channel]
             channel.close()
 
     def _answer(self, request: Message, channel: Channel) -> Message:
@@ -64,6 +75,7 @@ class Server:
             self._supervisor.stop(
                 "the stop command", EXIT_CODE_STOPPED, is_for_all=True
             )
+            self._stopping.append(channel)
             return {"text": "saving and ending"}
         if kind == "scale":
             return self._scale(request.get("replicas"), channel)
@@ -82,15 +94,33 @@ class Server:
             self._waiting.append((channel, size))
         return {"text": text, "is_done": is_done}
 
+    def _on_started(self) -> None:
+        generation = self._supervisor.generation
+        assert generation is not None
+
+        def look() -> None:
+            is_same = self._supervisor.generation is generation
+            if is_same and not (generation.has_begun or self._supervisor.has_had_job):
+                self._answer_waiting(
+                    generation, "runs", "; its program has not made a job so far"
+                )
+
+        self._supervisor.loop.call_later(_JOBLESS_SECONDS, look)
+
     def _on_ready(self) -> None:
         generation = self._supervisor.generation
         assert generation is not None
+        self._answer_waiting(generation, "trains")
+
+    def _answer_waiting(
+        self, generation: Generation, what: str, more: str = ""
+    ) -> None:
         for channel, size in self._waiting:
             is_asked = generation.size == size
-            text = f"generation {generation.number} trains with {generation.size}"
+            text = f"generation {generation.number} {what} with {generation.size}"
             channel.send(
                 {
-                    "text": f"{text} replica{'s' * (generation.size > 1)}",
+                    "text": f"{text} replica{'s' * (generation.size > 1)}{more}",
                     "is_done": True,
                     **({} if is_asked else {"error": f"{text} replicas, not {size}"}),
                 }

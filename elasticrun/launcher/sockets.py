@@ -23,9 +23,14 @@ class SocketDirectoryError(Exception):
 
 @contextmanager
 def listening() -> Iterator[socket.socket]:
-    """Listen for requests to this process, as long as the context lasts."""
+    """Listen for requests to this process, as long as the context lasts.
+
+    Raises:
+        SocketDirectoryError: There is no place for that which is this user's alone.
+    """
     path = environment.runtime_directory()
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError):  # `_opened` says what is wrong with it.
+        path.mkdir(mode=0o700, exist_ok=True)
     name = f"{os.getpid()}.sock"
     with _opened(path) as folder, socket.socket(socket.AF_UNIX) as server:
         mask = os.umask(0o177)
@@ -35,6 +40,8 @@ def listening() -> Iterator[socket.socket]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
             server.bind(f"/proc/self/fd/{folder}/{name}")
+        except OSError as error:
+            raise _refusal(path, error) from error
         finally:
             os.umask(mask)
         server.listen(16)
@@ -64,8 +71,19 @@ def connections() -> Iterator[tuple[int, socket.socket | None]]:
 
     There is none to a launcher that takes no more, because it is suspended. A socket
     that nobody listens at was left by one that was killed, and is removed.
+
+    Raises:
+        SocketDirectoryError: The first place to look at cannot be trusted; a further
+            one is passed over.
     """
-    path = environment.runtime_directory()
+    first, *others = environment.runtime_directories()
+    yield from _connections_in(first)
+    for path in others:
+        with contextlib.suppress(SocketDirectoryError):
+            yield from _connections_in(path)
+
+
+def _connections_in(path: Path) -> Iterator[tuple[int, socket.socket | None]]:
     if not path.is_dir():
         return
     with _opened(path) as folder:
@@ -96,10 +114,7 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise SocketDirectoryError(
-            f"{path} cannot hold the sockets of elasticrun: {error}. Remove it, or set "
-            "XDG_RUNTIME_DIR to a directory of your own."
-        ) from error
+        raise _refusal(path, error) from error
     try:
         status = os.fstat(folder)
         if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
@@ -112,6 +127,13 @@ def _opened(path: Path) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
+
+
+def _refusal(path: Path, error: OSError) -> SocketDirectoryError:
+    return SocketDirectoryError(
+        f"{path} cannot hold the sockets of elasticrun: {error.strerror}. Remove it, "
+        "or set XDG_RUNTIME_DIR to a directory of your own."
+    )
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -40,6 +40,9 @@ class Supervisor:
         nodes: The machines of the job.
         crashes: The crashes so far.
         judge: Decides what follows from the end of a generation.
+        problem: Why it ended without saving what was trained; empty if it did not.
+        has_had_job: Whether a replica of any generation has made its job.
+        on_started: Called when a generation has started.
         on_ready: Called when all replicas of a generation have made their job.
         on_reported: Called with each replica that said where it is.
     """
@@ -62,6 +65,9 @@ class Supervisor:
         )
         self.judge = Judge(options, console, self.crashes)
         self.exit_code: int | None = None
+        self.problem = ""
+        self.has_had_job = False
+        self.on_started: list[Callable[[], None]] = []
         self.on_ready: list[Callable[[], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
         # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
@@ -144,6 +150,8 @@ class Supervisor:
         if self._stop is Stop.END:
             self._console.event(f"{cause} again: ending at once")
             self._is_hurried = True
+            if self.generation is not None:
+                self.problem = "ended at once, without a new checkpoint"
             self.exit_code = self._stop_code
             return
         self._stop_code = code
@@ -225,6 +233,8 @@ class Supervisor:
         self._starter.note_running(sorted(pids))
         generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())
+        for call in self.on_started:
+            call()
         if round_.share != self.size:  # Rescaled after it was offered.
             self._reserve.prepare(self.size)
             cause = f"a rescaling to {self.size} replicas"
@@ -250,6 +260,7 @@ class Supervisor:
         """Note where a replica is."""
         generation = self.generation
         assert generation is not None
+        self.has_had_job = True
         if not self._is_known_ready and generation.has_job:
             self._is_known_ready = True
             if member.report["was_resumed"]:
@@ -355,7 +366,7 @@ class Supervisor:
         self._fail(why)
 
     def _go_on(self, next_: Next) -> None:
-        self.exit_code = next_.exit_code
+        self.exit_code, self.problem = next_.exit_code, next_.problem
         if next_.exit_code is not None:
             return
         self._may_begin = next_.delay == 0

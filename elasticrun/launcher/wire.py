@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections import deque
 from typing import Any
 
 Message = dict[str, Any]
@@ -30,6 +31,7 @@ class Channel:
         self._connection = connection
         self._limit = limit
         self._received = bytearray()
+        self._ahead: deque[Message] = deque()  # What came with one that was asked for.
         self._sending = threading.Lock()
         self.is_open = True
 
@@ -83,11 +85,9 @@ class Channel:
 
     def receive_one(self) -> Message | None:
         """Wait for a message and return it, or None if the other side is gone."""
-        while self.is_open:
-            messages = self.receive()
-            if messages:
-                return messages[0]
-        return None
+        while self.is_open and not self._ahead:
+            self._ahead += self.receive()
+        return self._ahead.popleft() if self._ahead else None
 
     def close(self) -> None:
         """Close this end."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,9 +94,18 @@ def variables(stage: Stage, **more: object) -> dict[str, str]:
     own = {
         "PYTHONPATH": REPOSITORY,
         "XDG_RUNTIME_DIR": runtime,
+        "TMPDIR": _temporary(),  # Where jobs without XDG_RUNTIME_DIR are found.
         "LAUNCHER_TEST": stage.root,
     }
     return {**os.environ, **stage.variables(**{**own, **more})}
+
+
+@functools.cache
+def _temporary() -> str:
+    """Return a folder of these tests; its path is short, for sockets."""
+    folder = tempfile.mkdtemp(prefix="er-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def elasticrun(stage: Stage, *arguments: object) -> subprocess.CompletedProcess[str]:

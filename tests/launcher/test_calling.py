@@ -108,6 +108,18 @@ def test_an_exception_comes_back_with_its_traceback(stage: Stage) -> None:
     assert "in broken" in str(caught.value)
 
 
+def test_a_function_that_ends_the_process_has_no_result(stage: Stage) -> None:
+    def leave(ranks: list[int]) -> int:
+        if elasticrun.rank() in ranks:
+            sys.exit(0)
+        return elasticrun.rank()
+
+    with pytest.raises(ElasticRunError, match="every replica ended before the"):
+        elasticrun.launch(leave, [0, 1], replicas=2)
+    with pytest.raises(ElasticRunError, match="rank 1 ended before .* sys.exit"):
+        elasticrun.launch(leave, [1], replicas=2)
+
+
 def test_what_is_no_function_is_refused() -> None:
     not_callable: Any = 5
     with pytest.raises(TypeError, match="not 5"):

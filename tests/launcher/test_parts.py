@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.launcher import directory, environment, sockets
+from elasticrun.launcher import directory, environment, processes, sockets
 from elasticrun.launcher.causes import (
     Ending,
     Failure,
@@ -101,6 +101,22 @@ class TestCauses:
         assert explain_kill(3, 3, 0.5) == explain_kill(None, None, 0.5) == ""
         text = describe(ending(1, -9, 0.0), hint="likely the out-of-memory killer")
         assert text.endswith("(SIGKILL): likely the out-of-memory killer")
+
+    def test_kills_of_the_own_control_group_count_before_the_machines(
+        self, tmp_path: Path
+    ) -> None:
+        proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+        (proc / "self").mkdir(parents=True)
+        (cgroups / "jobs" / "7").mkdir(parents=True)
+        places = {"proc": proc, "cgroups": cgroups}
+        assert processes.num_out_of_memory_kills(**places) is None
+        (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 12\n")
+        assert processes.num_out_of_memory_kills(**places) == 12
+        (proc / "self" / "cgroup").write_text("1:cpu:/other\n0::/jobs/7\n")
+        assert processes.num_out_of_memory_kills(**places) == 12
+        events = cgroups / "jobs" / "7" / "memory.events"
+        events.write_text("low 0\noom 9\noom_kill 3\noom_group_kill 0\n")
+        assert processes.num_out_of_memory_kills(**places) == 3
 
 
 class TestBudget:

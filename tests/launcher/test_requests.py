@@ -16,6 +16,7 @@ import pytest
 from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
+    ELASTICRUN,
     PROGRAM,
     elasticrun,
     run,
@@ -129,6 +130,29 @@ def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+def test_a_stop_that_saved_nothing_is_told_from_one_that_did(stage: Stage) -> None:
+    options = ["--replicas", 1, "--grace", 0.5, "--", "--hold", "0:9"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 1)
+        answer = job.ask("stop")
+        assert answer.returncode == 4
+        assert answer.stdout == "saving and ending\n"
+        assert "stopped without a new checkpoint: no boundary came" in answer.stderr
+        assert job.wait() == 75
+
+
+def test_scaling_a_script_that_makes_no_job_returns(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, "--start", "exec", script=script) as job:
+        job.wait_until_said("1 replica started")
+        answer = job.ask("scale", 2)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.endswith(
+            "runs with 2 replicas; its program has not made a job so far\n"
+        )
+
+
 REPORTS_FAIL = """
 import json, threading
 from tests.launcher.program import main
@@ -160,7 +184,6 @@ def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:
 
 def test_status_says_where_the_job_is(stage: Stage) -> None:
     assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
-    assert elasticrun(stage, "status", "other").returncode == 3
     options = ["--replicas", 2, "--save-interval", 0]
     with running(stage, *options, "--", "--hold", "0:10") as job:
         job.wait_until_held(0, 2)
@@ -168,8 +191,11 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
         wait_until(lambda: job.status()["checkpoint"] == 10)
         status = job.status()
         text = job.ask("status", "test").stdout
+        other = job.ask("status", "other")
         stage.mark("go-0")
         assert job.wait() == 0
+    assert (other.returncode, other.stdout) == (3, "")
+    assert other.stderr == "elasticrun: no job 'other' is running\n"
     assert status["job"] == "test"
     assert status["pid"] == job.pid
     assert status["state"] == "training"
@@ -198,6 +224,17 @@ def test_logs_are_kept_by_generation_and_rank(stage: Stage) -> None:
     missing = elasticrun(stage, "logs", kept, "--generation", 7)
     assert missing.returncode == 3
     assert "generations: 0 (ranks 0, 1), 1 (ranks 0, 1)" in missing.stderr
+
+
+def test_logs_of_a_running_job_come_before_a_folder_of_its_name(stage: Stage) -> None:
+    (stage.root / "test").mkdir()
+    script = stage.root / "script.py"
+    script.write_text("import time; print('up', flush=True); time.sleep(1000)")
+    with running(stage, "--replicas", 1, script=script) as job:
+        wait_until(lambda: "up" in job.output)
+        assert job.ask("logs", "test").stdout == "[0] up\n"
+    assert job.ask("logs", stage.checkpoints).stdout == "[0] up\n"
+    assert "has no such log" in job.ask("logs", "test").stderr
 
 
 def test_logs_can_be_followed_to_the_end(stage: Stage) -> None:
@@ -287,6 +324,47 @@ def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> No
     folder.chmod(0o700)
     path.touch()  # What a killed launcher leaves, or worse.
     assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
+
+
+def test_a_job_is_found_where_another_shell_would_have_put_it(stage: Stage) -> None:
+    """One with XDG_RUNTIME_DIR, one without, and each is seen from both."""
+    temporary = stage.root / "t"
+    temporary.mkdir()
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    own = variables(stage, TMPDIR=temporary, XDG_RUNTIME_DIR="")
+    with running(
+        stage, "--replicas", 1, script=script, TMPDIR=temporary, XDG_RUNTIME_DIR=""
+    ) as job:
+        path = temporary / f"elasticrun-{os.getuid()}" / f"{job.pid}.sock"
+        wait_until(path.exists)
+        for environment in (own, variables(stage, TMPDIR=temporary)):
+            shown = subprocess.run(
+                [*ELASTICRUN, "status", str(job.pid), "--json"],
+                env=environment,
+                capture_output=True,
+                check=True,
+            )
+            assert json.loads(shown.stdout)["pid"] == job.pid
+
+
+@pytest.mark.parametrize("problem", ["mode 755", "not writable"])
+def test_a_place_without_sockets_is_refused_before_anything_starts(
+    stage: Stage, problem: str
+) -> None:
+    runtime = stage.root / "runtime"
+    runtime.mkdir()
+    (runtime / "elasticrun").mkdir(mode=0o755)
+    if problem == "not writable":
+        runtime = Path("/proc/self")
+    with running(
+        stage, "--replicas", 1, script=__file__, XDG_RUNTIME_DIR=runtime
+    ) as job:
+        assert job.wait() == 2
+    line = job.events.splitlines()[-1]
+    assert line.startswith(f"elasticrun: {runtime}/elasticrun ")
+    assert "set XDG_RUNTIME_DIR" in line
+    assert "Traceback" not in job.events
 
 
 def connect(caller: socket.socket, path: Path) -> None:

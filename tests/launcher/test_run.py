@@ -211,5 +211,14 @@ def test_fresh_moves_nothing_that_is_not_the_jobs(stage: Stage) -> None:
     assert (stage.checkpoints / "thesis.tex").exists()
 
 
+def test_fresh_moves_nothing_for_a_job_that_cannot_start(stage: Stage) -> None:
+    own = stage.checkpoints / "checkpoint-00000001"
+    own.mkdir(parents=True)
+    refused = elasticrun(stage, "run", "--fresh", "--log-dir", "/proc/nope", __file__)
+    assert refused.returncode == 2
+    assert "give another --log-dir" in refused.stderr
+    assert own.exists()
+
+
 def test_options_end_where_the_program_begins() -> None:
     assert split(("--replicas", 2, "--", "--x")) == (["--replicas", 2], ["--x"])
