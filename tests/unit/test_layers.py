@@ -61,7 +61,7 @@ ROWS: list[list[str]] = [
     # 3
     ["position", "registry", "auto_interval"],
     ["schedule", "postponing"],
-    ["opening", "capturing", "channel", "flight"],
+    ["opening", "capturing", "channel", "flight", "renaming"],
     ["writing"],
     ["saving"],
     ["saves"],
