@@ -126,8 +126,25 @@ class Saver:
             self._hint_of_renaming()
         self._number += 1
         begun = time.perf_counter()
-        for state in self._registry:
-            state.sync()
+        try:
+            for state in self._registry:
+                state.sync()
+            return self._save_synced(
+                number, position, timeout=timeout, is_awaited=is_awaited, begun=begun
+            )
+        finally:
+            for state in self._registry:
+                state.after_save()
+
+    def _save_synced(
+        self,
+        number: int,
+        position: dict[str, Any],
+        *,
+        timeout: float,
+        is_awaited: bool,
+        begun: float,
+    ) -> Checkpoint | None:
         try:
             capture = self._capturer.capture(number, position, self.newest)
         except Exception as error:
