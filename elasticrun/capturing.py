@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from elasticrun.checkpoint.memory import (
     NoMemoryLeftError,
     start_checksums,
 )
+from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import CheckpointWarning, text_of
 from elasticrun.registry import Registry
 
@@ -42,6 +44,23 @@ class Part:
         if self.captured is None:
             return draft.write(self.file_name, self.save)
         return draft.write_captured(self.file_name, self.captured)
+
+
+def _save_of(state: BaseState) -> Callable[[BinaryIO], object]:
+    """Return a state's `save`; a stream that lacks something is no failing disk."""
+
+    def save(fileobj: BinaryIO) -> object:
+        try:
+            return state.save(fileobj)
+        except io.UnsupportedOperation as error:  # Of all things an OSError.
+            raise TypeError(
+                f"the save of the state {state.name!r} ({type(state).__name__}) asked "
+                f"its stream for what that cannot do: {error}. Checkpoints are written "
+                "from the beginning to the end, so there is no seek or tell. Write "
+                "into an io.BytesIO first, and then its getvalue() into the stream."
+            ) from error
+
+    return save
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,7 @@ class Capturer:
             Exception: What a state's `save` raised, other than OSError.
         """
         own = [
-            Part(state.file_name(self._rank), state.save)
+            Part(state.file_name(self._rank), _save_of(state))
             for state in self._registry
             if self._rank == 0 or state.is_per_replica
         ]

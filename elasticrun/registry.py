@@ -11,11 +11,16 @@ from elasticrun.errors import StateNameError
 
 
 class Registry:
-    """The states of one replica, in the order in which the program registered them."""
+    """The states of one replica, in the order in which the program registered them.
+
+    Attributes:
+        not_found: The names of those that a checkpoint did not have.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._states: dict[str, BaseState] = {}
+        self.not_found: set[str] = set()
 
     def __iter__(self) -> Iterator[BaseState]:
         for state in self._states.values():
@@ -50,6 +55,8 @@ class Registry:
             CheckpointError: The file is damaged, or does not fit.
         """
         is_loaded = self._load_one(state, checkpoint)
+        if checkpoint is not None and not is_loaded:
+            self.not_found.add(state.name)
         if is_loaded and (overwritten := state.overwrites) is not None:
             for other in self:
                 if other.target is overwritten:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import warnings
@@ -19,6 +20,7 @@ from elasticrun.flight import Flight, Outcome
 from elasticrun.joining import Membership
 from elasticrun.opening import Start
 from elasticrun.registry import Registry
+from elasticrun.renaming import hint_of_renaming
 from elasticrun.writing import Contributor, Owner, Writer
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class Saver:
             self._writer = Contributor(directory, self._rank)
         self.on_end: Callable[[], object] = lambda: None
         self._number = start.number
+        self._start = start
+        self._has_hinted = False
         self._flight: Flight | None = None
         self._given_up: Flight | None = None
         self.newest = start.newest
@@ -118,10 +122,29 @@ class Saver:
         """
         self.finish(timeout=timeout)
         number = self._number
+        if number == self._start.number:
+            self._hint_of_renaming()
         self._number += 1
         begun = time.perf_counter()
-        for state in self._registry:
-            state.sync()
+        try:
+            for state in self._registry:
+                state.sync()
+            return self._save_synced(
+                number, position, timeout=timeout, is_awaited=is_awaited, begun=begun
+            )
+        finally:
+            for state in self._registry:
+                state.after_save()
+
+    def _save_synced(
+        self,
+        number: int,
+        position: dict[str, Any],
+        *,
+        timeout: float,
+        is_awaited: bool,
+        begun: float,
+    ) -> Checkpoint | None:
         try:
             capture = self._capturer.capture(number, position, self.newest)
         except Exception as error:
@@ -178,6 +201,9 @@ class Saver:
         """
         try:
             self.finish(timeout=timeout)
+            # Not after an exception: the program did not come to register everything.
+            if sys.exc_info()[0] is None and not hasattr(sys, "last_type"):
+                self._hint_of_renaming()
         finally:
             if self._given_up is not None:
                 self._given_up.wait(_GIVING_UP_SECONDS)
@@ -188,6 +214,19 @@ class Saver:
         assert self._owner is not None
         assert self._store is not None
         self._owner.note_gone(rank, fate, self._store)
+
+    def _hint_of_renaming(self) -> None:
+        """Warn once if a state of the checkpoint seems to have another name now."""
+        if self._owner is None or self._has_hinted or self._start.newest is None:
+            return
+        text = hint_of_renaming(
+            self._start.newest,
+            not_found=self._registry.not_found,
+            unclaimed=self._registry.carried_over(self._start.newest),
+        )
+        if text is not None:
+            self._has_hinted = True
+            warnings.warn(text, CheckpointWarning, stacklevel=4)
 
     def _take_off(self, capture: Capture, *, timeout: float, begun: float) -> bool:
         """Begin to write in a thread; return whether there could be one."""

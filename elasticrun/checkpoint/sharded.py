@@ -98,10 +98,12 @@ class ShardedState(StatefulState):
                 "takes another path."
             ) from error
 
+    def after_save(self) -> None:
+        self._values = None
+
     def save(self, fileobj: BinaryIO) -> None:
         """Write what is not sharded, and where the rest is."""
         saved = SavedState(self._values, self._layout.tensors)
-        self._values = None
         save_state(self, saved.encode(), fileobj)
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
@@ -196,13 +198,15 @@ class _Chunks(BaseState):
         """Say what to write: the tensors as they are at this boundary."""
         self._tensors, self._layout, self._rank = tensors, layout, rank
 
+    def after_save(self) -> None:
+        self._tensors = {}
+
     def save(self, fileobj: BinaryIO) -> None:
         """Write the raw bytes of this replica's chunks."""
-        tensors, self._tensors = self._tensors, {}
         position = 0
         for path, chunk in self._layout.own[self._rank]:
             fileobj.write(bytes(chunk.start - position))
-            local = tensors[path].to_local().detach()
+            local = self._tensors[path].to_local().detach()
             if tuple(local.shape) != chunk.sizes:
                 raise CheckpointError(
                     f"the shard of {path!r} in {self.name!r} was {chunk.sizes}, and is "

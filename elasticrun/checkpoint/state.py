@@ -43,6 +43,12 @@ class BaseState(ABC):
     def sync(self) -> None:  # noqa: B027 (optional: most states have nothing to do)
         """Prepare for `save`; called on every replica, so it may use collectives."""
 
+    def after_save(self) -> None:  # noqa: B027 (as `sync`)
+        """Give up what `sync` has prepared: `save` is not called again before it.
+
+        It may have been called twice: into memory that ran out, then into the file.
+        """
+
     def values(self) -> Mapping[str, Any]:
         """Return what `keep_best` may name."""
         return {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import cloudpickle
@@ -17,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.serialization import config
 
+from elasticrun.checkpoint.nested import find_doubtful, map_leaves
 from elasticrun.checkpoint.parameter_names import by_numbers
 from elasticrun.checkpoint.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.state import BaseState
@@ -203,7 +202,7 @@ def save_values(values: Any, fileobj: BinaryIO, *, pickle_module: Any = pickle) 
         setattr(settings, name, wanted[name])
     try:
         torch.save(
-            _map_leaves(values, _plain_number), fileobj, pickle_module=pickle_module
+            map_leaves(values, _plain_number), fileobj, pickle_module=pickle_module
         )
     finally:
         for name, value in before.items():
@@ -260,10 +259,12 @@ def check_loads_safely(values: Any, *, name: str) -> None:
             or a tensor that is sharded.
     """
     _refuse_shards_among(values, name)
-    skeleton = _map_leaves(values, _without_data)
+    doubtful = list(find_doubtful(values))
+    if not doubtful:
+        return
     buffer = io.BytesIO()
     try:
-        save_values(skeleton, buffer)
+        save_values(doubtful, buffer)
         buffer.seek(0)
         load_values(buffer)
     except Exception as error:
@@ -283,27 +284,8 @@ def _first_line(error: Exception) -> str:
     return (telling or lines or [type(error).__name__])[0]
 
 
-def _map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `values` with its leaves changed; the same object if none was."""
-    if type(values) in (dict, OrderedDict):
-        items = {key: _map_leaves(value, change) for key, value in values.items()}
-        if all(items[key] is values[key] for key in items):
-            return values
-        return type(values)(items)
-    if type(values) in (list, tuple):
-        changed = [_map_leaves(value, change) for value in values]
-        if all(new is old for new, old in zip(changed, values, strict=True)):
-            return values
-        return type(values)(changed)
-    return change(values)
-
-
 def _plain_number(leaf: Any) -> Any:
     return leaf.item() if isinstance(leaf, np.generic) else leaf
-
-
-def _without_data(leaf: Any) -> Any:
-    return None if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _refuse_shards_among(values: Any, name: str) -> None:
@@ -318,4 +300,4 @@ def _refuse_shards_among(values: Any, name: str) -> None:
             )
         return leaf
 
-    _map_leaves(values, check)
+    map_leaves(values, check)

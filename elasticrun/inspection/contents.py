@@ -6,16 +6,17 @@ import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.parameter_names import by_numbers
 from elasticrun.checkpoint.shards import SavedState, read_whole_state
 from elasticrun.checkpoint.state import state_of_file
 from elasticrun.checkpoint.tensors import UnsafeValuesError, load_values
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import CheckpointError, text_of
 from elasticrun.inspection.entries import InspectionError
 
 _LARGEST_TEXT = 1 << 20
@@ -30,10 +31,12 @@ class Opaque:
     Attributes:
         data: Its bytes; none if they are not for reading.
         kind: What to call it.
+        crc32: Of the whole file, so that only equal ones are equal.
     """
 
     data: bytes
     kind: str
+    crc32: int
 
 
 def names_of_state(*checkpoints: Checkpoint, word: str | None) -> list[str]:
@@ -91,17 +94,27 @@ def load_file(checkpoint: Checkpoint, name: str) -> Any:
     Raises:
         InspectionError: It is damaged.
     """
+    record = checkpoint.manifest.record(name)
     try:
         with checkpoint.open(name) as file:
-            is_torchs = zipfile.is_zipfile(file)
+            is_torchs = zipfile.is_zipfile(file) and _is_torchs(file)
             file.seek(0)
-            values = load_values(file) if is_torchs else _parse(file.read())
+            values = load_values(file) if is_torchs else _parse(file.read(), record)
         return _put_together(checkpoint, name, values)
     except UnsafeValuesError:
-        size = checkpoint.manifest.record(name).size
-        return Opaque(b"", f"{size} bytes; only a full unpickler could read them")
+        kind = f"{record.size} bytes; only a full unpickler could read them"
+        return Opaque(b"", kind, record.crc32)
     except (CheckpointError, OSError) as error:
-        raise InspectionError(str(error)) from error
+        raise InspectionError(text_of(error)) from error
+
+
+def _is_torchs(file: BinaryIO) -> bool:
+    """Return whether a zip file is of `torch.save`; NumPy and others write them too."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:  # It only ends like one.
+        return False
 
 
 def _put_together(checkpoint: Checkpoint, name: str, values: Any) -> Any:
@@ -111,13 +124,13 @@ def _put_together(checkpoint: Checkpoint, name: str, values: Any) -> Any:
     return by_numbers(read_whole_state(name, saved, checkpoint.open))
 
 
-def _parse(data: bytes) -> Any:
+def _parse(data: bytes, record: FileRecord) -> Any:
     if len(data) <= _LARGEST_TEXT:
         try:
             return json.loads(data)
         except ValueError:
             pass
-    return Opaque(data, f"{len(data)} bytes")
+    return Opaque(data, f"{len(data)} bytes", record.crc32)
 
 
 def leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -161,7 +174,7 @@ def value_of(leaf: Any) -> str:
     """Return its value if that is small, else nothing."""
     if isinstance(leaf, torch.Tensor):
         is_small = 0 < leaf.numel() <= _LARGEST_SHOWN
-        return _round(leaf.tolist()) if is_small else ""
+        return _round(leaf.to_dense().tolist()) if is_small else ""
     if isinstance(leaf, Opaque):
         return _shorten(repr(leaf.data[:_WIDTH])) if leaf.data else ""
     return _shorten(repr(leaf))
@@ -170,7 +183,8 @@ def value_of(leaf: Any) -> str:
 def as_values(path: str, leaf: Any) -> dict[str, Any]:
     """Return a leaf as plain values."""
     if isinstance(leaf, torch.Tensor):
-        shown = leaf.tolist() if leaf.numel() <= _LARGEST_SHOWN else None
+        is_small = leaf.numel() <= _LARGEST_SHOWN
+        shown = leaf.to_dense().tolist() if is_small else None
         tensor = {"dtype": _dtype(leaf), "shape": list(leaf.shape)}
         return {"path": path, **tensor, "value": _plain(shown)}
     return {"path": path, "type": kind_of(leaf), "value": _plain(leaf)}

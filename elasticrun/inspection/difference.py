@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.state import state_of_file
 from elasticrun.inspection.contents import (
     kind_of,
     leaves,
@@ -80,9 +81,10 @@ class Comparison:
 
     def _of(self, name: str) -> Iterator[Change]:
         old, new = (
-            dict(leaves(load_file(side, name))) if side.has(name) else {}
+            _by_path(load_file(side, name)) if side.has(name) else {}
             for side in (self._old, self._new)
         )
+        num_before = self.num_changes
         for path in [*old, *(path for path in new if path not in old)]:
             if path not in new:
                 change: Change | None = Change(name, path, REMOVED, kind_of(old[path]))
@@ -93,6 +95,36 @@ class Comparison:
             if change is not None:
                 self.num_changes += 1
                 yield change
+        if self.num_changes == num_before and self._bytes_differ(name):
+            self.num_changes += 1
+            yield Change(name, "", CHANGED, "bytes differ, though no value shown does")
+
+    def _bytes_differ(self, name: str) -> bool:
+        """Return whether the files are not the same: a list may now be a tuple."""
+        old, new = (
+            [
+                each
+                for each in side.manifest.files
+                if name in (each.name, state_of_file(each.name))
+            ]
+            for side in (self._old, self._new)
+        )
+        return old != new
+
+
+def _by_path(values: Any) -> dict[str, Any]:
+    """Return the leaves by their paths; of those with one path each by one of its own.
+
+    The key "a.b" has the path of "b" in "a".
+    """
+    found: dict[str, Any] = {}
+    for path, leaf in leaves(values):
+        own, number = path, 1
+        while own in found:
+            number += 1
+            own = f"{path} ({number})"
+        found[own] = leaf
+    return found
 
 
 def _compare(name: str, path: str, old: Any, new: Any) -> Change | None:
@@ -102,23 +134,31 @@ def _compare(name: str, path: str, old: Any, new: Any) -> Change | None:
         return _compare_tensors(name, path, old, new)
     if old == new or value_of(old) == value_of(new) == "nan":
         return None
-    return Change(name, path, CHANGED, f"{value_of(old)} to {value_of(new)}")
+    texts = value_of(old), value_of(new)
+    if texts[0] == texts[1]:  # Both are longer than what is shown of them, or nothing.
+        return Change(name, path, CHANGED, f"{kind_of(old)}, not the same")
+    return Change(name, path, CHANGED, f"{texts[0]} to {texts[1]}")
 
 
 def _compare_tensors(
     name: str, path: str, old: torch.Tensor, new: torch.Tensor
 ) -> Change | None:
+    old, new = old.to_dense(), new.to_dense()
     kind = torch.complex128 if old.is_complex() else torch.float64
-    first, second = old.to_dense().to(kind), new.to_dense().to(kind)
-    if old.dtype == torch.int64:  # Its values do not all fit into a double.
-        num_changed = int((old != new).sum())
-    else:
-        is_nan = first.isnan() & second.isnan()
-        num_changed = int(((first != second) & ~is_nan).sum())
+    first, second = old.to(kind), new.to(kind)
+    is_nan = first.isnan() & second.isnan()
+    has_changed = (first != second) & ~is_nan
+    change = second - first
+    if old.dtype in (torch.int64, torch.uint64):  # They do not all fit into a double.
+        halves = zip(_halves(old), _halves(new), strict=True)
+        high, low = (after - before for before, after in halves)
+        change = high * 2.0**32 + low
+        has_changed = change != 0
+    num_changed = int(has_changed.sum())
     if not num_changed:
         return None
     finite = torch.isfinite(first) & torch.isfinite(second)
-    change = torch.where(finite, second - first, 0)
+    change = torch.where(finite, change, 0)
     norm = float(torch.linalg.vector_norm(torch.where(finite, first, 0)))
     largest = float(change.abs().max())
     relative = float(torch.linalg.vector_norm(change)) / norm if norm else None
@@ -126,3 +166,12 @@ def _compare_tensors(
     if relative is not None:
         text += f", {relative:.2%} of the norm"
     return Change(name, path, CHANGED, text, num_changed, largest, relative)
+
+
+def _halves(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the upper and lower 32 bits of whole numbers, each exact as a double."""
+    bits = tensor.view(torch.int64)
+    high = bits >> 32
+    if tensor.dtype == torch.uint64:
+        high = high & 0xFFFFFFFF
+    return high.double(), (bits & 0xFFFFFFFF).double()

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,6 +71,38 @@ def test_states_of_other_formats_are_shown_as_far_as_they_go(tmp_path: Path) -> 
         "own  23 B",
         "    23 bytes  b'\\x80\\x04 not for anybody else'",
     ]
+
+
+class Table(State):
+    """Writes what `torch.load` cannot read, though it is a zip file as well."""
+
+    def save(self, fileobj: BinaryIO) -> None:
+        np.savez(fileobj, a=np.arange(3))
+
+    def load(self, fileobj: BinaryIO) -> None:
+        raise AssertionError
+
+
+def test_other_archives_and_sparse_tensors_are_shown(tmp_path: Path) -> None:
+    def script() -> None:
+        Table("table")
+        Variables(sparse=torch.eye(2).to_sparse(), z=torch.zeros(2) + 1j)
+        save_all_states()
+
+    run_once(script, tmp_path)
+    said = run(tmp_path, "show", 1)
+    assert said.code == 0
+    assert f"{(tmp_path / 'checkpoint-00000001/table').stat().st_size} bytes" in (
+        said.output
+    )
+    assert "sparse  float32 [2, 2]  [[1, 0], [0, 1]]" in said.output
+    assert run(tmp_path, "show", 1, "--json").values["states"]["variables"][0] == {
+        "path": "sparse",
+        "dtype": "float32",
+        "shape": [2, 2],
+        "value": [[1.0, 0.0], [0.0, 1.0]],
+    }
+    assert run(tmp_path, "diff", 1, 1).code == 0
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
@@ -189,6 +222,8 @@ def test_all_kinds_of_changes_are_told(tmp_path: Path) -> None:
             "from_nothing": torch.zeros(2),
             "flags": torch.tensor([True, False]),
             "large": torch.tensor([big]),
+            "larger": torch.tensor([8 * big], dtype=torch.uint64),
+            "largest": torch.tensor([-8 * big]),
             "half": torch.ones(2, dtype=torch.bfloat16),
             "complex": torch.ones(2, dtype=torch.complex64),
             "empty": [],
@@ -203,6 +238,8 @@ def test_all_kinds_of_changes_are_told(tmp_path: Path) -> None:
             "from_nothing": torch.ones(2),
             "flags": torch.tensor([True, True]),
             "large": torch.tensor([big + 1]),
+            "larger": torch.tensor([8 * big + 1], dtype=torch.uint64),
+            "largest": torch.tensor([8 * big - 1]),
             "half": torch.ones(2, dtype=torch.bfloat16) * 2,
             "complex": torch.ones(2, dtype=torch.complex64) * 2,
             "empty": [1],
@@ -217,13 +254,49 @@ def test_all_kinds_of_changes_are_told(tmp_path: Path) -> None:
         "changed infinite float32 [2], 1 of 2, at most 0, 0.00% of the norm",
         "changed from_nothing float32 [2], 2 of 2, at most 1",
         "changed flags bool [2], 1 of 2, at most 1, 100.00% of the norm",
-        "changed large int64 [1], 1 of 1, at most 0, 0.00% of the norm",
+        "changed large int64 [1], 1 of 1, at most 1, 0.00% of the norm",
+        "changed larger uint64 [1], 1 of 1, at most 1, 0.00% of the norm",
+        "changed largest int64 [1], 1 of 1, at most 1.84e+19, 200.00% of the norm",
         "changed half bfloat16 [2], 2 of 2, at most 1, 100.00% of the norm",
         "changed complex complex64 [2], 2 of 2, at most 1, 100.00% of the norm",
         "removed empty list",
         "added empty[0] int",
         "added come int",
     ]
+
+
+def test_what_shows_no_difference_is_told_to_differ(tmp_path: Path) -> None:
+    """Two values of one path, containers of two kinds, long texts of one beginning."""
+    assert compared(
+        tmp_path,
+        {"m": {"a.b": 1, "a": {"b": 5}}, "text": "x" * 200},
+        {"m": {"a.b": 2, "a": {"b": 5}}, "text": "x" * 199 + "y"},
+    ) == ["changed m.a.b 1 to 2", "changed text str, not the same"]
+    assert compared(tmp_path / "2", {"m": [1, 2]}, {"m": (1, 2)}) == [
+        "changed bytes differ, though no value shown does"
+    ]
+
+
+def test_files_that_are_not_read_are_compared_by_their_checksums(
+    tmp_path: Path,
+) -> None:
+    def script() -> None:
+        history = Variables(name="history", table=Unknown(3))
+        save_all_states()
+        history.table = Unknown(4)
+        save_all_states()
+
+    run_once(script, tmp_path, trust_pickle=["history"])
+    sizes = [(tmp_path / f"checkpoint-{n:08d}/history").stat().st_size for n in (1, 2)]
+    assert sizes[0] == sizes[1]
+    said = run(tmp_path, "diff", 1, 2, "history")
+    assert said.code == 1
+    assert "a full unpickler could read them, not the same" in said.output
+
+
+class Unknown:
+    def __init__(self, value: int) -> None:
+        self.value = value
 
 
 def test_paths_are_like_those_of_state_dictionaries() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -594,6 +595,23 @@ def test_an_oserror_of_a_state_leaves_the_last_one(tmp_path: Path) -> None:
     ):
         assert run_once(script, tmp_path) == "finished"
     assert committed(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_stream_that_cannot_seek_is_no_failing_disk(
+    tmp_path: Path, async_save: bool
+) -> None:
+    class Archive(Text):
+        def save(self, fileobj: BinaryIO) -> None:
+            tarfile.open(fileobj=fileobj, mode="w").close()
+
+    def script() -> None:
+        Archive()
+        save_all_states()
+
+    with pytest.raises(TypeError, match="'text'.*Archive.*seek.*an io.BytesIO first"):
+        run_once(script, tmp_path, async_save=async_save)
+    assert list_paths(tmp_path) == []
 
 
 @pytest.mark.parametrize("async_save", [True, False])

@@ -37,7 +37,7 @@ ROWS: list[list[str]] = [
     ["data.workers", "trace", "checkpoint.memory"],
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
-    ["checkpoint.paths", "checkpoint.parameter_names"],
+    ["checkpoint.paths", "checkpoint.parameter_names", "checkpoint.nested"],
     ["checkpoint.shards"],
     [
         "checkpoint.tensors",
@@ -61,7 +61,7 @@ ROWS: list[list[str]] = [
     # 3
     ["position", "registry", "auto_interval"],
     ["schedule", "postponing"],
-    ["opening", "capturing", "channel", "flight"],
+    ["opening", "capturing", "channel", "flight", "renaming"],
     ["writing"],
     ["saving"],
     ["saves"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import json
 import os
 import stat
@@ -10,6 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,6 +27,11 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.checkpoint.tensors import (
+    check_loads_safely,
+    load_values,
+    save_values,
+)
 from tests.support.generations import run_once
 
 
@@ -66,6 +73,84 @@ def script(value: Any) -> Any:
     kept = Variables(thing=value)
     save_all_states()
     return holder.value, kept.thing
+
+
+def with_attribute(value: Any) -> Any:
+    """Return what a module's state dictionary is, which has its versions beside it."""
+    values: Any = collections.OrderedDict(weight=torch.ones(2))
+    values.versions = value
+    return values
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda value: value,
+        lambda value: [1, (2.0, None, value), {"a": True}],
+        lambda value: {"a": {3: [value, "text", torch.ones(2)]}},
+        with_attribute,
+        lambda value: {value: 1} if value.__hash__ else [value],
+        lambda value: {1, "a", value} if value.__hash__ else [value],
+        lambda value: [{"a": 1}, {(1, value): 2}] if value.__hash__ else [value],
+    ],
+)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            7,
+            True,
+            None,
+            2.5,
+            "text",
+            "\ud800",
+            -(2**1990),
+            2**2038,
+            2**2100,
+            -(2**2100),
+        ),
+        *(
+            b"",
+            b"bytes",
+            bytearray(b"x"),
+            1j,
+            {1},
+            {2**2100},
+            frozenset({1}),
+            (1, (2,)),
+        ),
+        *(range(3), slice(1), int, Path("x"), Custom(3), np.float64(2), np.ones(2)),
+        *(torch.float32, torch.Size([2]), torch.ones(2), collections.Counter("aab")),
+        *(collections.defaultdict(list), stat.S_IFMT, [Custom(3)], {"a": np.int64(2)}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_refused_is_what_could_not_be_loaded(value: Any, wrap: Any) -> None:
+    values, file = wrap(value), io.BytesIO()
+    try:
+        save_values(values, file)
+        file.seek(0)
+        load_values(file)
+    except Exception:
+        with pytest.raises(CheckpointError, match="cannot be loaded safely"):
+            check_loads_safely(values, name="values")
+    else:
+        check_loads_safely(values, name="values")
+
+
+def test_numbers_and_text_are_not_read_back_while_training_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {"losses": [0.5] * 10, "steps": [1, 2], "note": "x", "seen": {1, 2}}
+    unpickled = []
+    load = torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *a, **b: unpickled.append(1) or load(*a, **b)
+    )
+    check_loads_safely({**values, "weight": torch.ones(2)}, name="values")
+    assert unpickled == []
+    check_loads_safely({**values, "bytes": b"x"}, name="values")
+    assert unpickled == [1]
 
 
 @pytest.mark.parametrize("trusted", [["holder", "variables"], ("variables", "holder")])

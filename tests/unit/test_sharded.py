@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,7 +31,7 @@ from elasticrun.check.fields import fields_of_state
 from elasticrun.check.perturbation import Perturbation
 from elasticrun.checkpoint.sharded import ShardedModuleState
 from elasticrun.checkpoint.shards import SavedState
-from elasticrun.checkpoint.tensors import StatefulState, load_values
+from elasticrun.checkpoint.tensors import StatefulState, load_values, own_shard
 from elasticrun.testing import Job
 from tests.inspection.running import run
 from tests.support.generations import generation, run_once
@@ -510,3 +513,41 @@ def test_a_part_that_ends_too_soon_is_damage(tmp_path: Path) -> None:
     forge(path, "model.rank-0", size=8, crc32=f"{zlib.crc32(data):08x}")
     with pytest.raises(CheckpointError, match=r"model\.rank-0 ends before byte 60"):
         run_once(lambda: script(0), tmp_path)
+
+
+def test_without_memory_for_all_the_shards_are_written_to_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory runs out when the shards are in it already: they are saved once more."""
+    real, num_given = mmap.mmap, 0
+
+    def give_one(*args: Any, **options: Any) -> mmap.mmap:
+        nonlocal num_given
+        num_given += 1
+        if num_given == 2:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return real(*args, **options)
+
+    def script() -> list[Tensor]:
+        net = build()
+        register(model=net)
+        kept = [own.detach().clone() for own in map(own_shard, net.parameters())]
+        Variables(big=torch.zeros(20 << 20))  # More than one chunk of memory.
+        save_all_states()
+        return kept
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mmap.mmap", give_one)
+        kept = run_once(script, tmp_path)
+
+    def resumed() -> list[Tensor]:
+        net = build()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+        register(model=net)
+        return [own.detach() for own in map(own_shard, net.parameters())]
+
+    loaded = run_once(resumed, tmp_path)
+    assert all(map(torch.equal, loaded, kept))
+    assert num_given == 2
