@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,9 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from elasticrun.accumulation import act_once_per_global_batch
-from elasticrun.checkpoint.tensors import Stateful, StatefulState
+from elasticrun.checkpoint.tensors import StatefulState
 from elasticrun.current import current_job, running_loader
 from elasticrun.gradient_hooks import GradientHooks
+from elasticrun.parallel_arguments import (
+    check_belong,
+    check_module,
+    check_options,
+    name_each,
+)
 from elasticrun.reduction import broadcast_buffers, settle_buckets
 
 _PREFIX = "module."
@@ -58,9 +63,11 @@ class AdaptiveDataParallel(nn.Module):
         ddp_kwargs: Options for `DistributedDataParallel`.
 
     Raises:
-        TypeError: An option is none of `DistributedDataParallel`'s, or an optimizer or
-            scheduler has no state.
-        ValueError: The module has no parameter to train, or `static_graph` is set.
+        TypeError: An option is none of `DistributedDataParallel`'s; an optimizer or
+            scheduler has no state, or stands in the other's place; or the module is
+            wrapped already.
+        ValueError: The module has no parameter to train, an optimizer has none of its
+            parameters, or `static_graph` is set.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
     """
@@ -79,12 +86,13 @@ class AdaptiveDataParallel(nn.Module):
         **ddp_kwargs: Any,
     ) -> None:
         super().__init__()
-        _check_options(ddp_kwargs)
-        _check_trains(module)
+        check_options(ddp_kwargs)
+        check_module(module, AdaptiveDataParallel)
         job = current_job()
         prefix = "" if name == "model" else f"{name}."
-        optimizers = _named(f"{prefix}optimizer", optimizer)
-        schedulers = _named(f"{prefix}lr_scheduler", lr_scheduler)
+        optimizers = name_each(f"{prefix}optimizer", optimizer)
+        schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
+        check_belong(module, optimizers.values(), schedulers.values())
         self.module = module
         self.training = module.training
         # Past nn.Module, in which DDP would bring all parameters a second time, and
@@ -213,45 +221,3 @@ def _without_prefix(state_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
             for key, value in versions.items()
         }
     return stripped
-
-
-def _named(name: str, given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    named = {name: given}
-    if isinstance(given, Sequence):
-        named = {f"{name}-{number}": each for number, each in enumerate(given)}
-    for state_name, target in named.items():
-        if not isinstance(target, Stateful):
-            raise TypeError(
-                f"{state_name} is a {type(target).__name__}, which has no state_dict() "
-                "and load_state_dict(), so it cannot be kept in checkpoints."
-            )
-    return named
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    for option in options:
-        if option not in known:
-            raise TypeError(
-                f"AdaptiveDataParallel() got {option!r}, which is neither an argument "
-                "of its own nor an option of DistributedDataParallel."
-            )
-    if options.get("static_graph"):
-        raise ValueError(
-            "AdaptiveDataParallel cannot have static_graph=True: DDP then takes the "
-            "first backward pass for the pattern of all others, but how many "
-            "micro-batches a global batch has depends on the number of replicas. Use "
-            "find_unused_parameters=True for unused parameters, and "
-            "use_reentrant=False for checkpointed layers."
-        )
-
-
-def _check_trains(module: nn.Module) -> None:
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ValueError(
-            f"{type(module).__name__} has no parameter that requires a gradient, so "
-            "there is nothing to train. Use the module itself, and keep it in "
-            "checkpoints with register() if it should be."
-        )

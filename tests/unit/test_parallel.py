@@ -140,6 +140,39 @@ def test_object_without_a_state_is_refused() -> None:
         AdaptiveDataParallel(Net(), None, [[]])
 
 
+def test_a_class_is_no_optimizer() -> None:
+    with pytest.raises(
+        TypeError, match="optimizer is the class SGD, which"
+    ):
+        AdaptiveDataParallel(Net(), torch.optim.SGD)
+
+
+def test_optimizer_and_scheduler_that_are_swapped_are_refused() -> None:
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for swapped in [(scheduler, optimizer), (scheduler,), (None, optimizer)]:
+        with pytest.raises(TypeError, match="stands where the other is to be"):
+            AdaptiveDataParallel(net, *swapped)
+    AdaptiveDataParallel(net, optimizer, scheduler)
+
+
+def test_an_optimizer_of_another_module_is_refused() -> None:
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters())
+    with pytest.raises(ValueError, match="SGD has none of the parameters of Linear"):
+        AdaptiveDataParallel(linear(), optimizer)
+    both = nn.Sequential(net, linear())
+    AdaptiveDataParallel(both, optimizer)
+
+
+def test_a_module_is_wrapped_once() -> None:
+    model = AdaptiveDataParallel(linear())
+    for module in (model, nn.Sequential(model)):
+        with pytest.raises(TypeError, match="is or has an AdaptiveDataParallel"):
+            AdaptiveDataParallel(module, name="outer")
+
+
 # What it saves.
 
 
