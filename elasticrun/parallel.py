@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from elasticrun.accumulation import act_once_per_global_batch
 from elasticrun.checkpoint.tensors import StatefulState
 from elasticrun.current import current_job, running_loader
+from elasticrun.errors import ElasticRunError
 from elasticrun.gradient_hooks import GradientHooks
 from elasticrun.parallel_arguments import (
     check_belong,
@@ -24,6 +25,9 @@ from elasticrun.parallel_arguments import (
     name_each,
 )
 from elasticrun.reduction import broadcast_buffers, settle_buckets
+
+if TYPE_CHECKING:
+    from elasticrun.data.loader import AdaptiveDataLoader
 
 _PREFIX = "module."
 
@@ -132,8 +136,10 @@ class AdaptiveDataParallel(nn.Module):
         if not is_step:
             with ddp.no_sync():
                 return ddp(*args, **kwargs)
-        output = ddp(*args, **kwargs)
         loader = running_loader()
+        if loader is not None and ddp.module.training and not loader.even_batches:
+            _refuse_uneven(loader)
+        output = ddp(*args, **kwargs)
         if loader is not None:
             self._pace.end(loader.running_loop)
         if (
@@ -208,6 +214,16 @@ class AdaptiveDataParallel(nn.Module):
         self._gradient_hooks.unhook()  # Moved parameters get new nodes in the graph.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def _refuse_uneven(loader: AdaptiveDataLoader) -> NoReturn:
+    raise ElasticRunError(
+        f"an AdaptiveDataParallel is to train in the loop over `{loader.name}` "
+        f"({loader.where}), which has even_batches=False. A replica without a sample "
+        "in a short batch takes no part in it, so the others would wait for its "
+        "gradients for ever. Leave even_batches=False out to train: a padding sample "
+        "then weighs nothing. To evaluate, call model.eval() and use torch.no_grad()."
+    )
 
 
 def _without_prefix(state_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:

@@ -223,6 +223,11 @@ class AdaptiveDataLoader(DataLoader[Any]):
         return self._loop.part.is_step
 
     @property
+    def even_batches(self) -> bool:
+        """Whether every replica takes part in every step, by padding if need be."""
+        return self._shares.is_padded
+
+    @property
     def running_micro_batch(self) -> MicroBatch:
         """The current micro-batch: one object, of which no other turn has the same."""
         return self._loop.current

@@ -141,9 +141,7 @@ def test_object_without_a_state_is_refused() -> None:
 
 
 def test_a_class_is_no_optimizer() -> None:
-    with pytest.raises(
-        TypeError, match="optimizer is the class SGD, which"
-    ):
+    with pytest.raises(TypeError, match="optimizer is the class SGD, which"):
         AdaptiveDataParallel(Net(), torch.optim.SGD)
 
 
