@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from elasticrun.data.loader import AdaptiveDataLoader
 
 _PREFIX = "module."
+_COMPILED = "_orig_mod."  # What torch.compile puts before the names in a module.
 
 
 class AdaptiveDataParallel(nn.Module):
@@ -45,8 +46,9 @@ class AdaptiveDataParallel(nn.Module):
 
     The module, the optimizer and the scheduler are kept in every checkpoint, the module
     as if it were bare. Its attributes and methods can be reached through this one, and
-    its parameters and buffers keep their names; `module` is the bare one. A copy
-    (`copy.deepcopy`, `AveragedModel`) is a copy of the bare module.
+    its parameters and buffers keep their names, also of a module that `torch.compile`
+    has wrapped; `module` is what was given. A copy (`copy.deepcopy`, `AveragedModel`)
+    is a copy of that.
 
     Buffers, such as BatchNorm's averages, are rank 0's on all replicas after each
     training step. Forward passes without gradients communicate nothing, so replicas may
@@ -163,28 +165,30 @@ class AdaptiveDataParallel(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the bare module's state."""
-        return self.module.state_dict(*args, **kwargs)
+        return _bare(self.module).state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Give the module a state, saved from a bare module or from a DDP."""
-        own = self.module.state_dict().keys()
-        if all(key.startswith(_PREFIX) and key not in own for key in state_dict):
-            state_dict = _without_prefix(state_dict)
-        return self.module.load_state_dict(state_dict, strict, assign)
+        """Give the module a state, saved from a bare, DDP's or compiled module."""
+        bare = _bare(self.module)
+        own = bare.state_dict().keys()
+        for prefix in (_COMPILED, _PREFIX, _COMPILED):  # Either may be around the other
+            if all(key.startswith(prefix) and key not in own for key in state_dict):
+                state_dict = _without_prefix(state_dict, prefix)
+        return bare.load_state_dict(state_dict, strict, assign)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the bare module's parameters under the names that they have there."""
-        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+        return _bare(self.module).named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the bare module's buffers under the names that they have there."""
-        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+        return _bare(self.module).named_buffers(prefix, recurse, remove_duplicate)
 
     def train(self, mode: bool = True) -> AdaptiveDataParallel:
         """Set the mode of the module, and of the DDP around it."""
@@ -210,6 +214,14 @@ class AdaptiveDataParallel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(self.module, memo)
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an AdaptiveDataParallel cannot be pickled, as by torch.save(model): it "
+            "belongs to this process and its job. Save model.state_dict(), which is "
+            "that of model.module, or model.module itself; the job's checkpoints have "
+            "its state anyway."
+        )
+
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveDataParallel:
         self._gradient_hooks.unhook()  # Moved parameters get new nodes in the graph.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -226,14 +238,22 @@ def _refuse_uneven(loader: AdaptiveDataLoader) -> NoReturn:
     )
 
 
-def _without_prefix(state_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
+def _bare(module: nn.Module) -> nn.Module:
+    """Return the module, or what `torch.compile` has wrapped in it."""
+    compiled = module._modules.get(_COMPILED.rstrip("."))
+    return module if compiled is None else compiled
+
+
+def _without_prefix(
+    state_dict: Mapping[str, Any], prefix: str
+) -> OrderedDict[str, Any]:
     stripped = OrderedDict(
-        (key.removeprefix(_PREFIX), value) for key, value in state_dict.items()
+        (key.removeprefix(prefix), value) for key, value in state_dict.items()
     )
     versions = getattr(state_dict, "_metadata", None)  # Of each submodule.
     if versions is not None:
         stripped._metadata = {  # type: ignore[attr-defined]
-            f"{key}.".removeprefix(_PREFIX).rstrip("."): value
+            f"{key}.".removeprefix(prefix).rstrip("."): value
             for key, value in versions.items()
         }
     return stripped

@@ -193,6 +193,42 @@ def test_states_are_named_after_the_module(job: Job) -> None:
         AdaptiveDataParallel(linear())
 
 
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+def test_a_compiled_module_keeps_its_names(tmp_path: Path) -> None:
+    with generation(tmp_path) as job:
+        model = AdaptiveDataParallel(compiled(linear(7.0)))
+        assert [name for name, _ in model.named_parameters()] == ["weight"]
+        path = job.save()
+    assert isinstance(path, Path)
+    assert [*torch.load(path / "model", weights_only=True)] == ["weight"]
+    with generation(tmp_path):
+        AdaptiveDataParallel(net := linear())
+    assert net.weight == 7.0
+    with generation(tmp_path):
+        AdaptiveDataParallel(compiled(net := linear()))
+    assert net.weight == 7.0
+
+
+@pytest.mark.parametrize(
+    "keys", ["_orig_mod.{}", "_orig_mod.module.{}", "module._orig_mod.{}"]
+)
+def test_a_state_that_a_compiled_module_has_saved_loads(keys: str) -> None:
+    state = {keys.format("weight"): torch.full((1, 1), 7.0)}
+    for module in (linear(), compiled(linear())):
+        model = AdaptiveDataParallel(module, name=f"model-{type(module).__name__}")
+        model.load_state_dict(state)
+        assert model.weight == 7.0
+
+
+def test_it_cannot_be_pickled_and_says_what_can() -> None:
+    model = AdaptiveDataParallel(linear())
+    with pytest.raises(TypeError, match=r"Save model\.state_dict\(\)"):
+        torch.save(model, io.BytesIO())
+
+
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_states_with_and_without_prefix_load(prefix: str) -> None:
     saved = nn.ModuleDict({"module": Net()}) if prefix else Net()
