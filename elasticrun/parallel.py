@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from elasticrun.accumulation import act_once_per_global_batch
-from elasticrun.checkpoint.tensors import Stateful, StatefulState
+from elasticrun.checkpoint.tensors import StatefulState
 from elasticrun.current import current_job, running_loader
+from elasticrun.errors import ElasticRunError
 from elasticrun.gradient_hooks import GradientHooks
+from elasticrun.parallel_arguments import (
+    check_belong,
+    check_module,
+    check_options,
+    name_each,
+)
 from elasticrun.reduction import broadcast_buffers, settle_buckets
 
+if TYPE_CHECKING:
+    from elasticrun.data.loader import AdaptiveDataLoader
+
 _PREFIX = "module."
+_COMPILED = "_orig_mod."  # What torch.compile puts before the names in a module.
 
 
 class AdaptiveDataParallel(nn.Module):
@@ -36,8 +46,9 @@ class AdaptiveDataParallel(nn.Module):
 
     The module, the optimizer and the scheduler are kept in every checkpoint, the module
     as if it were bare. Its attributes and methods can be reached through this one, and
-    its parameters and buffers keep their names; `module` is the bare one. A copy
-    (`copy.deepcopy`, `AveragedModel`) is a copy of the bare module.
+    its parameters and buffers keep their names, also of a module that `torch.compile`
+    has wrapped; `module` is what was given. A copy (`copy.deepcopy`, `AveragedModel`)
+    is a copy of that.
 
     Buffers, such as BatchNorm's averages, are rank 0's on all replicas after each
     training step. Forward passes without gradients communicate nothing, so replicas may
@@ -58,9 +69,11 @@ class AdaptiveDataParallel(nn.Module):
         ddp_kwargs: Options for `DistributedDataParallel`.
 
     Raises:
-        TypeError: An option is none of `DistributedDataParallel`'s, or an optimizer or
-            scheduler has no state.
-        ValueError: The module has no parameter to train, or `static_graph` is set.
+        TypeError: An option is none of `DistributedDataParallel`'s; an optimizer or
+            scheduler has no state, or stands in the other's place; or the module is
+            wrapped already.
+        ValueError: The module has no parameter to train, an optimizer has none of its
+            parameters, or `static_graph` is set.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
     """
@@ -68,6 +81,7 @@ class AdaptiveDataParallel(nn.Module):
     module: nn.Module
     _ddp: DistributedDataParallel | None
     _replica: nn.Module
+    _even_loop: object  # The last one it trained in: each replica has all its batches.
 
     def __init__(
         self,
@@ -79,18 +93,20 @@ class AdaptiveDataParallel(nn.Module):
         **ddp_kwargs: Any,
     ) -> None:
         super().__init__()
-        _check_options(ddp_kwargs)
-        _check_trains(module)
+        check_options(ddp_kwargs)
+        check_module(module, AdaptiveDataParallel)
         job = current_job()
         prefix = "" if name == "model" else f"{name}."
-        optimizers = _named(f"{prefix}optimizer", optimizer)
-        schedulers = _named(f"{prefix}lr_scheduler", lr_scheduler)
+        optimizers = name_each(f"{prefix}optimizer", optimizer)
+        schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
+        check_belong(module, optimizers.values(), schedulers.values())
         self.module = module
         self.training = module.training
         # Past nn.Module, in which DDP would bring all parameters a second time, and
         # which takes a while to find a module.
         object.__setattr__(self, "_ddp", None)
         object.__setattr__(self, "_replica", module)
+        object.__setattr__(self, "_even_loop", None)
         self._has_common_buffers = False
         if job.world_size > 1:
             ddp = DistributedDataParallel(module, **ddp_kwargs)
@@ -124,10 +140,16 @@ class AdaptiveDataParallel(nn.Module):
         if not is_step:
             with ddp.no_sync():
                 return ddp(*args, **kwargs)
-        output = ddp(*args, **kwargs)
         loader = running_loader()
-        if loader is not None:
-            self._pace.end(loader.running_loop)
+        if loader is None:
+            output = ddp(*args, **kwargs)
+        else:
+            loop = loader.running_loop
+            if loop is not self._even_loop and ddp.module.training:
+                _check_even(loader)
+                object.__setattr__(self, "_even_loop", loop)
+            output = ddp(*args, **kwargs)
+            self._pace.end(loop)
         if (
             self._has_common_buffers
             and ddp.module.training
@@ -149,28 +171,30 @@ class AdaptiveDataParallel(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the bare module's state."""
-        return self.module.state_dict(*args, **kwargs)
+        return _bare(self.module).state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Give the module a state, saved from a bare module or from a DDP."""
-        own = self.module.state_dict().keys()
-        if all(key.startswith(_PREFIX) and key not in own for key in state_dict):
-            state_dict = _without_prefix(state_dict)
-        return self.module.load_state_dict(state_dict, strict, assign)
+        """Give the module a state, saved from a bare, DDP's or compiled module."""
+        bare = _bare(self.module)
+        own = bare.state_dict().keys()
+        for prefix in (_COMPILED, _PREFIX, _COMPILED):  # Either may be around the other
+            if all(key.startswith(prefix) and key not in own for key in state_dict):
+                state_dict = _without_prefix(state_dict, prefix)
+        return bare.load_state_dict(state_dict, strict, assign)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the bare module's parameters under the names that they have there."""
-        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+        return _bare(self.module).named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the bare module's buffers under the names that they have there."""
-        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+        return _bare(self.module).named_buffers(prefix, recurse, remove_duplicate)
 
     def train(self, mode: bool = True) -> AdaptiveDataParallel:
         """Set the mode of the module, and of the DDP around it."""
@@ -196,62 +220,53 @@ class AdaptiveDataParallel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(self.module, memo)
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an AdaptiveDataParallel cannot be pickled, as by torch.save(model): it "
+            "belongs to this process and its job. Save model.state_dict(), which is "
+            "that of model.module, or model.module itself; the job's checkpoints have "
+            "its state anyway."
+        )
+
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveDataParallel:
         self._gradient_hooks.unhook()  # Moved parameters get new nodes in the graph.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 
-def _without_prefix(state_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
+def _check_even(loader: AdaptiveDataLoader) -> None:
+    """Refuse to train in a loop in which a replica may have no batch.
+
+    Raises:
+        ElasticRunError: It is one.
+    """
+    if loader.even_batches:
+        return
+    raise ElasticRunError(
+        f"an AdaptiveDataParallel is to train in the loop over `{loader.name}` "
+        f"({loader.where}), which has even_batches=False. A replica without a sample "
+        "in a short batch takes no part in it, so the others would wait for its "
+        "gradients for ever. Leave even_batches=False out to train: a padding sample "
+        "then weighs nothing. To evaluate, call model.eval() and use torch.no_grad()."
+    )
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """Return the module, or what `torch.compile` has wrapped in it."""
+    compiled = module._modules.get(_COMPILED.rstrip("."))
+    return module if compiled is None else compiled
+
+
+def _without_prefix(
+    state_dict: Mapping[str, Any], prefix: str
+) -> OrderedDict[str, Any]:
     stripped = OrderedDict(
-        (key.removeprefix(_PREFIX), value) for key, value in state_dict.items()
+        (key.removeprefix(prefix), value) for key, value in state_dict.items()
     )
     versions = getattr(state_dict, "_metadata", None)  # Of each submodule.
     if versions is not None:
         stripped._metadata = {  # type: ignore[attr-defined]
-            f"{key}.".removeprefix(_PREFIX).rstrip("."): value
+            f"{key}.".removeprefix(prefix).rstrip("."): value
             for key, value in versions.items()
         }
     return stripped
-
-
-def _named(name: str, given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    named = {name: given}
-    if isinstance(given, Sequence):
-        named = {f"{name}-{number}": each for number, each in enumerate(given)}
-    for state_name, target in named.items():
-        if not isinstance(target, Stateful):
-            raise TypeError(
-                f"{state_name} is a {type(target).__name__}, which has no state_dict() "
-                "and load_state_dict(), so it cannot be kept in checkpoints."
-            )
-    return named
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    for option in options:
-        if option not in known:
-            raise TypeError(
-                f"AdaptiveDataParallel() got {option!r}, which is neither an argument "
-                "of its own nor an option of DistributedDataParallel."
-            )
-    if options.get("static_graph"):
-        raise ValueError(
-            "AdaptiveDataParallel cannot have static_graph=True: DDP then takes the "
-            "first backward pass for the pattern of all others, but how many "
-            "micro-batches a global batch has depends on the number of replicas. Use "
-            "find_unused_parameters=True for unused parameters, and "
-            "use_reentrant=False for checkpointed layers."
-        )
-
-
-def _check_trains(module: nn.Module) -> None:
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ValueError(
-            f"{type(module).__name__} has no parameter that requires a gradient, so "
-            "there is nothing to train. Use the module itself, and keep it in "
-            "checkpoints with register() if it should be."
-        )

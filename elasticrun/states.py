@@ -82,12 +82,17 @@ def register(**objects: Stateful) -> None:
     is written.
 
     Raises:
-        TypeError: An object lacks one of the two methods.
+        TypeError: An object lacks one of the two methods, or is a class.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: The saved state does not fit the object (the differing keys and
             shapes are listed), or the module of a sharded optimizer is not registered.
     """
     for name, target in objects.items():
+        if isinstance(target, type):
+            raise TypeError(
+                f"register({name}={target.__name__}): it is a class, which has no "
+                f"state of its own. Make one: {target.__name__}(...)."
+            )
         if not isinstance(target, Stateful):
             raise TypeError(
                 f"register({name}={type(target).__name__}): it has no state_dict() and "

@@ -222,6 +222,11 @@ class AdaptiveDataLoader(DataLoader[Any]):
         return self.running_loop.part.is_step
 
     @property
+    def even_batches(self) -> bool:
+        """Whether every replica takes part in every step, by padding if need be."""
+        return self._shares.is_padded
+
+    @property
     def where(self) -> str:
         """Where the running loop stands in the program, as "file.py:line"."""
         return self.running_loop.where

@@ -224,6 +224,24 @@ def test_buffers_are_those_of_rank_0_where_replicas_evaluate_unevenly() -> None:
     assert [number for _, number, _ in outcomes] == [2 * 3, 2 * 3, 2 * 1]
 
 
+def use_gradients_unevenly(*, trains: bool) -> int:
+    net = nn.Linear(1, 1)
+    model = AdaptiveDataParallel(net, torch.optim.SGD(net.parameters(), 0.1))
+    model.train(trains)
+    loader = AdaptiveDataLoader(Numbers(9), 4, even_batches=False, name="uneven")
+    return sum(len(model(batch[:, None].float())) for batch in loader)
+
+
+@pytest.mark.slow
+def test_training_where_a_replica_may_have_no_batch_is_refused() -> None:
+    train = functools.partial(use_gradients_unevenly, trains=True)
+    with pytest.raises(GenerationFailed, match=r"`uneven` \(.*even_batches=False"):
+        run_generation(train, 2)
+    assert run_generation(train, 1) == [9]
+    evaluate = functools.partial(use_gradients_unevenly, trains=False)
+    assert run_generation(evaluate, 2) == [5, 4]
+
+
 def count_reductions() -> tuple[int, int]:
     torch.set_num_threads(1)
     net = steps.network()

@@ -72,7 +72,7 @@ ROWS: list[list[str]] = [
     ["data.running", "data.alike"],
     ["data.loader", "epoch", "states"],
     ["partial_gradients"],
-    ["gradient_hooks"],
+    ["gradient_hooks", "parallel_arguments"],
     ["parallel"],
     # 6, the linter: reads source, and imports nothing of the rest.
     ["lint.naming", "lint.values", "lint.options", "lint.project", "lint.rules.rule"],

@@ -140,6 +140,37 @@ def test_object_without_a_state_is_refused() -> None:
         AdaptiveDataParallel(Net(), None, [[]])
 
 
+def test_a_class_is_no_optimizer() -> None:
+    with pytest.raises(TypeError, match="optimizer is the class SGD, which"):
+        AdaptiveDataParallel(Net(), torch.optim.SGD)
+
+
+def test_optimizer_and_scheduler_that_are_swapped_are_refused() -> None:
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for swapped in [(scheduler, optimizer), (scheduler,), (None, optimizer)]:
+        with pytest.raises(TypeError, match="stands where the other is to be"):
+            AdaptiveDataParallel(net, *swapped)
+    AdaptiveDataParallel(net, optimizer, scheduler)
+
+
+def test_an_optimizer_of_another_module_is_refused() -> None:
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters())
+    with pytest.raises(ValueError, match="SGD has none of the parameters of Linear"):
+        AdaptiveDataParallel(linear(), optimizer)
+    both = nn.Sequential(net, linear())
+    AdaptiveDataParallel(both, optimizer)
+
+
+def test_a_module_is_wrapped_once() -> None:
+    model = AdaptiveDataParallel(linear())
+    for module in (model, nn.Sequential(model)):
+        with pytest.raises(TypeError, match="is or has an AdaptiveDataParallel"):
+            AdaptiveDataParallel(module, name="outer")
+
+
 # What it saves.
 
 
@@ -160,6 +191,42 @@ def test_states_are_named_after_the_module(job: Job) -> None:
     }
     with pytest.raises(StateNameError, match="'model' is taken"):
         AdaptiveDataParallel(linear())
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+def test_a_compiled_module_keeps_its_names(tmp_path: Path) -> None:
+    with generation(tmp_path) as job:
+        model = AdaptiveDataParallel(compiled(linear(7.0)))
+        assert [name for name, _ in model.named_parameters()] == ["weight"]
+        path = job.save()
+    assert isinstance(path, Path)
+    assert [*torch.load(path / "model", weights_only=True)] == ["weight"]
+    with generation(tmp_path):
+        AdaptiveDataParallel(net := linear())
+    assert net.weight == 7.0
+    with generation(tmp_path):
+        AdaptiveDataParallel(compiled(net := linear()))
+    assert net.weight == 7.0
+
+
+@pytest.mark.parametrize(
+    "keys", ["_orig_mod.{}", "_orig_mod.module.{}", "module._orig_mod.{}"]
+)
+def test_a_state_that_a_compiled_module_has_saved_loads(keys: str) -> None:
+    state = {keys.format("weight"): torch.full((1, 1), 7.0)}
+    for module in (linear(), compiled(linear())):
+        model = AdaptiveDataParallel(module, name=f"model-{type(module).__name__}")
+        model.load_state_dict(state)
+        assert model.weight == 7.0
+
+
+def test_it_cannot_be_pickled_and_says_what_can() -> None:
+    model = AdaptiveDataParallel(linear())
+    with pytest.raises(TypeError, match=r"Save model\.state_dict\(\)"):
+        torch.save(model, io.BytesIO())
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])

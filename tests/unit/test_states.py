@@ -243,6 +243,11 @@ def test_anything_stateful_is_kept(tmp_path: Path) -> None:
     assert saved[2] == 0.05
 
 
+def test_a_class_is_refused(job: Job) -> None:
+    with pytest.raises(TypeError, match=r"register\(net=Linear\): it is a class"):
+        register(net=nn.Linear)
+
+
 def test_what_is_not_stateful_is_refused(job: Job) -> None:
     with pytest.raises(
         TypeError,
