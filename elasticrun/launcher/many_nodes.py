@@ -121,8 +121,8 @@ class ManyNodes:
         self._turn.wish(kind, cause)
         self._pin()
 
-    def note_trouble(self) -> None:
-        self._pin(has_trouble=True)
+    def note_trouble(self, *, is_hang: bool = False) -> None:
+        self._pin(has_trouble=True, **({"is_hang": True} if is_hang else {}))
 
     def conclude(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -286,7 +286,7 @@ class ManyNodes:
             self._listener.on_broken(turn.describe_silent())
         if turn.has_trouble and not turn.has_heard_trouble:
             turn.has_heard_trouble = True
-            self._listener.on_trouble_elsewhere()
+            self._listener.on_trouble_elsewhere(is_hang=turn.is_hang)
 
     def _hear_wishes(self, *kinds: str) -> None:
         for kind, cause in self._turn.new_wishes(*kinds):

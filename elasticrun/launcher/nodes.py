@@ -138,8 +138,8 @@ class Listener(Protocol):
     def on_wish(self, kind: str, cause: str) -> None:
         """Another node wishes something that all must save and exit for."""
 
-    def on_trouble_elsewhere(self) -> None:
-        """A replica has failed on another node."""
+    def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
+        """A replica has failed, or hangs, on another node."""
 
     def on_broken(self, text: str) -> None:
         """A node is gone, and what its replicas did with it."""
@@ -188,8 +188,8 @@ class Nodes(Protocol):
         """Tell the others why all are to save and exit."""
         ...
 
-    def note_trouble(self) -> None:
-        """Tell the others that a replica has failed."""
+    def note_trouble(self, *, is_hang: bool = False) -> None:
+        """Tell the others that a replica has failed, or hangs."""
         ...
 
     def conclude(self, outcome: Outcome) -> None:
@@ -231,7 +231,7 @@ class OneNode:
     def wish(self, kind: str, cause: str) -> None:
         pass
 
-    def note_trouble(self) -> None:
+    def note_trouble(self, *, is_hang: bool = False) -> None:
         pass
 
     def conclude(self, outcome: Outcome) -> None:

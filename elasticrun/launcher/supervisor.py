@@ -74,7 +74,12 @@ class Supervisor:
         self._strangers = set(processes.children())
         self._console = console
         self._stragglers = Stragglers()
-        self._watchdog = Watchdog(loop, console.event, HangClock(options.hang_timeout))
+        self._watchdog = Watchdog(
+            loop,
+            console.event,
+            HangClock(options.hang_timeout),
+            on_hang=lambda: self.nodes.note_trouble(is_hang=True),
+        )
         self._stop = Stop.NONE
         self._stop_code = EXIT_STOPPED
         self._is_hurried = False
@@ -287,8 +292,10 @@ class Supervisor:
         self._watchdog.on_trouble()
         self.nodes.note_trouble()
 
-    def on_trouble_elsewhere(self) -> None:
+    def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
         """End a generation in which a replica on another node has failed."""
+        if is_hang:
+            self._watchdog.print_stacks("a replica on another node hangs")
         self._watchdog.on_trouble()
 
     def on_broken(self, text: str) -> None:

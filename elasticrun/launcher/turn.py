@@ -110,6 +110,11 @@ class Turn:
             for note in self._notes.values()
         )
 
+    @property
+    def is_hang(self) -> bool:
+        """Whether that is a hang on any of them, whose stacks all are to print."""
+        return any(note.get("is_hang") for note in self._notes.values())
+
     # After it.
 
     @property

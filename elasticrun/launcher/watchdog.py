@@ -12,6 +12,7 @@ from elasticrun.launcher.loop import Loop, Timer
 _BETTER_CAUSE_SECONDS = 1.0
 _MOST_STACKS_SECONDS = 3.0
 _STACKS_END_SECONDS = 0.3
+_STACKS_ELSEWHERE_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
 _TICK = 0.5
 
@@ -19,16 +20,27 @@ _TICK = 0.5
 class Watchdog:
     """Watches one generation after another.
 
+    Args:
+        on_hang: Called when a replica hangs, before it is ended.
+
     Attributes:
         reason: Why it let the running generation print its stacks and killed it; empty
             if it did not.
     """
 
-    def __init__(self, loop: Loop, say: Callable[[str], None], hang: HangClock) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        say: Callable[[str], None],
+        hang: HangClock,
+        *,
+        on_hang: Callable[[], None] = lambda: None,
+    ) -> None:
         self.reason = ""
         self._loop = loop
         self._say = say
         self._hang = hang
+        self._on_hang = on_hang
         self._generation: Generation | None = None
         self._timer: Timer | None = None
         self._is_alone = True
@@ -68,6 +80,13 @@ class Watchdog:
             ),
         )
 
+    def print_stacks(self, why: str) -> None:
+        """Let every replica print its stacks, unless they have."""
+        generation = self._generation
+        if generation is not None and not (generation.is_killed or self.reason):
+            self._say(f"{why}: printing the stacks")
+            generation.dump_stacks()
+
     def _dump_and_kill(self, why: str) -> None:
         """Let every replica print its stacks before it is killed."""
         generation = self._generation
@@ -80,8 +99,14 @@ class Watchdog:
 
         def look() -> None:
             if generation.has_dumped or time.monotonic() > deadline:
-                # What follows the first line comes with it, or in a moment.
-                self._set_timer(_STACKS_END_SECONDS, generation.kill)
+                # What follows the first line comes with it, or in a moment; on other
+                # nodes the replicas must first hear of it, and lose none until then.
+                self._set_timer(
+                    _STACKS_END_SECONDS
+                    if self._is_alone
+                    else _STACKS_ELSEWHERE_SECONDS,
+                    generation.kill,
+                )
             else:
                 self._set_timer(_LOOK_SECONDS, look)
 
@@ -97,6 +122,7 @@ class Watchdog:
             is_in_loop = bool(member.report.get("is_in_loop"))
             if self._hang.is_hung(silence, is_in_loop=is_in_loop):
                 self._hang.note_hang()
+                self._on_hang()
                 self._dump_and_kill(self._explain_hang(generation.running, silence))
                 return
             if member.report.get("has_trained") and is_in_loop:

@@ -134,6 +134,22 @@ def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) ->
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+def test_a_hang_that_one_node_sees_prints_the_stacks_of_all(
+    stage: Stage, start: Start
+) -> None:
+    program = ["--", "--at", "0:1:5:hang"]
+    options = ["--max-restarts", 0, "--hang-timeout"]
+    sees = start(*options, 8, *program, nodes="2")
+    other = start(*options, "off", *program, nodes="2")
+    assert ends(sees, other) == [1, 1]
+    assert "no rank on this node passed a boundary for" in sees.events
+    assert "a replica on another node hangs: printing the stacks" in other.events
+    logs = stage.checkpoints / "logs" / "generation-0000"
+    texts = [(logs / f"rank-{rank}.log").read_text() for rank in (0, 1)]
+    assert "in act" in texts[0] + texts[1]
+    assert all("most recent call first" in text for text in texts)
+
+
 def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
     options = ["--max-restarts", 0, "--", *HOLDS]
     stays, goes = (start(*options, nodes="2") for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elasticrun.testing import read_trace
@@ -19,6 +21,7 @@ from tests.launcher.running import (
     ELASTICRUN,
     PROGRAM,
     elasticrun,
+    processes_of,
     run,
     running,
     variables,
@@ -365,6 +368,24 @@ def test_a_place_without_sockets_is_refused_before_anything_starts(
     assert line.startswith(f"elasticrun: {runtime}/elasticrun ")
     assert "set XDG_RUNTIME_DIR" in line
     assert "Traceback" not in job.events
+
+
+def test_on_one_machine_nothing_listens_but_on_loopback(stage: Stage) -> None:
+    options = ["--replicas", 2, "--", "--hold", "0:9", "--workers", 1]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 2)
+        listening = [
+            ipaddress.ip_address(connection.laddr.ip)
+            for pid in processes_of(stage)
+            for connection in psutil.Process(pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        stage.mark("go-0")
+        assert job.wait() == 0
+    assert listening  # The stores, and gloo.
+    for address in listening:
+        plain = getattr(address, "ipv4_mapped", None) or address
+        assert plain.is_loopback, listening
 
 
 def connect(caller: socket.socket, path: Path) -> None:
