@@ -66,7 +66,8 @@ def _remaining_epochs(num_epochs: int) -> Iterator[int]:
                 job.leave_epoch()
             raise
         job.end_epoch()
-        job.pass_boundary(ends_epoch=True)
+        is_last = job.progress.finished_epochs >= num_epochs
+        job.pass_boundary(ends_epoch=True, may_end=is_last)
         epoch = job.progress.finished_epochs
     job.progress.end_epoch_loop()
     job.finish_epochs()

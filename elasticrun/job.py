@@ -332,11 +332,12 @@ class Job:
 
     # Boundaries.
 
-    def pass_boundary(self, *, ends_epoch: bool = False) -> None:
+    def pass_boundary(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
         """Pass a boundary, and save or stop if that is due here.
 
         Args:
             ends_epoch: Whether it is that of an epoch, not of a batch.
+            may_end: Whether the job may end for good here.
 
         Raises:
             JobStopped: The job stops here; the checkpoint is written.
@@ -352,22 +353,22 @@ class Job:
             self._schedule.note_epoch(self._gate.number)
         is_due = self._gate.number >= self._schedule.due_at
         if decision is not None or is_due or self.postponement.decision:
-            self._act(decision)
+            self._act(decision, may_end=may_end)
 
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
         self._saves.save_end()
 
-    def _act(self, decision: Decision | None) -> None:
+    def _act(self, decision: Decision | None, *, may_end: bool) -> None:
         is_now, decision = self.postponement.take(decision)
         if not is_now:
             return
         if decision is None or decision.kind == CHECKPOINT:
-            self._saves.save(is_awaited=False)
+            self._saves.save(is_awaited=False, may_end=may_end)
             return
         self._watcher.note_stopping()
         try:
-            path = self._saves.save_last(timeout=self.environment.grace)
+            path = self._saves.save(timeout=self.environment.grace, may_end=True)
         except AgreementError as error:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None

@@ -41,7 +41,11 @@ class Saves:
             saver.on_end = self._note_end
 
     def save(
-        self, *, timeout: float = PATIENCE, is_awaited: bool = True
+        self,
+        *,
+        timeout: float = PATIENCE,
+        is_awaited: bool = True,
+        may_end: bool = False,
     ) -> Place | None:
         """Save here. Collective.
 
@@ -49,6 +53,7 @@ class Saves:
             timeout: Seconds to wait for other ranks.
             is_awaited: Whether to return only when the checkpoint is committed, not
                 once all states are captured.
+            may_end: Whether the job may end for good here, without a failure.
 
         Returns:
             Its directory; None if it is not awaited, could not be written, or there is
@@ -57,7 +62,7 @@ class Saves:
         if self._saver is None:
             return None
         position = self._progress.position
-        with self._schedule.measured():
+        with self._schedule.measured(), self._schedule.ending(may_end=may_end):
             checkpoint = self._saver.save(
                 position.encode(), timeout=timeout, is_awaited=is_awaited
             )
@@ -66,17 +71,12 @@ class Saves:
         self._last = (self._gate.number, position)
         return None if checkpoint is None else checkpoint.path
 
-    def save_last(self, *, timeout: float = PATIENCE) -> Place | None:
-        """Save a position at which the job may end for good."""
-        with self._schedule.ending():
-            return self.save(timeout=timeout)
-
     def save_end(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
         if self._last == (self._gate.number, self._progress.position):
             self.finish()
         else:
-            self.save_last()
+            self.save(may_end=True)
 
     def settle(self) -> None:
         """Take note of a save in flight that has ended.

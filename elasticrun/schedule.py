@@ -74,12 +74,12 @@ class Schedule:
             self.auto.note_cost(time.perf_counter() - begun)
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Let the save in the block say that nothing failed if it is the last."""
+    def ending(self, *, may_end: bool) -> Iterator[None]:
+        """Let the save in the block say whether nothing failed if it is the last."""
         if self.auto is None:
             yield
             return
-        self.auto.is_ending = True
+        self.auto.is_ending = may_end
         try:
             yield
         finally:

@@ -122,7 +122,7 @@ class CheckedJob(Job):
                 num_batches=self._num_batches,
             )  # fmt: skip
 
-    def pass_boundary(self, *, ends_epoch: bool = False) -> None:
+    def pass_boundary(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
         """Pass a boundary; stop, save or die there if the plan says so."""
         if self._is_doomed:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -130,13 +130,13 @@ class CheckedJob(Job):
             self._note("stop")
             if self._plan.ending == KILL:
                 self._is_doomed = True
-                super().pass_boundary(ends_epoch=ends_epoch)
+                super().pass_boundary(ends_epoch=ends_epoch, may_end=may_end)
                 self.save()
                 return
             self._gate.schedule(STOP, "elasticrun check", EXIT_CODE_ASKED)
         if self._perturbation is not None:
             self._perturbation.apply(self._registry)
-        super().pass_boundary(ends_epoch=ends_epoch)
+        super().pass_boundary(ends_epoch=ends_epoch, may_end=may_end)
 
     def close(self) -> None:
         """Note what everything ended at, and leave the job."""

@@ -14,6 +14,22 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 _REPLICA_SUFFIX = re.compile(r"(?P<name>.+)\.rank-\d+")
 
 
+def check_state_name(name: str) -> None:
+    """Refuse what cannot name a state.
+
+    Raises:
+        StateNameError: It is not a plain file name, or one that files of ranks have.
+    """
+    is_manifest = name.lower().startswith(MANIFEST_NAME)
+    is_plain = _PLAIN_NAME.fullmatch(name) and not _REPLICA_SUFFIX.fullmatch(name)
+    if is_manifest or not is_plain:
+        raise StateNameError(
+            f"{name!r} cannot name a state: it becomes a file name in each checkpoint. "
+            "Use at most 100 letters, digits, '_', '-' and '.', and do not begin with "
+            f"a dot or {MANIFEST_NAME!r}, nor end in '.rank-' and a number."
+        )
+
+
 class BaseState(ABC):
     """One named thing in every checkpoint, which writes and reads itself.
 
@@ -29,15 +45,7 @@ class BaseState(ABC):
     trusts_pickle = False  # Set by the job that registers it.
 
     def __init__(self, name: str) -> None:
-        is_manifest = name.lower().startswith(MANIFEST_NAME)
-        is_plain = _PLAIN_NAME.fullmatch(name) and not _REPLICA_SUFFIX.fullmatch(name)
-        if is_manifest or not is_plain:
-            raise StateNameError(
-                f"{name!r} cannot name a state: it becomes a file name in each "
-                "checkpoint. Use at most 100 letters, digits, '_', '-' and '.', and do "
-                f"not begin with a dot or {MANIFEST_NAME!r}, nor end in '.rank-' and a "
-                "number."
-            )
+        check_state_name(name)
         self.name = name
 
     def sync(self) -> None:  # noqa: B027 (optional: most states have nothing to do)

@@ -124,6 +124,8 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="FILE", help="of torch.save, or .safetensors")
     add("--state", default="model", help="default: model")
     add("--job", help="the job's name; needed in a directory without checkpoints")
+    add("--new", action="store_true", help="the newest checkpoint may lack the state")
+    add("--force", action="store_true", help="other keys and shapes than there will do")
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> None:
@@ -203,7 +205,14 @@ def _import(arguments: argparse.Namespace) -> int:
 
     storage = _storage(arguments, may_be_new=True)
     source = Path(arguments.source)
-    checkpoint = import_state(source, storage, state=arguments.state, job=arguments.job)
+    checkpoint = import_state(
+        source,
+        storage,
+        state=arguments.state,
+        job=arguments.job,
+        is_new=arguments.new,
+        is_forced=arguments.force,
+    )
     text = f"{checkpoint.path} has {arguments.state!r} from {source}"
     _say_done(arguments, text, str(checkpoint.path))
     return FINE

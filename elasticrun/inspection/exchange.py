@@ -27,6 +27,7 @@ from elasticrun.checkpoint.tensors import (
 )
 from elasticrun.inspection.contents import Opaque, load_file, names_of_state
 from elasticrun.inspection.entries import InspectionError, find_entries
+from elasticrun.inspection.fitting import check_fits, check_is_there, check_name
 from elasticrun.position import Position
 from elasticrun.version import version
 
@@ -115,7 +116,13 @@ def _import_safetensors() -> Any:
 
 
 def import_state(
-    source: Path, storage: Storage, *, state: str, job: str | None
+    source: Path,
+    storage: Storage,
+    *,
+    state: str,
+    job: str | None,
+    is_new: bool = False,
+    is_forced: bool = False,
 ) -> Checkpoint:
     """Commit a checkpoint with one state from a file, and all others as they were.
 
@@ -124,18 +131,26 @@ def import_state(
 
     Args:
         job: The job's name; needed if there is no checkpoint yet.
+        is_new: Whether the newest checkpoint may lack the state.
+        is_forced: Whether the state may have other keys and shapes than there.
 
     Raises:
         InspectionError: The file cannot be used, or the job is not known.
         CheckpointError: A live job uses the directory, or the newest is damaged.
         OSError: It could not be written.
     """
+    check_name(state)
     values = _without_common_prefix(_read(source))
     check_loads_safely(values, name=state)
     store = CheckpointStore(storage.place, job=job or _job_of(storage))
     store.acquire(timeout=0)
     try:
         newest = store.find_newest()
+        if newest is not None:
+            if not is_new:
+                check_is_there(newest, state)
+            if newest.has(state) and not is_forced:
+                check_fits(newest, state, values, source=source)
         generation = store.next_generation()
         with _drafted(store) as draft:
             records = [draft.write(state, lambda file: save_values(values, file))]

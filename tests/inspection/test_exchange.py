@@ -130,6 +130,49 @@ def test_an_imported_model_replaces_that_of_the_newest(tmp_path: Path) -> None:
     assert run_once(train, tmp_path / "job") == (0.75, 0.9, [1], 2)
 
 
+def test_an_import_that_nobody_would_load_is_refused(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5)
+    source = tmp_path / "model.pt"
+    torch.save(make_model(0.75).state_dict(), source)
+
+    def imported(*words: object) -> Any:
+        return run(tmp_path / "job", "import", source, *words)
+
+    said = imported("--state", "net")
+    assert said.code == 2
+    assert "00000001 has no state 'net', only: model, random, var" in said.errors
+    assert "each rank has a 'random' of its own" in imported("--state=random").errors
+    for name in ("a b", "a/b", "model.rank-0"):
+        said = imported("--state", name, "--new")
+        assert said.code == 2
+        assert f"{name!r} cannot name a state: it becomes a file name" in said.errors
+    assert numbers(tmp_path / "job") == [1]
+    assert imported("--state", "net", "--new").code == 0
+    assert imported("--state", "net").code == 0
+    assert numbers(tmp_path / "job") == [3, 2, 1]
+
+
+def test_an_import_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5)
+    source = tmp_path / "other.pt"
+    torch.save({"weight": torch.zeros(2, 4), "scale": 1}, source)
+    said = run(tmp_path / "job", "import", source)
+    assert said.code == 2
+    model = tmp_path / "job" / "checkpoint-00000001" / "model"
+    assert said.errors.splitlines()[:4] == [
+        f"elasticrun: {source} is not like {model}:",
+        "  weight is float32 [2, 4]; it was float32 [2, 3]",
+        "  bias is missing; it was float32 [2]",
+        "  scale is more than there was",
+    ]
+    assert numbers(tmp_path / "job") == [1]
+    half = {key: each.half() for key, each in make_model().state_dict().items()}
+    torch.save(half, tmp_path / "half.pt")
+    assert run(tmp_path / "job", "import", tmp_path / "half.pt").code == 0
+    assert run(tmp_path / "job", "import", source, "--force").code == 0
+    assert numbers(tmp_path / "job") == [3, 2, 1]
+
+
 def test_an_import_needs_a_job_and_no_live_one(tmp_path: Path) -> None:
     source = tmp_path / "model.pt"
     torch.save(make_model(0.75).state_dict(), source)

@@ -357,6 +357,38 @@ def test_the_job_learns_over_its_generations(tmp_path: Path) -> None:
     assert seen == [0, 0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("async_save", [True, False])
+def test_an_end_that_is_saved_as_an_epochs_is_no_failure(
+    tmp_path: Path, async_save: bool
+) -> None:
+    seen = []
+
+    def script(num_epochs: int, *, crashes: bool = False) -> None:
+        auto = current_job()._schedule.auto
+        assert auto is not None
+        seen.append(auto._num_failures)
+        for epoch in remaining_epochs_until(num_epochs):
+            if crashes and epoch == num_epochs - 1:
+                raise Crash
+            list(AdaptiveDataLoader(Numbers(8), 4, name=f"in-{epoch}"))
+
+    def run(num_epochs: int, **options: bool) -> None:
+        run_once(
+            lambda: script(num_epochs, **options),
+            tmp_path,
+            save_interval="auto",
+            save_every="epoch",
+            async_save=async_save,
+        )
+
+    run(2)
+    run(4)
+    run(6, crashes=True)  # After a save at the end of an epoch that was not the last.
+    run(6)
+    run(6)
+    assert seen == [0, 0, 0, 1, 1]
+
+
 def test_a_job_saves_by_an_interval_that_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

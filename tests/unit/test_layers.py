@@ -112,8 +112,8 @@ ROWS: list[list[str]] = [
     # 6, what people see of checkpoints: reads them, and knows of no job.
     ["inspection.entries", "inspection.tables"],
     ["inspection.overview", "inspection.contents"],
-    ["inspection.display", "inspection.difference", "inspection.exchange"],
-    ["inspection.pruning"],
+    ["inspection.display", "inspection.difference", "inspection.fitting"],
+    ["inspection.pruning", "inspection.exchange"],
     ["inspection.command"],
     # 6, the launcher: starts replicas; only what runs in them meets a job.
     ["launcher.wire", "launcher.environment", "launcher.processes", "launcher.loop"],
