@@ -10,9 +10,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from elasticrun.control.store import JobStore
 from elasticrun.job import Job
 
 _WAIT_SECONDS = 5.0  # For a replica that is yet to make the loader, if it ever does.
+_LOOK_SECONDS = 0.02
 
 
 def publish(job: Job, name: str, settings: dict[str, Any]) -> None:
@@ -31,14 +33,13 @@ def check_alike(job: Job, name: str) -> None:
         return
     deadline = time.monotonic() + _WAIT_SECONDS
     made: dict[int, dict[str, Any]] = {}
-    for rank in range(job.world_size):
-        seconds = max(0.001, deadline - time.monotonic())
-        try:
-            made[rank] = job.store.take(_key(name, rank), timeout=seconds)
-        except TimeoutError:
-            continue
-        except ConnectionError:
-            return  # The next boundary says that rank 0 is gone.
+    try:
+        for rank in range(job.world_size):
+            settings = _find(job.store, _key(name, rank), deadline)
+            if settings is not None:
+                made[rank] = settings
+    except ConnectionError:
+        return  # The next boundary says that rank 0 is gone.
     first, *others = made
     for rank in others:
         if made[rank] != made[first]:
@@ -49,6 +50,12 @@ def check_alike(job: Job, name: str) -> None:
                 "Make the same loaders on every replica, in the same order; none needs "
                 "a seed or a part of the data of its own."
             )
+
+
+def _find(store: JobStore, key: str, deadline: float) -> dict[str, Any] | None:
+    while (found := store.find(key)) is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return found
 
 
 def _key(name: str, rank: int) -> str:
