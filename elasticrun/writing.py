@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import TCPStore
@@ -219,10 +219,8 @@ class Owner:
             if report["position"] != capture.position:
                 raise CheckpointError(
                     f"rank 0 is to save at {Position.decode(capture.position)}, but "
-                    f"rank {rank} at {Position.decode(report['position'])}. Replicas "
-                    "must leave their loops at the same batch: let what decides about "
-                    "a `break` be the same on all of them (with even_batches=False "
-                    "they see different numbers of batches)."
+                    f"rank {rank} at {Position.decode(report['position'])}. "
+                    + _what_to_do(capture.position, report["position"])
                 )
             records += [FileRecord(*record) for record in report["files"]]
         if silent:
@@ -273,6 +271,22 @@ def _check_complete(capture: Capture, records: list[FileRecord]) -> None:
             "wrote that, though rank 0 has the state registered. The job would resume "
             "without it. Register the same states on every replica, in the same order."
         )
+
+
+def _what_to_do(own: dict[str, Any], other: dict[str, Any]) -> str:
+    """Say how replicas come to the same position, which they are not at."""
+    place = ("finished_epochs", "in_epoch", "finished_loops", "loader")
+    if any(own[key] != other[key] for key in place):
+        return (
+            "Replicas must walk the same epochs and loops: let no loader or loop be "
+            "one rank's alone (as a validation on rank 0), and what decides about a "
+            "`break` be the same on all of them."
+        )
+    return (
+        "Replicas must leave their loops at the same batch: let what decides about a "
+        "`break` be the same on all of them (with even_batches=False they see "
+        "different numbers of batches)."
+    )
 
 
 def _call_off(channel: Channel, number: int, reason: str, *, is_bug: bool) -> None:

@@ -14,6 +14,7 @@ from elasticrun.control.store import JobStore
 from elasticrun.job import Job
 
 _WAIT_SECONDS = 5.0  # For a replica that is yet to make the loader, if it ever does.
+_LOOK_SECONDS = 0.002
 
 
 def publish(job: Job, name: str, settings: dict[str, Any]) -> None:
@@ -31,31 +32,25 @@ def check_alike(job: Job, name: str) -> None:
     if job.store is None:
         return
     verdict = f"loader/{name}/verdict"
+    deadline = time.monotonic() + _WAIT_SECONDS
     try:
         if job.rank == 0:
-            text = _compare(job.store, name, job.world_size)
+            text = _compare(job.store, name, job.world_size, deadline)
             job.store.put(verdict, text)
-        else:
-            text = job.store.take(verdict, timeout=2 * _WAIT_SECONDS)
-    except TimeoutError:  # Rank 0 does not come to this loop; a boundary will say so.
-        return
+        else:  # None from a rank 0 that does not come to this loop.
+            text = _find(job.store, verdict, deadline + _WAIT_SECONDS)
     except ConnectionError:
         return  # The next boundary says that rank 0 is gone.
     if text:
         raise ValueError(text)
 
 
-def _compare(store: JobStore, name: str, world_size: int) -> str:
+def _compare(store: JobStore, name: str, world_size: int, deadline: float) -> str:
     """Return what is wrong with what the replicas have published, if anything."""
-    deadline = time.monotonic() + _WAIT_SECONDS
     expected = store.take(_key(name, 0))
     for rank in range(1, world_size):
-        seconds = max(0.001, deadline - time.monotonic())
-        try:
-            made = store.take(_key(name, rank), timeout=seconds)
-        except TimeoutError:
-            continue
-        if made != expected:
+        made = _find(store, _key(name, rank), deadline)
+        if made is not None and made != expected:
             differences = "; ".join(
                 f"{setting} is {value!r} on rank 0, but {made.get(setting)!r} on rank "
                 f"{rank}"
@@ -69,6 +64,13 @@ def _compare(store: JobStore, name: str, world_size: int) -> str:
                 "in the same order; none needs a seed or a part of the data of its own."
             )
     return ""
+
+
+def _find(store: JobStore, key: str, deadline: float) -> Any:
+    """Return what is published, or None: a client that waits blocks its other users."""
+    while (found := store.find(key)) is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return found
 
 
 def _key(name: str, rank: int) -> str:

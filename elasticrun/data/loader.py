@@ -35,7 +35,11 @@ from elasticrun.data.plan import (
     Shares,
     loop_key,
 )
-from elasticrun.data.progress_bar import ProgressBar, open_progress_bar
+from elasticrun.data.progress_bar import (
+    ProgressBar,
+    check_progress_bar,
+    open_progress_bar,
+)
 from elasticrun.data.running import (
     RunningLoop,
     check_place,
@@ -87,6 +91,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
         progress: Show a tqdm bar on rank 0.
 
     Raises:
+        ImportError: `progress` needs tqdm.
         TypeError: The data set or sampler cannot be read at a position.
         ValueError: An argument is out of range, or excludes another; or, when the first
             loop begins, other replicas have made the loader with other ones.
@@ -118,6 +123,8 @@ class AdaptiveDataLoader(DataLoader[Any]):
         check_sampler(sampler, batch_sampler, shuffle=shuffle)
         seed = check_seed(seed)
         check_seed_each(seed_each)
+        if progress:
+            check_progress_bar()
         check_place(job, name)
         dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)
         super().__init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, Protocol
 
 
@@ -18,18 +19,22 @@ class ProgressBar(Protocol):
 
 
 def open_progress_bar(name: str, first_batch: int, num_batches: int) -> ProgressBar:
-    """Return a bar that begins where the loop does.
+    """Return a bar that begins where the loop does; it has been checked for."""
+    from tqdm.auto import tqdm
 
-    Raises:
-        ImportError: tqdm is not installed.
-    """
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError(
-            "progress=True needs tqdm: pip install 'elasticrun[progress]'."
-        ) from error
     bar: ProgressBar = tqdm(
         total=num_batches, initial=first_batch, desc=name, unit="batch"
     )
     return bar
+
+
+def check_progress_bar() -> None:
+    """Refuse to promise a bar that cannot be shown.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+    if importlib.util.find_spec("tqdm") is None:
+        raise ImportError(
+            "progress=True needs tqdm: pip install 'elasticrun[progress]'."
+        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticrun import AdaptiveDataLoader, rank
-from elasticrun.testing import run_generation
+from elasticrun import AdaptiveDataLoader, rank, remaining_epochs_until
+from elasticrun.testing import GenerationFailed, run_generation
 from tests.support.data import Numbers
 
 pytestmark = pytest.mark.slow
@@ -75,3 +76,28 @@ def make_one_alone() -> int:
 
 def test_a_loader_of_one_replica_alone_hangs_nobody() -> None:
     assert run_generation(make_one_alone, 2) == [3 + 3, 3]
+
+
+def validate_on_rank_0_alone() -> None:
+    train = AdaptiveDataLoader(Numbers(16), 4, name="train")
+    valid = AdaptiveDataLoader(Numbers(16), 4, name="valid")
+    for _ in remaining_epochs_until(2):
+        for _ in train:
+            pass
+        if rank() == 0:
+            for _ in valid:
+                pass
+
+
+def test_a_loop_of_one_replica_alone_is_told_from_a_break(tmp_path: Path) -> None:
+    variables = {
+        "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path),
+        "ELASTICRUN_SAVE_INTERVAL": "off",
+        "ELASTICRUN_SAVE_EVERY": "6",  # Rank 0 is in `valid` then.
+    }
+    with pytest.raises(
+        GenerationFailed,
+        match=r"sample \d+ of `valid`, but rank 1 at .* of `train`\. "
+        "Replicas must walk the same epochs and loops: let no loader or loop",
+    ):
+        run_generation(validate_on_rank_0_alone, 2, variables=variables)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -455,6 +456,15 @@ def test_what_cannot_be_resumed_is_refused(
 ) -> None:
     with pytest.raises(kind, match=re.escape(text)):
         AdaptiveDataLoader(data, **options)
+
+
+def test_a_bar_that_cannot_be_shown_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ImportError, match=r"pip install 'elasticrun\[progress\]'"):
+        AdaptiveDataLoader(Numbers(3), progress=True)
+    assert AdaptiveDataLoader(Numbers(3)).name == "loader-0"
 
 
 def test_a_refused_loader_takes_no_name() -> None:

@@ -51,7 +51,12 @@ class First:
 
 def through_a_worker(value: Any) -> Any:
     (batch,) = AdaptiveDataLoader(
-        Numbers(1), 1, num_workers=1, collate_fn=First(value), name="one"
+        Numbers(1),
+        1,
+        num_workers=1,
+        collate_fn=First(value),
+        name="one",
+        timeout=60,  # A worker that cannot send a batch says so, and sends nothing.
     )
     return batch
 
