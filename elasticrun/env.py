@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 DEFAULT_SAVE_INTERVAL = 300.0
 DEFAULT_KEEP = 3
 DEFAULT_GRACE = 60.0
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
@@ -190,7 +191,7 @@ def environment_of(
 
 def keep_gloo_on_loopback(interface: str) -> None:
     """Tell gloo to listen on `interface`, unless the user chose one."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    os.environ.setdefault(GLOO_INTERFACE, interface)
 
 
 def parse_save_interval(value: float | str) -> float | Literal["auto"]:

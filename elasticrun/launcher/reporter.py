@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from elasticrun.env import GLOO_INTERFACE
 from elasticrun.launcher import environment
 from elasticrun.launcher.imports import installed_modules
 from elasticrun.launcher.wire import Channel, Message
@@ -142,7 +143,9 @@ class Reporter:
 
 def _surroundings() -> tuple[dict[str, str], list[str]]:
     """Return what programs set so that later imports find or do something else."""
-    return environment.variables(), list(sys.path)
+    variables = environment.variables()
+    variables.pop(GLOO_INTERFACE, None)  # Set by elasticrun itself.
+    return variables, list(sys.path)
 
 
 def _gpu_memory(job: Job) -> int | None:

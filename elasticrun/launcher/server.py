@@ -33,8 +33,8 @@ class Server:
         self._waiting: list[tuple[Channel, int]] = []
         self._stopping: list[Channel] = []
         supervisor.loop.watch(listener, self._on_caller)
-        supervisor.on_started.append(self._on_started)
-        supervisor.on_ready.append(self._on_ready)
+        supervisor.news.on_started.append(self._on_started)
+        supervisor.news.on_ready.append(self._on_ready)
 
     def close(self) -> None:
         """Tell whoever asked for the end whether it came as it should."""
@@ -100,7 +100,9 @@ class Server:
 
         def look() -> None:
             is_same = self._supervisor.generation is generation
-            if is_same and not (generation.has_begun or self._supervisor.has_had_job):
+            if is_same and not (
+                generation.has_begun or self._supervisor.news.has_had_job
+            ):
                 self._answer_waiting(
                     generation, "runs", "; its program has not made a job so far"
                 )

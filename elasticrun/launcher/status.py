@@ -48,7 +48,7 @@ class StatusBook:
         self._supervisor = supervisor
         self._speed = _Speed()
         self._usage: dict[int, tuple[float, float]] = {}
-        supervisor.on_reported.append(self._note)
+        supervisor.news.on_reported.append(self._note)
 
     def _note(self, member: Member) -> None:
         generation = self._supervisor.generation

@@ -14,15 +14,14 @@ from elasticrun.launcher.imports import imports_of
 from elasticrun.launcher.judging import EXIT_STOPPED, Judge, Next, Stop
 from elasticrun.launcher.limits import check_open_files
 from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.news import News
 from elasticrun.launcher.nodes import END, LEAVE, SCALE, Nodes, Offer, Round
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.orders import make_orders
 from elasticrun.launcher.outcomes import CRASHED, LEFT, Outcome, outcome_of
-from elasticrun.launcher.output import marked
 from elasticrun.launcher.parked import Parked
 from elasticrun.launcher.reserve import Reserve
 from elasticrun.launcher.starter import Starter
-from elasticrun.launcher.stragglers import Stragglers
 from elasticrun.launcher.watchdog import Watchdog
 
 _AFTER_GRACE_SECONDS = 3.0
@@ -41,10 +40,7 @@ class Supervisor:
         crashes: The crashes so far.
         judge: Decides what follows from the end of a generation.
         problem: Why it ended without saving what was trained; empty if it did not.
-        has_had_job: Whether a replica of any generation has made its job.
-        on_started: Called when a generation has started.
-        on_ready: Called when all replicas of a generation have made their job.
-        on_reported: Called with each replica that said where it is.
+        news: Tells what is heard of the generation that runs.
     """
 
     def __init__(
@@ -66,14 +62,10 @@ class Supervisor:
         self.judge = Judge(options, console, self.crashes)
         self.exit_code: int | None = None
         self.problem = ""
-        self.has_had_job = False
-        self.on_started: list[Callable[[], None]] = []
-        self.on_ready: list[Callable[[], None]] = []
-        self.on_reported: list[Callable[[Member], None]] = []
+        self.news = News(console, self.crashes)
         # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
         self._strangers = set(processes.children())
         self._console = console
-        self._stragglers = Stragglers()
         self._watchdog = Watchdog(
             loop,
             console.event,
@@ -86,8 +78,6 @@ class Supervisor:
         self._is_judging = False
         self._may_begin = True
         self._last_number = -1
-        self._is_known_ready = False
-        self._has_log_failed = False
         self._starter = Starter(
             loop,
             imports=[] if options.is_exec else imports_of(options.program),
@@ -224,7 +214,7 @@ class Supervisor:
         self._last_number = round_.number
         self.crashes.adopt(round_)
         self._stop = Stop.NONE
-        self._is_known_ready = self._has_log_failed = False
+        self.news.forget()
         generation = Generation(
             parked,
             number=round_.number,
@@ -238,8 +228,7 @@ class Supervisor:
         self._starter.note_running(sorted(pids))
         generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())
-        for call in self.on_started:
-            call()
+        self.news.begin(generation)
         if round_.share != self.size:  # Rescaled after it was offered.
             self._reserve.prepare(self.size)
             cause = f"a rescaling to {self.size} replicas"
@@ -250,38 +239,15 @@ class Supervisor:
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """Show a line that a replica printed."""
-        self._console.output(marked(rank, line), is_error=is_error)
+        self.news.note_output(rank, line, is_error=is_error)
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
-        """Say once in a generation that what replicas print is not kept."""
-        if not self._has_log_failed:
-            self._has_log_failed = True
-            self._console.event(
-                f"what rank {rank} prints is not kept, and perhaps that of others: "
-                f"{error}; going on without"
-            )
+        """Say that what replicas print is not kept."""
+        self.news.note_log_failure(rank, error)
 
     def on_report(self, member: Member) -> None:
         """Note where a replica is."""
-        generation = self.generation
-        assert generation is not None
-        self.has_had_job = True
-        if not self._is_known_ready and generation.has_job:
-            self._is_known_ready = True
-            if member.report["was_resumed"]:
-                self._console.event(
-                    f"generation {generation.number}: resumed at "
-                    f"{member.report['position']}"
-                )
-            for call in self.on_ready:
-                call()
-        for report_to in self.on_reported:
-            report_to(member)
-        if member.report["has_trained"]:
-            self.crashes.has_trained = True
-        slow = self._stragglers.note([each.report for each in generation.members])
-        if slow:
-            self._console.event(slow)
+        self.news.note_report(member)
 
     def on_modules(self, names: list[str]) -> None:
         """Let the forkserver import what the program did, while nobody waits for it."""

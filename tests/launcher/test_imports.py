@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from elasticrun.launcher.imports import imports_of, installed_modules
 from elasticrun.launcher.options import Program
 from tests.launcher.running import REPOSITORY, running
-from tests.support.stage import Stage
+from tests.launcher.test_crashes import forkserver_of
+from tests.support.stage import Stage, wait_until
 
 
 def imported(folder: Path, text: str) -> list[str]:
@@ -113,3 +115,43 @@ def test_a_script_finds_what_it_would_find_without_a_launcher(stage: Stage) -> N
         assert job.wait() == 0, job.events
     assert "[0] generation 0 chosen scripts\n" in job.output
     assert "[0] generation 1 chosen scripts\n" in job.output
+
+
+NOTED = """
+import os
+with open(os.environ["NOTES"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+"""
+IMPORTS_LATE = """
+import sys
+from tests.launcher import program
+
+def main():
+    import noted
+    program.main()
+
+main()
+"""
+
+
+@pytest.mark.slow
+def test_what_replicas_import_later_is_learned(stage: Stage) -> None:
+    site = stage.root / "site-packages"
+    site.mkdir()
+    (site / "noted.py").write_text(NOTED)
+    script = stage.root / "train.py"
+    script.write_text(IMPORTS_LATE)
+    notes = stage.root / "notes"
+    own = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{site}", "NOTES": str(notes)}
+    options = ["--replicas", 2, "--", stage.root, "--hold", "0:9", "--hold", "1:9"]
+    with running(stage, *options, script=script, **own) as job:
+        job.wait_until_held(0, 2)
+        replicas = {job.pid_of(0, rank) for rank in (0, 1)}
+        wait_until(lambda: len(notes.read_text().splitlines()) == 3)
+        learned = set(map(int, notes.read_text().split()))
+        assert learned == {*replicas, forkserver_of(job.pid)}
+        os.kill(job.pid_of(0, 1), signal.SIGKILL)
+        job.wait_until_held(1, 2)
+        assert set(map(int, notes.read_text().split())) == learned
+        stage.mark("go-1")
+        assert job.wait() == 0, job.events

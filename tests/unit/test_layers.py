@@ -133,7 +133,7 @@ ROWS: list[list[str]] = [
     ["launcher.watchdog", "launcher.outcomes"],
     ["launcher.nodes"],
     ["launcher.orders", "launcher.turn", "launcher.reserve", "launcher.crashes"],
-    ["launcher.many_nodes", "launcher.judging"],
+    ["launcher.many_nodes", "launcher.judging", "launcher.news"],
     ["launcher.supervisor"],
     ["launcher.status"],
     ["launcher.server"],

@@ -1,0 +1,82 @@
+"""What is heard of a running generation, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elasticrun.launcher.console import Console
+from elasticrun.launcher.crashes import CrashBook
+from elasticrun.launcher.generation import Generation, Member
+from elasticrun.launcher.output import marked
+from elasticrun.launcher.stragglers import Stragglers
+
+
+class News:
+    """Says what is new, and calls those who wait for it.
+
+    Args:
+        crashes: To whom it matters whether a batch was trained.
+
+    Attributes:
+        has_had_job: Whether a replica of any generation has made its job.
+        on_started: Called when a generation has started.
+        on_ready: Called when all replicas of a generation have made their job.
+        on_reported: Called with each replica that said where it is.
+    """
+
+    def __init__(self, console: Console, crashes: CrashBook) -> None:
+        self.has_had_job = False
+        self.on_started: list[Callable[[], None]] = []
+        self.on_ready: list[Callable[[], None]] = []
+        self.on_reported: list[Callable[[Member], None]] = []
+        self._console = console
+        self._crashes = crashes
+        self._stragglers = Stragglers()
+        self._generation: Generation | None = None
+        self._is_known_ready = False
+        self._has_log_failed = False
+
+    def forget(self) -> None:
+        """Say of the next generation what was said of the one before."""
+        self._is_known_ready = self._has_log_failed = False
+
+    def begin(self, generation: Generation) -> None:
+        """Take a generation that has started."""
+        self._generation = generation
+        for call in self.on_started:
+            call()
+
+    def note_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
+        """Show a line that a replica printed."""
+        self._console.output(marked(rank, line), is_error=is_error)
+
+    def note_log_failure(self, rank: int, error: OSError) -> None:
+        """Say once in a generation that what replicas print is not kept."""
+        if not self._has_log_failed:
+            self._has_log_failed = True
+            self._console.event(
+                f"what rank {rank} prints is not kept, and perhaps that of others: "
+                f"{error}; going on without"
+            )
+
+    def note_report(self, member: Member) -> None:
+        """Take where a replica is."""
+        generation = self._generation
+        assert generation is not None
+        self.has_had_job = True
+        if not self._is_known_ready and generation.has_job:
+            self._is_known_ready = True
+            if member.report["was_resumed"]:
+                self._console.event(
+                    f"generation {generation.number}: resumed at "
+                    f"{member.report['position']}"
+                )
+            for call in self.on_ready:
+                call()
+        for report_to in self.on_reported:
+            report_to(member)
+        if member.report["has_trained"]:
+            self._crashes.has_trained = True
+        slow = self._stragglers.note([each.report for each in generation.members])
+        if slow:
+            self._console.event(slow)
