@@ -26,28 +26,30 @@ from elasticrun.errors import CheckpointError, text_of
 from elasticrun.preparation import JOB, Preparation, Ranks
 
 
-def atomic_save(obj: object, path: str | os.PathLike[str], **options: Any) -> None:
+def atomic_save(
+    obj: object, f: str | os.PathLike[str], *more: Any, **options: Any
+) -> None:
     """Save like `torch.save`, so that a crash leaves the old file or the new, whole.
 
     The file is on the disk, with its name, when this returns. Saving needs space for
     both. Several processes may save to one path; the last one wins.
 
     Args:
-        path: Not an open file: only a name can be replaced at once.
-        options: Those of `torch.save`.
+        f: A path, not an open file: only a name can be replaced at once.
+        more: With `options`, those of `torch.save`.
 
     Raises:
-        TypeError: `path` is an open file.
-        ValueError: `path` is a directory, a device or a URL.
+        TypeError: `f` is an open file.
+        ValueError: `f` is a directory, a device or a URL.
         OSError: It could not be written; the old file is as it was.
     """
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(f, (str, os.PathLike)):
         raise TypeError(
-            f"atomic_save was given a {type(path).__name__}. What is written into an "
+            f"atomic_save was given a {type(f).__name__}. What is written into an "
             "open file cannot replace another one at once. Give it the path."
         )
-    check_is_local(path, what="atomic_save")
-    files.replace_file(Path(path), lambda file: torch.save(obj, file, **options))
+    check_is_local(f, what="atomic_save")
+    files.replace_file(Path(f), lambda file: torch.save(obj, file, *more, **options))
 
 
 class AtomicDirectory:

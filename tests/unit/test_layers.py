@@ -17,7 +17,7 @@ ROOT = Path(elasticrun.__file__).parent
 ROWS: list[list[str]] = [
     # 0
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
-    ["late_error", "checkpoint.writeback"],
+    ["late_error", "checkpoint.writeback", "checkpoint.streams"],
     ["checkpoint.files", "checkpoint.place"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     [
