@@ -143,7 +143,9 @@ def test_what_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["x" * 255, "\u00e4" * 120 + ".pt", "x" + "\u6a21" * 84]
+    "name",
+    ["x" * 255, "\u00e4" * 120 + ".pt", "x" + "\u6a21" * 84],
+    ids=["1", "2", "3"],
 )
 def test_a_long_name_has_room_for_a_temporary_one(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -341,8 +343,9 @@ def test_two_at_once_are_refused(
     monkeypatch.setattr("elasticrun.checkpoint.lock.POLL_INTERVAL", 0.001)
     with directory.prepare() as version:
         (version / "text").write_text("first")
-        with pytest.raises(CheckpointError, match="is in use by a live job"):
+        with pytest.raises(CheckpointError, match="is in use by process") as caught:
             AtomicDirectory(tmp_path, keep=1).prepare()
+        assert is_of_versions(caught.value)
     assert directory.latest() == version.path
     commit(AtomicDirectory(tmp_path), "second")
 
@@ -374,13 +377,36 @@ def test_a_jobs_checkpoints_are_not_pushed_out(tmp_path: Path) -> None:
     ):
         AtomicDirectory(tmp_path, keep=1).prepare()
     assert sorted(os.listdir(tmp_path)) == before
+    with pytest.raises(CheckpointError, match="is a checkpoint of the job") as caught:
+        AtomicDirectory(tmp_path).latest()
+    assert is_of_versions(caught.value)
     run_once(lambda: None, tmp_path)  # The lock is free.
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot hold"):
+    with pytest.raises(CheckpointError, match="cannot hold versions: .*file") as caught:
         AtomicDirectory(tmp_path / "file" / "exports").prepare()
+    assert is_of_versions(caught.value)
+
+
+def test_versions_of_which_none_is_whole_are_an_error(tmp_path: Path) -> None:
+    directory = AtomicDirectory(tmp_path)
+    (commit(directory, "good") / "text").write_text("bad!")
+    with pytest.raises(
+        CheckpointError, match="none of the versions .*\n.*/text"
+    ) as told:
+        directory.latest()
+    assert is_of_versions(told.value)
+    (tmp_path / "checkpoint-00000001/manifest.json").unlink()
+    assert directory.latest() is None
+
+
+def is_of_versions(error: CheckpointError) -> bool:
+    """Return whether the text says nothing of what only jobs have."""
+    return not any(
+        each in str(error) for each in ("ELASTICRUN_", "live job", "this job")
+    )
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_old(
