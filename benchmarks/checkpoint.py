@@ -13,6 +13,9 @@ What they are compared with: `memcpy` copies the tensors into memory that was us
 before (the faster of NumPy's and torch's copy), `raw` writes them to a file in pieces
 of 16 MiB and forces it to the disk. `blocked_to_memcpy` and `total_to_raw` are medians
 of the ratios within a round.
+
+Everything has a first turn that does not count. In each round another one begins, since
+what a disk still has to do slows down whoever comes next.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from elasticrun.env import Environment
 from elasticrun.testing import Job
 
 PIECE = 16 << 20
+MEMCPY, RAW = "memcpy", "raw"
 
 
 class Times(NamedTuple):
@@ -51,6 +55,11 @@ class Times(NamedTuple):
 
     blocked: float
     total: float
+
+    @classmethod
+    def waiting(cls, seconds: float) -> Times:
+        """Return those of a save that returns when all is done."""
+        return cls(seconds, seconds)
 
 
 def make_module(gibibytes: float) -> torch.nn.ParameterList:
@@ -89,10 +98,12 @@ class Bare:
         for target, source in zip(self._targets, self._sources, strict=True):
             np.copyto(target.numpy(), source.numpy())
 
-    def memcpy(self) -> float:
-        return min(timed(self.copy_with_torch), timed(self.copy_with_numpy))
+    def memcpy(self) -> Times:
+        return Times.waiting(
+            min(timed(self.copy_with_torch), timed(self.copy_with_numpy))
+        )
 
-    def write(self) -> float:
+    def write(self) -> Times:
         def write() -> None:
             with open(self._path, "xb", buffering=0) as file:
                 for target in self._targets:
@@ -103,7 +114,7 @@ class Bare:
 
         seconds = timed(write)
         self._path.unlink()
-        return seconds
+        return Times.waiting(seconds)
 
 
 class Elastic:
@@ -140,7 +151,7 @@ class Elastic:
 
     def at_once(self) -> Times:
         seconds = timed(self.job.save)
-        return Times(seconds, seconds)
+        return Times.waiting(seconds)
 
     def load(self) -> float:
         newest = self.job.newest_checkpoint
@@ -171,7 +182,7 @@ class Others:
                 os.fsync(file.fileno())
 
         seconds = timed(save)
-        return Times(seconds, seconds)
+        return Times.waiting(seconds)
 
     def safetensors(self) -> Times:
         def save() -> None:
@@ -180,13 +191,13 @@ class Others:
             fsync(path)
 
         seconds = timed(save)
-        return Times(seconds, seconds)
+        return Times.waiting(seconds)
 
     def dcp_save(self) -> Times:
         with self._new_folder() as path:
             values = self._module.state_dict()
             seconds = timed(lambda: dcp.save(values, checkpoint_id=path))
-        return Times(seconds, seconds)
+        return Times.waiting(seconds)
 
     def dcp_async_save(self) -> Times:
         return self._dcp_async(None)
@@ -250,6 +261,8 @@ def measure(directory: Path, gibibytes: float, num_rounds: int) -> None:
     waiting = Elastic(module, directory / "sync", async_save=False)
     others = Others(module, directory)
     saves: dict[str, Callable[[], Times]] = {
+        MEMCPY: bare.memcpy,
+        RAW: bare.write,
         "elasticrun": own.at_boundary,
         "elasticrun, save_all_states": own.at_once,
         "elasticrun, async_save=False": waiting.at_once,
@@ -266,17 +279,15 @@ def measure(directory: Path, gibibytes: float, num_rounds: int) -> None:
         "DCP save": others.load_with_dcp,
     }
     memory = {name: grown(save)[1] for name, save in saves.items()}
-    bare.memcpy()
     times: dict[str, list[Times]] = defaultdict(list)
     load_seconds: dict[str, list[float]] = defaultdict(list)
-    memcpy, raw = [], []
-    for _ in range(num_rounds):
-        memcpy.append(bare.memcpy())
-        raw.append(bare.write())
-        for name, save in saves.items():
-            times[name].append(save())
+    for number in range(num_rounds):
+        for name in rotated(list(saves), number * len(saves) // num_rounds):
+            times[name].append(saves[name]())
         for name, load in loads.items():
             load_seconds[name].append(load())
+    memcpy = [each.blocked for each in times.pop(MEMCPY)]
+    raw = [each.total for each in times.pop(RAW)]
     report(
         "checkpoint_floor",
         gibibytes=gibibytes,
@@ -298,6 +309,11 @@ def measure(directory: Path, gibibytes: float, num_rounds: int) -> None:
         )
     own.job.close()
     waiting.job.close()
+
+
+def rotated(names: list[str], start: int) -> list[str]:
+    """Return the names in their order, beginning with another one."""
+    return names[start:] + names[:start]
 
 
 def median(values: list[float]) -> float:

@@ -20,34 +20,37 @@ from elasticrun.checkpoint.listing import (
     list_numbers,
     read_checkpoint,
 )
+from elasticrun.checkpoint.lock import LockedError
 from elasticrun.checkpoint.place import check_is_local
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
 from elasticrun.preparation import JOB, Preparation, Ranks
 
 
-def atomic_save(obj: object, path: str | os.PathLike[str], **options: Any) -> None:
+def atomic_save(
+    obj: object, f: str | os.PathLike[str], *more: Any, **options: Any
+) -> None:
     """Save like `torch.save`, so that a crash leaves the old file or the new, whole.
 
     The file is on the disk, with its name, when this returns. Saving needs space for
     both. Several processes may save to one path; the last one wins.
 
     Args:
-        path: Not an open file: only a name can be replaced at once.
-        options: Those of `torch.save`.
+        f: A path, not an open file: only a name can be replaced at once.
+        more: With `options`, those of `torch.save`.
 
     Raises:
-        TypeError: `path` is an open file.
-        ValueError: `path` is a directory, a device or a URL.
+        TypeError: `f` is an open file.
+        ValueError: `f` is a directory, a device or a URL.
         OSError: It could not be written; the old file is as it was.
     """
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(f, (str, os.PathLike)):
         raise TypeError(
-            f"atomic_save was given a {type(path).__name__}. What is written into an "
+            f"atomic_save was given a {type(f).__name__}. What is written into an "
             "open file cannot replace another one at once. Give it the path."
         )
-    check_is_local(path, what="atomic_save")
-    files.replace_file(Path(path), lambda file: torch.save(obj, file, **options))
+    check_is_local(f, what="atomic_save")
+    files.replace_file(Path(f), lambda file: torch.save(obj, file, *more, **options))
 
 
 class AtomicDirectory:
@@ -127,18 +130,41 @@ class AtomicDirectory:
         """Take the directory and begin a version, or say why that failed."""
         try:
             self._store.acquire()
-            self._refuse_jobs()
+            told = self._say_of_job()
+            if told is not None:
+                raise CheckpointError(told)
             self._store.sweep()
             draft = self._store.begin(self._store.next_number())
             return {"number": draft.number, "error": None}
         except BaseException as error:
             self._store.release()
             if isinstance(error, (OSError, CheckpointError)):
-                return {"number": 0, "error": text_of(error)}
+                return {"number": 0, "error": self._say(error)}
             raise
 
-    def _refuse_jobs(self) -> None:
-        """Raise where a job keeps its checkpoints, of which old ones would go here."""
+    def _say(self, error: Exception) -> str:
+        """Return what went wrong in words of versions, which no job has made."""
+        cause = error.__cause__
+        if isinstance(cause, LockedError):
+            return (
+                f"{self.directory} is in use by {cause}. Versions are prepared "
+                "one after another, and none where a job runs. Wait for its end, or "
+                "use another directory."
+            )
+        if isinstance(cause, OSError):
+            return (
+                f"{self.directory} cannot hold versions: {cause}. Make it writable, or "
+                "use another directory."
+            )
+        if isinstance(cause, DamagedFileError):
+            return (
+                f"none of the versions in {self.directory} is whole:\n{cause}\n"
+                "Bring one of them back from a copy, or remove them and make another."
+            )
+        return text_of(error)
+
+    def _say_of_job(self) -> str | None:
+        """Return what is wrong where a job keeps its checkpoints, None elsewhere."""
         storage = self._store.storage
         for number in list_numbers(storage):
             try:
@@ -146,11 +172,12 @@ class AtomicDirectory:
             except (FileNotFoundError, DamagedFileError):
                 continue
             if found.manifest.job != JOB:
-                raise CheckpointError(
+                return (
                     f"{found.path} is a checkpoint of the job {found.manifest.job!r}. "
                     "Versions beside a job's checkpoints would push them out, and the "
                     "job could not resume. Give the versions a directory of their own."
                 )
+        return None
 
     def latest(self) -> Path | None:
         """Return the newest version whose every byte is right, None without any.
@@ -182,7 +209,7 @@ class AtomicDirectory:
             try:
                 newest = self._store.find_newest()
             except CheckpointError as problem:
-                newest, error = None, text_of(problem)
+                newest, error = None, self._say_of_job() or self._say(problem)
             if newest is not None:
                 return [newest.number, newest.manifest.digest, None]
             # Another process may have committed a version and removed what was there.

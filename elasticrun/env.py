@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from elasticrun.settings import (
+    ONLY_BY_TIME,
+    SaveEvery,
+    parse_async_save,
+    parse_keep,
+    parse_keep_best,
+    parse_keep_every,
+    parse_save_every,
+    parse_save_interval,
+)
 
 DEFAULT_SAVE_INTERVAL = 300.0
 DEFAULT_KEEP = 3
@@ -15,16 +25,6 @@ DEFAULT_GRACE = 60.0
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-
-
-class SaveEvery(NamedTuple):
-    """After how many global batches to save, and whether at the end of each epoch."""
-
-    num_batches: int | None = None
-    is_each_epoch: bool = False
-
-
-ONLY_BY_TIME = SaveEvery()
 
 
 @dataclass(frozen=True)
@@ -192,116 +192,6 @@ def environment_of(
 def keep_gloo_on_loopback(interface: str) -> None:
     """Tell gloo to listen on `interface`, unless the user chose one."""
     os.environ.setdefault(GLOO_INTERFACE, interface)
-
-
-def parse_save_interval(value: float | str) -> float | Literal["auto"]:
-    """Return seconds: 0 means every boundary, infinity ("off") none by time; or "auto".
-
-    Raises:
-        ValueError: `value` is no number of seconds from 0 up, nor "off" or "auto".
-    """
-    if value == "off":
-        return math.inf
-    if value == "auto":
-        return "auto"
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not seconds >= 0:
-        raise ValueError(
-            f"save_interval (ELASTICRUN_SAVE_INTERVAL) is {value!r}; give seconds "
-            "(0 saves at every boundary), 'auto' or 'off'."
-        )
-    return seconds
-
-
-def parse_keep(value: int | str) -> int:
-    """Return how many checkpoints to keep.
-
-    Raises:
-        ValueError: `value` is not a whole number from 1 up.
-    """
-    try:
-        keep = int(value)
-    except ValueError:
-        keep = 0
-    if keep < 1:
-        raise ValueError(
-            f"keep (ELASTICRUN_KEEP) is {value!r}; give how many checkpoints to keep, "
-            "at least 1."
-        )
-    return keep
-
-
-def parse_async_save(value: bool | str) -> bool:
-    """Return whether checkpoints are written while training goes on: "on" or "off".
-
-    Raises:
-        ValueError: `value` is something else.
-    """
-    if isinstance(value, bool):
-        return value
-    if value not in ("on", "off"):
-        raise ValueError(
-            f"async_save (ELASTICRUN_ASYNC_SAVE) is {value!r}; give True or False, in "
-            "the variable 'on' or 'off'."
-        )
-    return value == "on"
-
-
-def parse_save_every(value: int | str | None) -> SaveEvery:
-    """Return when to save besides by time: "500", "epoch", or both as "500,epoch".
-
-    Raises:
-        ValueError: `value` is something else.
-    """
-    every = SaveEvery()
-    for word in str(value).split(",") if value is not None else ():
-        if word.strip() == "epoch":
-            every = every._replace(is_each_epoch=True)
-        elif word.strip().isdecimal() and int(word) > 0:
-            every = every._replace(num_batches=int(word))
-        else:
-            raise ValueError(
-                f"save_every (ELASTICRUN_SAVE_EVERY) is {value!r}; give a number of "
-                "global batches from 1 up, 'epoch', or both with a comma between them."
-            )
-    return every
-
-
-def parse_keep_every(value: int | str | None) -> int | None:
-    """Return whose multiples stay for ever, None for no checkpoint.
-
-    Raises:
-        ValueError: `value` is not a whole number from 1 up.
-    """
-    if value is None:
-        return None
-    if not str(value).isdecimal() or int(value) < 1:
-        raise ValueError(
-            f"keep_every (ELASTICRUN_KEEP_EVERY) is {value!r}; give a whole number n "
-            "from 1 up: every n-th checkpoint stays for ever."
-        )
-    return int(value)
-
-
-def parse_keep_best(value: tuple[str, str] | str | None) -> tuple[str, str] | None:
-    """Return a value's name, and "max" or "min".
-
-    Raises:
-        ValueError: `value` is no such pair, nor one as text like "accuracy:max".
-    """
-    if value is None:
-        return None
-    pair = tuple(value.split(":")) if isinstance(value, str) else tuple(value)
-    if len(pair) != 2 or not pair[0] or pair[1] not in ("max", "min"):
-        raise ValueError(
-            f"keep_best (ELASTICRUN_KEEP_BEST) is {value!r}; give the name of a value "
-            "in Variables and 'max' or 'min', like ('accuracy', 'max') or "
-            "'accuracy:max'."
-        )
-    return pair[0], pair[1]
 
 
 def _integer(

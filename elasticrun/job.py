@@ -33,6 +33,7 @@ from elasticrun.registry import Registry
 from elasticrun.saves import PATIENCE, Saves
 from elasticrun.saving import Saver
 from elasticrun.schedule import Schedule
+from elasticrun.settings import check_checkpoint_dir
 from elasticrun.trace import Trace
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Job:
         trust_pickle: Iterable[str] = (),
         backend: str = "auto",
     ) -> None:
+        check_checkpoint_dir(checkpoint_dir)
         environment = environment or read_environment()
         environment = with_settings(
             environment,

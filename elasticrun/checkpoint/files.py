@@ -15,19 +15,21 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO, cast
+from typing import BinaryIO, NamedTuple, TextIO
 
+from elasticrun.checkpoint.streams import (
+    NotingWriter,
+    write_measured,
+    write_through,
+)
 from elasticrun.checkpoint.writeback import begin_writeback
 from elasticrun.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 BLOCK_SIZE = 1 << 20
 WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"
 _TOKEN = re.compile("[0-9a-f]{16}")
-_LONGEST = 200  # Of a name, so that the temporary one fits into 255 bytes.
+_LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.
 
 
 class DamagedFileError(CheckpointError):
@@ -40,56 +42,6 @@ class FileRecord(NamedTuple):
     name: str
     size: int
     crc32: int
-
-
-class ChecksumWriter(io.BufferedIOBase):
-    """A write-only stream that measures the bytes it hands on.
-
-    It has no `fileno()`, which would let a writer bypass the checksum, as the legacy
-    format of `torch.save` does.
-
-    Attributes:
-        error: What the file has raised, whatever a writer has made of it.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.size = 0
-        self.crc32 = 0
-        self.error: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        with memoryview(data) as view:
-            try:
-                self._file.write(view)
-            except OSError as error:
-                self.error = error
-                raise
-            self.size += view.nbytes
-            self.crc32 = zlib.crc32(view, self.crc32)
-            return view.nbytes
-
-
-def write_measured(
-    file: BinaryIO, write: Callable[[BinaryIO], object]
-) -> ChecksumWriter:
-    """Let `write` fill a file, and return what has measured it.
-
-    Raises:
-        OSError: The file could not be written. `torch.save` then raises a RuntimeError
-            of its own, which would be taken for a mistake of the program.
-    """
-    writer = ChecksumWriter(file)
-    try:
-        write(cast(BinaryIO, writer))
-    except Exception as error:
-        if writer.error is None or writer.error is error:
-            raise
-        raise writer.error from error
-    return writer
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
@@ -160,7 +112,10 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     A crash or an error leaves the old content or the new, or no file if there was
     none. Several may write at once, and each result is whole. The mode of a file that
-    is there is kept, and a link stays a link.
+    is there is kept, also while its successor is written, and a link stays a link.
+
+    Args:
+        write: Gets a stream to write to, which cannot seek.
 
     Raises:
         ValueError: There is something else than a file: a device, a directory.
@@ -169,13 +124,13 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     path = Path(os.path.realpath(path))
     mode = _mode_of_file(path)
     _remove_leftovers(path)
-    temporary, file = _open_temporary(path)
+    temporary, file = _open_temporary(path, is_private=mode is not None)
     try:
         with file:
-            write(file)
-            file.flush()
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
+            write_through(NotingWriter(file), write)
+            file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
     except BaseException:
@@ -342,21 +297,35 @@ def _mode_of_file(path: Path) -> int | None:
     return stat.S_IMODE(mode)
 
 
-def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
-    """Create a file beside `path`, and lock it for as long as its writer lives."""
+def _open_temporary(path: Path, *, is_private: bool) -> tuple[Path, BinaryIO]:
+    """Create a file beside `path`, and lock it for as long as its writer lives.
+
+    Args:
+        is_private: Whether only its owner may open it, until it gets another mode.
+    """
+
+    def open_private(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
     while True:
-        name = f".{path.name[:_LONGEST]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+        name = f"{_prefix(path)}{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
         temporary = path.with_name(name)
-        file = open(temporary, "xb")  # noqa: SIM115 (the caller closes it)
+        opener = open_private if is_private else None
+        file = open(temporary, "xb", opener=opener)  # noqa: SIM115 (the caller closes it)
         # Somebody who clears leftovers away may have been faster than the lock.
         if _lock(file, fcntl.LOCK_EX) is None or os.fstat(file.fileno()).st_nlink:
             return temporary, file
         file.close()
 
 
+def _prefix(path: Path) -> str:
+    """Return how the names of temporary files for this one begin."""
+    return f".{os.fsencode(path.name)[:_LONGEST].decode(errors='ignore')}."
+
+
 def _remove_leftovers(path: Path) -> None:
     """Remove what killed writers of this file have left: nobody locks it any more."""
-    prefix = f".{path.name[:_LONGEST]}."
+    prefix = _prefix(path)
     for name in os.listdir(path.parent):
         middle = name.removeprefix(prefix).removesuffix(TEMPORARY_SUFFIX)
         if name != f"{prefix}{middle}{TEMPORARY_SUFFIX}" or not _TOKEN.fullmatch(

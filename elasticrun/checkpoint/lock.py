@@ -78,7 +78,7 @@ class DirectoryLock:
             files.make_directory(self.directory)
             files.check_writable(self.directory)
             self._file = _wait_for(self.directory / "lock", timeout)
-        except _LockedError as error:
+        except LockedError as error:
             raise CheckpointError(
                 f"{self.directory} is in use by a live job ({error}). Two jobs in one "
                 "directory would remove each other's checkpoints. Stop that job or "
@@ -137,7 +137,7 @@ def find_owner(directory: Path) -> Owner | None:
     """
     try:
         _refuse_own(directory / "lock")
-    except _LockedError as error:  # To open and close the file would release it.
+    except LockedError as error:  # To open and close the file would release it.
         return error.owner
     try:
         descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -153,7 +153,9 @@ def find_owner(directory: Path) -> Owner | None:
     return None
 
 
-class _LockedError(Exception):
+class LockedError(Exception):
+    """Somebody holds the lock; the text says who."""
+
     def __init__(self, owner: Owner | None) -> None:
         self.owner = owner
         super().__init__(str(owner or "a process that has not yet written its name"))
@@ -165,7 +167,7 @@ def _wait_for(path: Path, timeout: float) -> io.FileIO:
         try:
             with _guard:
                 return _lock(path)
-        except _LockedError:
+        except LockedError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(POLL_INTERVAL)
@@ -191,7 +193,7 @@ def _refuse_own(path: Path) -> None:
     except FileNotFoundError:
         return
     if held is not None:
-        raise _LockedError(held[0])
+        raise LockedError(held[0])
 
 
 def _lock_open_file(file: io.FileIO) -> None:
@@ -199,7 +201,7 @@ def _lock_open_file(file: io.FileIO) -> None:
         _try_lock(file, fcntl.F_WRLCK)
     except (BlockingIOError, PermissionError) as error:
         # EAGAIN or EACCES, as POSIX leaves open.
-        raise _LockedError(_read_owner(file)) from error
+        raise LockedError(_read_owner(file)) from error
 
 
 def _try_lock(file: io.FileIO, kind: int) -> None:

@@ -9,11 +9,7 @@ from pathlib import Path
 
 from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.storage import Storage
-from elasticrun.env import (
-    configured_checkpoint_dir,
-    parse_keep_best,
-    parse_keep_every,
-)
+from elasticrun.env import configured_checkpoint_dir
 from elasticrun.errors import CheckpointError
 from elasticrun.inspection.entries import (
     NEWEST,
@@ -21,6 +17,7 @@ from elasticrun.inspection.entries import (
     choose_checkpoint,
     choose_directory,
 )
+from elasticrun.settings import parse_keep_best, parse_keep_every
 
 FINE, FOUND, COULD_NOT = 0, 1, 2
 

@@ -32,6 +32,14 @@ class InspectionError(Exception):
     """What was asked for cannot be shown; the text says why."""
 
 
+class DamagedCheckpointError(InspectionError):
+    """What was asked for is there, and nobody can read it."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
 @dataclass(frozen=True)
 class Entry:
     """One checkpoint as it was found.
@@ -119,6 +127,7 @@ def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
     """Return the checkpoint that `word` means: a number, "newest", a path or a URL.
 
     Raises:
+        DamagedCheckpointError: Its manifest is damaged, or has another format.
         InspectionError: There is none, or it cannot be read.
     """
     if word == NEWEST:
@@ -137,7 +146,9 @@ def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
         raise InspectionError(
             f"there is no checkpoint {path}. {_say_what_there_is(storage)}"
         ) from error
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
+        raise DamagedCheckpointError(number, str(error)) from error
+    except OSError as error:
         raise InspectionError(str(error)) from error
 
 
@@ -186,9 +197,13 @@ def choose_directory(
                 f"{given}: there is no such directory. Give the directory that holds "
                 "the checkpoints."
             )
-        return _storage(given)
+        storage = _storage(given)
+        _refuse_checkpoint(storage)
+        return storage
     here = Path.cwd()
-    candidates = [here] if _holds_checkpoints(here) else _directories_below(here)
+    candidates = (
+        [here] if _holds_checkpoints(storage_at(here)) else _directories_below(here)
+    )
     if len(candidates) == 1:
         return storage_at(candidates[0])
     raise InspectionError(_say_which(candidates))
@@ -201,13 +216,25 @@ def _storage(path: str) -> Storage:
         raise InspectionError(str(error)) from error
 
 
+def _refuse_checkpoint(storage: Storage) -> None:
+    """Raise for one checkpoint in the place of the directory that holds it."""
+    place = storage.place
+    number = number_of(place.name)
+    if number is not None and not _holds_checkpoints(storage):
+        raise InspectionError(
+            f"{place} is one checkpoint, not a directory of them. Give that and the "
+            f"number, as in: elasticrun checkpoints {place.parent} verify {number}"
+        )
+
+
 def _directories_below(path: Path) -> list[Path]:
-    return sorted(each for each in path.iterdir() if _holds_checkpoints(each))
+    found = (each for each in path.iterdir() if _holds_checkpoints(storage_at(each)))
+    return sorted(found)
 
 
-def _holds_checkpoints(path: Path) -> bool:
+def _holds_checkpoints(storage: Storage) -> bool:
     try:
-        return bool(list_numbers(storage_at(path)))
+        return bool(list_numbers(storage))
     except OSError:
         return False
 

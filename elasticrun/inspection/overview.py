@@ -15,6 +15,7 @@ from elasticrun.checkpoint.listing import is_torn
 from elasticrun.checkpoint.storage import Storage, StoreUnreachableError
 from elasticrun.inspection.entries import (
     BAD,
+    DamagedCheckpointError,
     Entry,
     choose_checkpoint,
     find_entries,
@@ -132,8 +133,12 @@ class Verification:
     def _verify(self) -> Iterator[tuple[int, list[str]]]:
         if self._words:
             for word in self._words:
-                checkpoint = choose_checkpoint(self._storage, word)
-                yield checkpoint.number, find_problems(checkpoint)
+                try:
+                    checkpoint = choose_checkpoint(self._storage, word)
+                except DamagedCheckpointError as error:
+                    yield error.number, [str(error)]
+                else:
+                    yield checkpoint.number, find_problems(checkpoint)
             return
         for entry in find_entries(self._storage):
             if entry.checkpoint is not None:

@@ -33,6 +33,7 @@ from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.memory import Memory, start_checksums
 from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.checkpoint.streams import ChecksumWriter
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.power import Recorder, Tree, lay_out
 
@@ -485,7 +486,7 @@ def write_file_without_syncing(
 ) -> FileRecord:
     """What a commit must not be: states that come to the disk after the manifest."""
     with files.open(path, "xb") as file:  # type: ignore[attr-defined]
-        writer = files.ChecksumWriter(file)
+        writer = ChecksumWriter(file)
         write(writer)
     return FileRecord(path.name, writer.size, writer.crc32)
 

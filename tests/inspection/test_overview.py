@@ -111,15 +111,18 @@ def test_every_damaged_file_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_manifest_is_found_by_verifying_all(tmp_path: Path) -> None:
-    save_some(tmp_path, 1.0)
+def test_a_damaged_manifest_is_found_and_the_rest_verified(tmp_path: Path) -> None:
+    save_some(tmp_path, 1.0, 2.0)
     flip_byte(tmp_path / "checkpoint-00000001" / "manifest.json", 30)
     said = run(tmp_path, "verify")
     assert said.code == 1
     assert "1  bad" in said.output
-    said = run(tmp_path, "verify", "1")
-    assert said.code == 2
-    assert "manifest.json is damaged" in said.errors
+    said = run(tmp_path, "verify", "1", "2")
+    assert said.code == 1
+    assert [said.lines[0], said.lines[2]] == ["1  bad", "2  good"]
+    assert "manifest.json is damaged" in said.lines[1]
+    assert run(tmp_path, "verify", "2", "7").code == 2
+    assert run(tmp_path, "show", "1").code == 2
 
 
 def test_a_job_at_work_is_named_and_not_disturbed(tmp_path: Path) -> None:
@@ -201,3 +204,14 @@ def test_an_unknown_directory_is_an_error(tmp_path: Path) -> None:
 
 def test_an_empty_directory_is_none(tmp_path: Path) -> None:
     assert run(tmp_path).lines == [str(tmp_path), "no checkpoints"]
+
+
+def test_one_checkpoint_is_no_directory_of_them(tmp_path: Path) -> None:
+    save_some(tmp_path, 1.0)
+    for words in ((), ("verify",), ("show", 1)):
+        said = run(tmp_path / "checkpoint-00000001", *words)
+        assert said.code == 2
+        assert "is one checkpoint, not a directory of them. Give that" in said.errors
+        assert f"elasticrun checkpoints {tmp_path} verify 1\n" in said.errors
+    save_some(tmp_path / "checkpoint-00000007", 1.0)  # Only called like one.
+    assert run(tmp_path / "checkpoint-00000007", "verify").lines == ["1  good"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
+import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,54 @@ def test_torchs_options_are_handed_on(tmp_path: Path) -> None:
         atomic_save(STATE, tmp_path / "a", nonsense=1)
 
 
+def test_arguments_are_those_of_torch(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    for save in (torch.save, atomic_save):
+        save(STATE, path, pickle, 2)
+        torch.load(path)
+        save(obj=STATE, f=path, pickle_protocol=2)
+        assert torch.load(path)["step"] == 3
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_full_disk_is_an_oserror(tmp_path: Path, is_zip: bool) -> None:
+    path = tmp_path / "model.pt"
+    atomic_save(STATE, path)
+    with limited_files(1 << 20), pytest.raises(OSError, match="File too large"):
+        atomic_save(torch.zeros(1 << 20), path, _use_new_zipfile_serialization=is_zip)
+    assert torch.load(path)["step"] == 3
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+@contextmanager
+def limited_files(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as a full disk would not."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_nobody_may_read_what_replaces_a_private_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    atomic_save(1, path)
+    path.chmod(0o600)
+    modes = set()
+
+    class Looking:
+        def __reduce__(self) -> tuple[Any, ...]:
+            for each in tmp_path.glob(".*.tmp"):
+                modes.add(each.stat().st_mode & 0o777)
+            return (int, ())
+
+    atomic_save(Looking(), path)
+    assert modes == {0o600}
+
+
 def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     atomic_save(STATE, path)
@@ -91,8 +142,13 @@ def test_what_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
         atomic_save(1, tmp_path / "nowhere" / "model.pt")
 
 
-def test_a_long_name_has_room_for_a_temporary_one(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * 255)
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 255, "\u00e4" * 120 + ".pt", "x" + "\u6a21" * 84],
+    ids=["1", "2", "3"],
+)
+def test_a_long_name_has_room_for_a_temporary_one(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     atomic_save(1, path)
     atomic_save(2, path)
     assert torch.load(path) == 2
@@ -287,8 +343,9 @@ def test_two_at_once_are_refused(
     monkeypatch.setattr("elasticrun.checkpoint.lock.POLL_INTERVAL", 0.001)
     with directory.prepare() as version:
         (version / "text").write_text("first")
-        with pytest.raises(CheckpointError, match="is in use by a live job"):
+        with pytest.raises(CheckpointError, match="is in use by process") as caught:
             AtomicDirectory(tmp_path, keep=1).prepare()
+        assert is_of_versions(caught.value)
     assert directory.latest() == version.path
     commit(AtomicDirectory(tmp_path), "second")
 
@@ -320,13 +377,36 @@ def test_a_jobs_checkpoints_are_not_pushed_out(tmp_path: Path) -> None:
     ):
         AtomicDirectory(tmp_path, keep=1).prepare()
     assert sorted(os.listdir(tmp_path)) == before
+    with pytest.raises(CheckpointError, match="is a checkpoint of the job") as caught:
+        AtomicDirectory(tmp_path).latest()
+    assert is_of_versions(caught.value)
     run_once(lambda: None, tmp_path)  # The lock is free.
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot hold"):
+    with pytest.raises(CheckpointError, match="cannot hold versions: .*file") as caught:
         AtomicDirectory(tmp_path / "file" / "exports").prepare()
+    assert is_of_versions(caught.value)
+
+
+def test_versions_of_which_none_is_whole_are_an_error(tmp_path: Path) -> None:
+    directory = AtomicDirectory(tmp_path)
+    (commit(directory, "good") / "text").write_text("bad!")
+    with pytest.raises(
+        CheckpointError, match="none of the versions .*\n.*/text"
+    ) as told:
+        directory.latest()
+    assert is_of_versions(told.value)
+    (tmp_path / "checkpoint-00000001/manifest.json").unlink()
+    assert directory.latest() is None
+
+
+def is_of_versions(error: CheckpointError) -> bool:
+    """Return whether the text says nothing of what only jobs have."""
+    return not any(
+        each in str(error) for each in ("ELASTICRUN_", "live job", "this job")
+    )
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_old(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -117,6 +117,13 @@ def test_a_malformed_save_interval_is_named(text: str) -> None:
         read_environment({"ELASTICRUN_SAVE_INTERVAL": text})
     with pytest.raises(ValueError, match=message):
         Job(Environment(), save_interval=text)
+
+
+def test_a_malformed_checkpoint_dir_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"checkpoint_dir \(.*DIR\) is 5; give the path"
+    ):
+        Job(Environment(), checkpoint_dir=cast(Any, 5))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "all", "2.5"])

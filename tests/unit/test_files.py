@@ -19,6 +19,7 @@ from elasticrun.checkpoint import files
 from elasticrun.checkpoint.counter import read_counter, write_counter
 from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.storages import storage_at
+from elasticrun.checkpoint.streams import write_measured
 
 
 def write_bytes(path: Path, data: bytes) -> FileRecord:
@@ -192,7 +193,7 @@ def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it() -> None:
     causes = set()
     for Full.left in range(0, 1000, 50):
         with pytest.raises(OSError, match="No space left on device") as caught:
-            files.write_measured(
+            write_measured(
                 cast(BinaryIO, Full()), lambda out: torch.save(torch.zeros(99), out)
             )
         causes.add(type(caught.value.__cause__))
@@ -201,7 +202,7 @@ def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it() -> None:
         type(None),
     }  # Else torch has changed for the better.
     with pytest.raises(LookupError):
-        files.write_measured(cast(BinaryIO, Full()), lambda out: {}["a mistake"])
+        write_measured(cast(BinaryIO, Full()), lambda out: {}["a mistake"])
 
 
 def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:

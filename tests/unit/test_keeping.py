@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -34,12 +35,15 @@ from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import list_numbers, read_checkpoint
 from elasticrun.checkpoint.storages import storage_at
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.env import (
+from elasticrun.env import read_environment
+from elasticrun.settings import (
     SaveEvery,
+    check_checkpoint_dir,
+    parse_keep,
     parse_keep_best,
     parse_keep_every,
     parse_save_every,
-    read_environment,
+    parse_save_interval,
 )
 from elasticrun.testing import run_generation
 from tests.support.data import Numbers
@@ -257,11 +261,32 @@ def test_settings_come_from_variables_too() -> None:
         (parse_keep_every, "half", "every n-th checkpoint stays for ever"),
         (parse_keep_best, "accuracy", "keep_best (ELASTICRUN_KEEP_BEST) is 'accuracy'"),
         (parse_keep_best, ("accuracy", "most"), "like ('accuracy', 'max') or"),
+        (
+            parse_save_every,
+            "500,200",
+            "save_every (ELASTICRUN_SAVE_EVERY) is '500,200'",
+        ),
+        (parse_save_every, 2.0, "save_every (ELASTICRUN_SAVE_EVERY) is 2.0"),
+        (parse_save_every, True, "save_every (ELASTICRUN_SAVE_EVERY) is True"),
+        (parse_keep, 2.5, "keep (ELASTICRUN_KEEP) is 2.5; give how many"),
+        (parse_keep, True, "keep (ELASTICRUN_KEEP) is True"),
+        (parse_keep, [], "keep (ELASTICRUN_KEEP) is []"),
+        (parse_keep_every, 2.5, "keep_every (ELASTICRUN_KEEP_EVERY) is 2.5"),
+        (parse_keep_best, 5, "keep_best (ELASTICRUN_KEEP_BEST) is 5"),
+        (parse_keep_best, {"accuracy", "max"}, "keep_best (ELASTICRUN_KEEP_BEST) is {"),
+        (parse_save_interval, True, "save_interval (ELASTICRUN_SAVE_INTERVAL) is True"),
+        (parse_save_interval, [], "save_interval (ELASTICRUN_SAVE_INTERVAL) is []"),
+        (check_checkpoint_dir, 5, "checkpoint_dir (ELASTICRUN_CHECKPOINT_DIR) is 5"),
     ],
 )
 def test_malformed_settings_are_named(parse: Any, value: Any, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         parse(value)
+
+
+def test_whole_numbers_of_numpy_are_some() -> None:
+    assert parse_keep(np.int64(2)) == 2
+    assert parse_save_every(np.int64(5)) == parse_save_every(" 5 ") == SaveEvery(5)
 
 
 # The interval that finds itself

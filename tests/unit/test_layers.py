@@ -16,8 +16,9 @@ ROOT = Path(elasticrun.__file__).parent
 # the layer that the design names for a row; the rows within one are its inner order.
 ROWS: list[list[str]] = [
     # 0
+    ["settings"],
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
-    ["late_error", "checkpoint.writeback"],
+    ["late_error", "checkpoint.writeback", "checkpoint.streams"],
     ["checkpoint.files", "checkpoint.place"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     [

@@ -1,0 +1,83 @@
+"""Streams in front of files, which know what became of what was written to them."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class NotingWriter(io.BufferedIOBase):
+    """A write-only stream that remembers whether the file has failed.
+
+    It has no `fileno()`, which would let a writer bypass it, as the legacy format of
+    `torch.save` does.
+
+    Attributes:
+        error: What the file has raised, whatever a writer has made of it.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with memoryview(data) as view:
+            try:
+                self._file.write(view)
+            except OSError as error:
+                self.error = error
+                raise
+            return view.nbytes
+
+
+class ChecksumWriter(NotingWriter):
+    """One that measures the bytes it hands on, too."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.size = 0
+        self.crc32 = 0
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        size = super().write(data)
+        self.size += size
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return size
+
+
+_Writer = TypeVar("_Writer", bound=NotingWriter)
+
+
+def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writer:
+    """Let `write` fill a file through a stream, and return that.
+
+    Raises:
+        OSError: The file could not be written. `torch.save` then raises a RuntimeError
+            of its own, which would be taken for a mistake of the program.
+    """
+    try:
+        write(cast(BinaryIO, writer))
+    except Exception as error:
+        if writer.error is None or writer.error is error:
+            raise
+        raise writer.error from error
+    return writer
+
+
+def write_measured(
+    file: BinaryIO, write: Callable[[BinaryIO], object]
+) -> ChecksumWriter:
+    """Let `write` fill a file, and return what has measured it.
+
+    Raises:
+        OSError: The file could not be written.
+    """
+    return write_through(ChecksumWriter(file), write)
