@@ -44,6 +44,7 @@ class Watchdog:
         self._generation: Generation | None = None
         self._timer: Timer | None = None
         self._is_alone = True
+        self._has_printed = False  # For another node, which has seen the hang.
 
     def begin(self, generation: Generation, *, is_alone: bool = True) -> None:
         """Watch a generation that starts.
@@ -54,6 +55,7 @@ class Watchdog:
         self.reason = ""
         self._generation = generation
         self._is_alone = is_alone
+        self._has_printed = False
         self._loop.call_later(_TICK, lambda: self._tick(generation))
 
     def end(self) -> None:
@@ -84,6 +86,7 @@ class Watchdog:
         """Let every replica print its stacks, unless they have."""
         generation = self._generation
         if generation is not None and not (generation.is_killed or self.reason):
+            self._has_printed = True
             self._say(f"{why}: printing the stacks")
             generation.dump_stacks()
 
@@ -113,7 +116,9 @@ class Watchdog:
         look()
 
     def _tick(self, generation: Generation) -> None:
-        if generation is not self._generation or generation.is_killed or self.reason:
+        if generation is not self._generation or generation.is_killed:
+            return
+        if self.reason or self._has_printed:
             return
         self._loop.call_later(_TICK, lambda: self._tick(generation))
         now = time.monotonic()
