@@ -129,12 +129,13 @@ class Saver:
         try:
             for state in self._registry:
                 state.sync()
-            return self._save_synced(
+            outcome = self._save_synced(
                 number, position, timeout=timeout, is_awaited=is_awaited, begun=begun
             )
         finally:
             for state in self._registry:
                 state.after_save()
+        return None if outcome is None else self._conclude(number, outcome)
 
     def _save_synced(
         self,
@@ -144,7 +145,8 @@ class Saver:
         timeout: float,
         is_awaited: bool,
         begun: float,
-    ) -> Checkpoint | None:
+    ) -> Outcome | None:
+        """Capture and write; return what became of it, None while it is in flight."""
         try:
             capture = self._capturer.capture(number, position, self.newest)
         except Exception as error:
@@ -157,12 +159,9 @@ class Saver:
         ):
             return None
         try:
-            outcome: Outcome = self._write(
-                capture, Channel(self._store, timeout), begun=begun
-            )
+            return self._write(capture, Channel(self._store, timeout), begun=begun)
         except Exception as error:
-            outcome = error
-        return self._conclude(number, outcome)
+            return error
 
     def settle(self) -> None:
         """Take note of a flight that has ended: warn of its failure, or raise it."""
