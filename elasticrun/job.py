@@ -76,6 +76,7 @@ class Job:
         pace: How long this replica works by itself in a step.
         postponement: What saves and stops wait for.
         late_error: What could not be raised where it happened.
+        stopped_with: The exit code with which the job has stopped, or None.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -120,7 +121,7 @@ class Job:
         self.pace = Pace()
         self.postponement = Postponement()
         self.late_error = LateError()
-        self._stopped_with: int | None = None
+        self.stopped_with: int | None = None
         self._restores_at_loop = False
         self._registry = Registry(self.rank)
         self._directory = self._make_directory(
@@ -346,7 +347,7 @@ class Job:
             AgreementError: The replicas can no longer agree.
             CheckpointError: The last save failed, for a reason that stays.
         """
-        if self._stopped_with is not None:
+        if self.stopped_with is not None:
             self._check_not_stopped()
         decision = self._gate.arrive()
         if self._saves.has_ended:
@@ -382,7 +383,7 @@ class Job:
                 f"saved {path}" if path else "nothing was saved",
             )
         self._watcher.note_stopped(decision.exit_code)
-        self._stopped_with = decision.exit_code
+        self.stopped_with = decision.exit_code
         raise JobStopped(decision.exit_code)
 
     def _check_not_stopped(self) -> None:
@@ -394,7 +395,7 @@ class Job:
         Raises:
             JobStopped: The job has stopped before.
         """
-        if self._stopped_with is None:
+        if self.stopped_with is None:
             return
         logger.warning(
             "the program has caught the JobStopped with which the job stopped at %s, "
@@ -402,7 +403,7 @@ class Job:
             "BaseException:` around a loop raise it again, or catch Exception.",
             self.progress.position,
         )
-        raise JobStopped(self._stopped_with)
+        raise JobStopped(self.stopped_with)
 
     # Start and end.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.functions import call_function
-from elasticrun.launcher.reporter import Reporter
+from elasticrun.launcher.reporter import Reporter, code_of_stop
 from elasticrun.launcher.wire import Channel, Message
 
 BOOT = """
@@ -169,7 +169,7 @@ def _run(program: Callable[[], None], channel: Channel, reporter: Reporter) -> i
         _flush()
         channel.send({"type": "failed"})
         return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+    return code_of_stop()
 
 
 def _exit_code(error: SystemExit) -> int:

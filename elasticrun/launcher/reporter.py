@@ -161,3 +161,12 @@ def running_job() -> Job | None:
     current: Any = sys.modules.get("elasticrun.current")
     job: Job | None = getattr(current, "_job", None)
     return None if job is None or job.is_closed else job
+
+
+def code_of_stop() -> int:
+    """Return the code with which the job has stopped, 0 if it has not.
+
+    A program that swallows its stop, and then comes to its end, has not finished.
+    """
+    job = running_job()
+    return 0 if job is None else job.stopped_with or 0

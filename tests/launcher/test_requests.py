@@ -185,6 +185,27 @@ def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:
     assert "stopped; checkpoint 1 is saved" in job.events
 
 
+SWALLOWS_ITS_STOP = """
+from tests.launcher.program import main
+try:
+    main()
+except:
+    pass
+"""
+
+
+def test_a_program_that_swallows_its_stop_has_not_finished(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text(SWALLOWS_ITS_STOP)
+    options = ["--replicas", 1, "--", stage.root, "--pace", 0.05, "--hold", "0:0"]
+    with running(stage, *options, script=script) as job:
+        job.wait_until_held(0, 1)
+        stage.mark("go-0")
+        assert job.ask("stop").stdout == "saving and ending\nended\n"
+        assert job.wait() == 75
+    assert "stopped; checkpoint 1 is saved; the same command goes on" in job.events
+
+
 def test_status_says_where_the_job_is(stage: Stage) -> None:
     assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
     options = ["--replicas", 2, "--save-interval", 0]
