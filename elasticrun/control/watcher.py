@@ -21,6 +21,7 @@ from elasticrun.signals import EXIT_CODES, SignalPipe, exit_at_once
 logger = logging.getLogger(__name__)
 
 _FAREWELL_SECONDS = 5.0
+_OTHERS_SECONDS = 30.0  # For others to come to their end: they need rank 0's store.
 
 
 class Watcher:
@@ -121,7 +122,7 @@ class Watcher:
         """Stop watching; rank 0, which serves the store, first waits for the others."""
         self._mail.put({"type": "close"})
         serves_others = self._rank == 0 and self._world_size > 1
-        if serves_others and not self._others_left.wait(_FAREWELL_SECONDS):
+        if serves_others and not self._others_left.wait(_OTHERS_SECONDS):
             self._mail.put({"type": "alone"})
         self._thread.join(_FAREWELL_SECONDS)
         self._pipe.uninstall()
