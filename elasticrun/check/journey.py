@@ -144,9 +144,9 @@ class Journey:
         if member.report["has_trained"]:
             self._clock.setting = self._hang_timeout
 
-    def on_modules(self, names: list[str]) -> None:
+    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """Let the forkserver import what the program did."""
-        self._starter.learn(names)
+        self._starter.learn(names, variables)
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
         """The last lines are kept here, too."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from elasticrun.launcher import processes, replica
+from elasticrun.launcher import environment, processes, replica
 
 MAX_MESSAGE = 1 << 16
 NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and up to two listeners.
@@ -70,8 +70,15 @@ def _find_problem() -> str:
     return ""
 
 
+def _has_variables(wanted: dict[str, str | None]) -> bool:
+    """Return whether imports have set here what they, or the program, set there."""
+    own = environment.variables()
+    return all(own.get(name) == value for name, value in wanted.items())
+
+
 def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
     groups: set[int] = set()
+    is_unsound = False
     while True:
         data, descriptors, _, _ = socket.recv_fds(
             launcher, MAX_MESSAGE, NUM_DESCRIPTORS + 2
@@ -79,13 +86,18 @@ def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
         if not data:
             break
         order = json.loads(data)
-        if order["type"] == "fork":
+        if order["type"] == "fork" and is_unsound:  # Another one will be asked.
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif order["type"] == "fork":
             pid = _fork_twice(launcher, descriptors, is_bare=is_bare)
             groups.add(pid)
             answer = {"type": "forked", "number": order["number"], "pid": pid}
             launcher.send(json.dumps(answer).encode())
         elif order["type"] == "import":
-            if _preload((), order["names"]):
+            problem = _preload((), order["names"])
+            is_unsound |= bool(problem) or not _has_variables(order["variables"])
+            if is_unsound:
                 launcher.send(json.dumps({"type": "unsound"}).encode())
         else:
             groups = set(order["groups"])

@@ -36,8 +36,8 @@ class Listener(Protocol):
     def on_report(self, member: Member) -> None:
         """A replica said where it is."""
 
-    def on_modules(self, names: list[str]) -> None:
-        """The program has imported these modules of installed packages."""
+    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
+        """The program has imported modules of installed packages, and set variables."""
 
     def on_trouble(self) -> None:
         """A replica failed, or raised; there may be more to come."""
@@ -248,7 +248,7 @@ class Generation:
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]
         elif message["type"] == "modules":
-            self._listener.on_modules(message["names"])
+            self._listener.on_modules(message["names"], message["variables"])
         elif message["type"] == "failed":
             self._listener.on_trouble()
 

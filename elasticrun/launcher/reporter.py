@@ -26,6 +26,7 @@ DUMP_SIGNAL = 50  # A real-time signal, which programs do not use by chance.
 _UNTIL_JOB = 0.05
 _UNTIL_FIRST_BATCH = 0.02
 _IN_TRAINING = 0.5
+_MOST_VARIABLES = 1 << 13  # Characters, for the forkserver takes short messages.
 
 _Place = tuple[int, int, int]
 
@@ -134,11 +135,21 @@ class Reporter:
     def _teach(self, inherited: set[str]) -> None:
         """Have the forkserver import what the program did, if it would find the same.
 
-        It has other variables than a program that has set some, and another path.
+        It is told what variables the program has by now, which may decide that.
         """
         names = installed_modules(but=inherited)
-        if names and _surroundings() == self._surroundings:
-            self._channel.send({"type": "modules", "names": names})
+        variables, path = _surroundings()
+        before, path_before = self._surroundings
+        if names and path == path_before:
+            changed = {
+                name: variables.get(name)
+                for name in before.keys() | variables.keys()
+                if variables.get(name) != before.get(name)
+            }
+            if len(str(changed)) < _MOST_VARIABLES:
+                self._channel.send(
+                    {"type": "modules", "names": names, "variables": changed}
+                )
 
 
 def _surroundings() -> tuple[dict[str, str], list[str]]:

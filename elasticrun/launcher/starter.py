@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from elasticrun.launcher import environment, replica
 from elasticrun.launcher.forkserver import MAX_MESSAGE
@@ -61,6 +61,7 @@ class Starter:
         self._has_forked = False
         self._groups: list[int] = []
         self._learned: list[str] = []
+        self._variables: dict[str, str | None] = {}
         self._may_learn = True
         self._asked: _Asked | None = None
 
@@ -113,10 +114,18 @@ class Starter:
         self._groups = list(groups)
         self._tell_groups()
 
-    def learn(self, modules: Sequence[str]) -> None:
-        """Have the forkserver import more, so that the next replicas need not."""
+    def learn(
+        self, modules: Sequence[str], variables: Mapping[str, str | None]
+    ) -> None:
+        """Have the forkserver import more, so that the next replicas need not.
+
+        Args:
+            variables: What the program has changed. The forkserver learns nothing if
+                the imports do not change the same: then the program itself did.
+        """
         if self._may_learn and not self.is_exec:
             self._learned += modules
+            self._variables.update(variables)
             self._teach(modules)
 
     def close(self) -> None:
@@ -137,7 +146,7 @@ class Starter:
         if answer["type"] == "ready":
             self._on_server_ready(answer["problem"])
         elif answer["type"] == "unsound":
-            self._may_learn, self._learned = False, []
+            self._may_learn, self._learned, self._variables = False, [], {}
             self._num_attempts = 0
             self._abandon()
             self.start()
@@ -288,7 +297,9 @@ class Starter:
     def _teach(self, modules: Sequence[str]) -> None:
         for start in range(0, len(modules), _MODULES_AT_ONCE):
             names = list(modules[start : start + _MODULES_AT_ONCE])
-            self._tell({"type": "import", "names": names})
+            is_last = start + _MODULES_AT_ONCE >= len(modules)
+            variables = self._variables if is_last else {}
+            self._tell({"type": "import", "names": names, "variables": variables})
 
     def _tell(self, order: Message) -> None:
         if self._connection is not None and self._is_ready:

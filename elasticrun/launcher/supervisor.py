@@ -249,9 +249,9 @@ class Supervisor:
         """Note where a replica is."""
         self.news.note_report(member)
 
-    def on_modules(self, names: list[str]) -> None:
+    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """Let the forkserver import what the program did, while nobody waits for it."""
-        self._starter.learn(names)
+        self._starter.learn(names, variables)
 
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""
