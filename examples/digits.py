@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 import elasticrun
 from elasticrun import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, Variables
 
+DIGITS = load_digits()
 NUM_TRAIN = 1439  # of 1797; divides by no batch size and no number of replicas
 
 
@@ -27,12 +28,11 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
     """The training digits, each time a little different, or the held-out ones."""
 
     def __init__(self, *, train: bool) -> None:
-        digits = load_digits()
         order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
         chosen = order[:NUM_TRAIN] if train else order[NUM_TRAIN:]
-        images = torch.tensor(digits.images, dtype=torch.float32)[chosen]
+        images = torch.tensor(DIGITS.images, dtype=torch.float32)[chosen]
         self.images = images.div(16).sub(0.3).div(0.4).unsqueeze(1)
-        self.labels = torch.tensor(digits.target)[chosen]
+        self.labels = torch.tensor(DIGITS.target)[chosen]
         self.train = train
 
     def __len__(self) -> int:
