@@ -125,7 +125,8 @@ LOOP_RULES = (
         "handler swallows the stop",
         "catch Exception, or raise again",
         "A stop leaves the script as JobStopped, a SystemExit. A bare `except:` or "
-        "`except BaseException` around a loop catches it, and the job goes on.",
+        "`except BaseException` around a loop catches it, and the program goes on "
+        "behind it, until its next loop or epoch stops it again.",
         _LOOP
         + "    try:\n        for x, y in train:\n            step(x, y)\n"
         + "    except:\n        print('failed')\n",
