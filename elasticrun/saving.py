@@ -25,6 +25,7 @@ from elasticrun.writing import Contributor, Owner, Writer
 
 logger = logging.getLogger(__name__)
 
+_HEARING_SECONDS = 30.0  # Of those that live, only one that hangs takes as long.
 _GIVING_UP_SECONDS = 1.0  # Until a thread that waits for other ranks looks up.
 
 
@@ -207,6 +208,8 @@ class Saver:
             if self._given_up is not None:
                 self._given_up.wait(_GIVING_UP_SECONDS)
             self._capturer.forget()
+            if self._owner is not None and self._store is not None:
+                self._owner.wait_until_heard(self._store, timeout=_HEARING_SECONDS)
 
     def note_gone(self, rank: int, fate: str) -> None:
         """Do not wait for a rank any more: for rank 0's watcher, in its own thread."""

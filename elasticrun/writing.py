@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -21,6 +22,8 @@ from elasticrun.control.store import JobStore
 from elasticrun.errors import AgreementError, CheckpointError, ElasticRunError, text_of
 from elasticrun.position import Position
 from elasticrun.version import version
+
+_LOOK_SECONDS = 0.002
 
 
 class Writer(Protocol):
@@ -68,6 +71,8 @@ class Contributor:
                 self._report(capture, channel)
             deadline = time.monotonic() + timeout
             end = channel.take(f"save/{number}/end", deadline=deadline)
+            with contextlib.suppress(ConnectionError):  # Rank 0 had waited for long.
+                channel.put(_heard(number, self._rank), True)
         except TimeoutError as error:
             raise AgreementError(
                 f"rank 0 did not come to the boundary where all agreed to save within "
@@ -132,6 +137,7 @@ class Owner:
         self._warn = warn
         self._gone: dict[int, str] = {}
         self._awaited: int | None = None
+        self._told: int | None = None
         self._lock = threading.Lock()
 
     def write(
@@ -151,7 +157,7 @@ class Owner:
             checkpoint = draft.commit(self._manifest(capture, records))
         except (OSError, _SaveFailed) as error:
             reason = text_of(error)
-            _call_off(channel, number, reason, is_bug=False)
+            self._call_off(channel, number, reason, is_bug=False)
             if draft is not None:
                 draft.abandon()
             return reason
@@ -162,8 +168,24 @@ class Owner:
             raise
         manifest = checkpoint.manifest.encode().decode()
         end = {"manifest": manifest, "error": None, "is_bug": False}
-        channel.put(f"save/{number}/end", end)
+        self._tell_end(channel, number, end)
         return checkpoint
+
+    def wait_until_heard(self, store: JobStore, *, timeout: float) -> None:
+        """Wait until all who live have heard how the last save ended.
+
+        They need the store for that, and it goes with this process.
+        """
+        if self._told is None:
+            return
+        deadline = time.monotonic() + timeout
+        silent = set(range(1, self._world_size))
+        while silent and time.monotonic() < deadline:
+            with self._lock:
+                silent -= set(self._gone)
+            silent = {r for r in silent if store.find(_heard(self._told, r)) is None}
+            if silent:
+                time.sleep(_LOOK_SECONDS)
 
     def prune(self) -> None:
         """Remove old checkpoints, after a commit."""
@@ -173,7 +195,7 @@ class Owner:
             self._warn(f"old checkpoints could not be removed: {error}")
 
     def tell_mistake(self, number: int, error: Exception, channel: Channel) -> None:
-        _call_off(channel, number, f"rank 0: {text_of(error)}", is_bug=True)
+        self._call_off(channel, number, f"rank 0: {text_of(error)}", is_bug=True)
 
     def note_gone(self, rank: int, fate: str, store: JobStore) -> None:
         """Do not wait for a rank any more: for the watcher, in its own thread."""
@@ -187,6 +209,16 @@ class Owner:
         """Report in the place of a rank that is gone, unless it still did itself."""
         report = {"files": [], "error": self._gone[rank], "is_bug": False}
         client.compare_set(f"save/{number}/{rank}", "", json.dumps(report))
+
+    def _call_off(
+        self, channel: Channel, number: int, reason: str, *, is_bug: bool
+    ) -> None:
+        channel.put(f"save/{number}/begun", {"error": reason})
+        self._tell_end(channel, number, {"error": reason, "is_bug": is_bug})
+
+    def _tell_end(self, channel: Channel, number: int, end: dict[str, Any]) -> None:
+        channel.put(f"save/{number}/end", end)
+        self._told = number
 
     def _take_reports(self, capture: Capture, channel: Channel) -> list[FileRecord]:
         if channel.store is None:
@@ -289,10 +321,8 @@ def _what_to_do(own: dict[str, Any], other: dict[str, Any]) -> str:
     )
 
 
-def _call_off(channel: Channel, number: int, reason: str, *, is_bug: bool) -> None:
-    channel.put(f"save/{number}/begun", {"error": reason})
-    end = {"error": reason, "is_bug": is_bug}
-    channel.put(f"save/{number}/end", end)
+def _heard(number: int, rank: int) -> str:
+    return f"save/{number}/heard/{rank}"
 
 
 class _SaveFailed(ElasticRunError):
