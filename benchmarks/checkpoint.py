@@ -1,6 +1,6 @@
 """Measure a checkpoint of 1 GiB of parameters beside what others offer; JSON lines.
 
-    python benchmarks/checkpoint.py [--gibibytes 1] [--rounds 5] [--directory DIR]
+    python benchmarks/checkpoint.py [--gibibytes 1] [--rounds 10] [--directory DIR]
 
 All methods save the same 16 tensors of float32, by turns. `blocked` is how long the
 training thread waits, `total` until the checkpoint is durable: elasticrun's with the
@@ -14,7 +14,7 @@ before (by NumPy or by torch, whose median is less), `raw` writes them to a file
 pieces of 16 MiB and forces it to the disk. `blocked_to_memcpy` and `total_to_raw` are
 medians of the ratios within a round.
 
-Everything has a first turn that does not count. In each round another one begins, since
+Everything has a first turn that does not count. Each round has another order, since
 what a disk still has to do slows down whoever comes next.
 """
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import tempfile
@@ -284,7 +285,7 @@ def measure(directory: Path, gibibytes: float, num_rounds: int) -> None:
     times: dict[str, list[Times]] = defaultdict(list)
     load_seconds: dict[str, list[float]] = defaultdict(list)
     for number in range(num_rounds):
-        for name in rotated(list(saves), number * len(saves) // num_rounds):
+        for name in random.Random(number).sample(list(saves), len(saves)):
             times[name].append(saves[name]())
         for name, load in loads.items():
             load_seconds[name].append(load())
@@ -299,7 +300,8 @@ def measure(directory: Path, gibibytes: float, num_rounds: int) -> None:
         rounds=num_rounds,
         load_average=round(os.getloadavg()[0], 1),
     )
-    for name, found in times.items():
+    for name in (name for name in saves if name in times):
+        found = times[name]
         report(
             "checkpoint",
             method=name,
@@ -312,11 +314,6 @@ def measure(directory: Path, gibibytes: float, num_rounds: int) -> None:
         )
     own.job.close()
     waiting.job.close()
-
-
-def rotated(names: list[str], start: int) -> list[str]:
-    """Return the names in their order, beginning with another one."""
-    return names[start:] + names[:start]
 
 
 def median(values: list[float]) -> float:
@@ -334,7 +331,7 @@ def ratio(values: list[float], others: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gibibytes", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--directory", help="on the disk to measure")
     options = parser.parse_args()
     store = dist.HashStore()
