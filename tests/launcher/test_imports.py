@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from elasticrun.launcher.imports import imports_of, installed_modules
 from elasticrun.launcher.options import Program
 from tests.launcher.running import REPOSITORY, running
 from tests.launcher.test_crashes import forkserver_of
+from tests.launcher.test_starting import scaled
 from tests.support.stage import Stage, wait_until
 
 
@@ -119,6 +121,7 @@ def test_a_script_finds_what_it_would_find_without_a_launcher(stage: Stage) -> N
 
 NOTED = """
 import os
+import re
 with open(os.environ["NOTES"], "a") as file:
     file.write(f"{os.getpid()}\\n")
 """
@@ -155,3 +158,33 @@ def test_what_replicas_import_later_is_learned(stage: Stage) -> None:
         assert set(map(int, notes.read_text().split())) == learned
         stage.mark("go-1")
         assert job.wait() == 0, job.events
+
+
+SHARED = "import tempfile\nFOLDER = tempfile.TemporaryDirectory()\n"
+USES_IT = """
+import shared
+import os, tempfile
+from tests.launcher import program
+own = tempfile.TemporaryDirectory()
+print(own.name, os.path.isdir(shared.FOLDER.name), flush=True)
+program.main()
+"""
+
+
+@pytest.mark.slow
+def test_replicas_finalize_only_what_is_their_own(stage: Stage) -> None:
+    """What an import has made in the forkserver serves the next generation, too."""
+    site = stage.root / "site-packages"
+    site.mkdir()
+    (site / "shared.py").write_text(SHARED)
+    script = stage.root / "train.py"
+    script.write_text(USES_IT)
+    path = f"{REPOSITORY}{os.pathsep}{site}"
+    options = ["--replicas", 1, "--", stage.root, "--hold", "0:9"]
+    with running(stage, *options, script=script, PYTHONPATH=path) as job:
+        job.wait_until_held(0, 1)
+        assert scaled(job, 2).returncode == 0
+        assert job.wait() == 0, job.events
+    told = re.findall(r"(?m)^\[\d\] (\S+) (True|False)$", job.output)
+    assert [is_there for _, is_there in told] == ["True"] * 3
+    assert not any(Path(own).exists() for own, _ in told)
