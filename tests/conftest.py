@@ -30,12 +30,14 @@ _VARIABLES = (
 )
 
 
-# How long an example takes says nothing here: the machine may be busy.
-# A shell that starts the tests in its background lets them ignore SIGINT, and with them
-# every process that a test interrupts.
+# A shell that starts the tests in its background lets them ignore SIGINT, `nohup` lets
+# them ignore SIGHUP, and with them every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# How long an example takes says nothing here: the machine may be busy.
 settings.register_profile("elasticrun", deadline=None)
 settings.load_profile("elasticrun")
 

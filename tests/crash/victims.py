@@ -9,6 +9,7 @@ that nothing has to be imported again; strace is told of it before it begins.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -49,7 +50,8 @@ class Life:
         os.close(is_ready)
 
     def let_go(self) -> None:
-        os.write(self._leash, b"\n")
+        with contextlib.suppress(BrokenPipeError):  # The kill was at this very read.
+            os.write(self._leash, b"\n")
 
     def wait_until_ready(self) -> None:
         assert os.read(self._ready, 1), "a life ended before it began"
