@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from elasticrun.checkpoint import files
-from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     is_torn,
@@ -22,6 +21,7 @@ from elasticrun.checkpoint.listing import (
 )
 from elasticrun.checkpoint.lock import LockedError
 from elasticrun.checkpoint.place import check_is_local
+from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
 from elasticrun.preparation import JOB, Preparation, Ranks

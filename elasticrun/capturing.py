@@ -12,13 +12,13 @@ from typing import Any, BinaryIO
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.memory import (
     Captured,
     Memory,
     NoMemoryLeftError,
     start_checksums,
 )
+from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import CheckpointWarning, text_of
 from elasticrun.registry import Registry

@@ -12,8 +12,8 @@ import torch
 
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Draft
-from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.gathering import gather
 from elasticrun.errors import CheckpointError, text_of

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 from elasticrun.capturing import Capture
 from elasticrun.channel import Channel
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest, decode
+from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
 from elasticrun.errors import AgreementError, CheckpointError, ElasticRunError, text_of

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
 from elasticrun.checkpoint.memory import Captured
 from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord
 from elasticrun.checkpoint.storage import Storage
 from elasticrun.errors import CheckpointError
 

@@ -1,4 +1,4 @@
-"""Durable, checksummed files: the one module of the package that writes files."""
+"""Durable files: the one module of the package that writes any."""
 
 from __future__ import annotations
 
@@ -11,37 +11,28 @@ import re
 import secrets
 import shutil
 import stat
-import zlib
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import BinaryIO, TextIO
 
+from elasticrun.checkpoint.recorded import (
+    BLOCK_SIZE,
+    FileRecord,
+    compare,
+    open_plain,
+    open_recorded,
+)
 from elasticrun.checkpoint.streams import (
     NotingWriter,
     write_measured,
     write_through,
 )
 from elasticrun.checkpoint.writeback import begin_writeback
-from elasticrun.errors import CheckpointError
 
-BLOCK_SIZE = 1 << 20
 WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"
 _TOKEN = re.compile("[0-9a-f]{16}")
 _LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.
-
-
-class DamagedFileError(CheckpointError):
-    """A file's content is not what was written: it is missing, torn or changed."""
-
-
-class FileRecord(NamedTuple):
-    """What a file must hold to be the one that was written."""
-
-    name: str
-    size: int
-    crc32: int
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
@@ -149,28 +140,12 @@ def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
     Raises:
         DamagedFileError: The source is not what `record` says.
     """
-    with _open_recorded(source, record) as reader:
+    with open_recorded(source, record) as reader:
         copied = write_file(
             target, lambda writer: shutil.copyfileobj(reader, writer, BLOCK_SIZE)
         )
     compare(source, record, size=copied.size, crc32=copied.crc32)
     return copied
-
-
-def open_checked(path: Path, record: FileRecord) -> BinaryIO:
-    """Open a file for reading once its size and checksum have been found right.
-
-    Raises:
-        DamagedFileError: It is missing, or not what `record` says.
-        OSError: It cannot be read.
-    """
-    with ExitStack() as closed_on_error:
-        file = closed_on_error.enter_context(_open_recorded(path, record))
-        size, crc32 = _measure(file)
-        compare(path, record, size=size, crc32=crc32)
-        file.seek(0)
-        closed_on_error.pop_all()
-    return file
 
 
 def open_append(path: Path) -> TextIO:
@@ -256,20 +231,8 @@ def fsync_file(path: Path) -> None:
         ValueError: It is something else: a directory, a link.
         OSError: It could not be forced there.
     """
-    with open(path, "rb", opener=_open_plain) as file:
+    with open(path, "rb", opener=open_plain) as file:
         os.fsync(file.fileno())
-
-
-def measure_file(path: Path) -> FileRecord:
-    """Return what a plain file holds, whoever has written it.
-
-    Raises:
-        ValueError: It is something else: a directory, a link.
-        OSError: It cannot be read.
-    """
-    with open(path, "rb", opener=_open_plain) as file:
-        size, crc32 = _measure(file)
-    return FileRecord(path.name, size, crc32)
 
 
 def fsync_directory(path: Path) -> None:
@@ -346,52 +309,3 @@ def _lock(file: BinaryIO, how: int) -> bool | None:
     except OSError:  # Some network file systems have none.
         return None
     return True
-
-
-def _open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
-    try:
-        return open(path, "rb", opener=_open_plain)
-    except FileNotFoundError as error:
-        text = f"{path} is missing; it had {record.size} bytes."
-        raise DamagedFileError(text) from error
-    except ValueError as error:
-        raise DamagedFileError(str(error)) from error
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """Open a plain file only: no link that leads elsewhere, no pipe to hang on."""
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError(f"{path} is a link, not a plain file.") from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(f"{path} is not a plain file.")
-    return descriptor
-
-
-def _measure(file: io.BufferedReader) -> tuple[int, int]:
-    size = crc32 = 0
-    block = memoryview(bytearray(BLOCK_SIZE))
-    while num_bytes := file.readinto(block):
-        size += num_bytes
-        crc32 = zlib.crc32(block[:num_bytes], crc32)
-    return size, crc32
-
-
-def compare(path: object, record: FileRecord, *, size: int, crc32: int) -> None:
-    """Refuse a file that does not hold what was written.
-
-    Raises:
-        DamagedFileError: Its size or checksum is another.
-    """
-    if size != record.size:
-        raise DamagedFileError(
-            f"{path} has {size} bytes, but {record.size} were written."
-        )
-    if crc32 != record.crc32:
-        raise DamagedFileError(
-            f"{path} has the checksum {crc32:08x}, but {record.crc32:08x} was written."
-        )

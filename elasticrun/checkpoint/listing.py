@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, decode
+from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.storage import Storage
 from elasticrun.errors import CheckpointError
 

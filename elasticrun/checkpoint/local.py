@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from elasticrun.checkpoint import files
-from elasticrun.checkpoint.files import FileRecord
+from elasticrun.checkpoint import files, recorded
 from elasticrun.checkpoint.lock import DirectoryLock, Owner, find_owner
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.storage import Storage
 from elasticrun.errors import CheckpointWarning
 
@@ -113,13 +113,13 @@ class LocalStorage(Storage):
         )
 
     def measure(self, folder: str, name: str) -> FileRecord:
-        return files.measure_file(self.locate(folder, name))
+        return recorded.measure_file(self.locate(folder, name))
 
     def verify(self, folder: str, record: FileRecord) -> None:
         self.open_checked(folder, record).close()
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
-        return files.open_checked(self.locate(folder, record.name), record)
+        return recorded.open_checked(self.locate(folder, record.name), record)
 
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         path = self.locate(folder)

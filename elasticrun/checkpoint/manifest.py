@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticrun.checkpoint.files import (
-    TEMPORARY_SUFFIX,
-    DamagedFileError,
-    FileRecord,
-)
+from elasticrun.checkpoint.files import TEMPORARY_SUFFIX
+from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord
 from elasticrun.errors import CheckpointError
 
 FORMAT = 1

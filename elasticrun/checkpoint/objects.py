@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from elasticrun.checkpoint.files import BLOCK_SIZE, FileRecord
 from elasticrun.checkpoint.place import RemotePath
+from elasticrun.checkpoint.recorded import BLOCK_SIZE, FileRecord
 from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.checkpoint.streams import write_measured
 from elasticrun.errors import CheckpointError

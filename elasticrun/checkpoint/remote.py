@@ -11,11 +11,11 @@ from typing import BinaryIO, cast
 
 from elasticrun.checkpoint.claim import Rhythm, StoreClaim
 from elasticrun.checkpoint.claimant import find_claimant
-from elasticrun.checkpoint.files import DamagedFileError, FileRecord, compare
 from elasticrun.checkpoint.lock import Owner
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.checkpoint.objects import Objects, record_of
 from elasticrun.checkpoint.place import RemotePath
+from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord, compare
 from elasticrun.checkpoint.storage import Storage, StoreUnreachableError
 from elasticrun.errors import CheckpointError
 

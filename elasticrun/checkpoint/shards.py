@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.paths import map_paths
+from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.state import replica_file_name
 from elasticrun.errors import CheckpointError
 

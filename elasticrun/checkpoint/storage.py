@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.lock import Owner
 from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.recorded import FileRecord
 
 
 class StoreUnreachableError(OSError):

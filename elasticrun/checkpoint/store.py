@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 from elasticrun.checkpoint.counter import read_counter, write_counter
 from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
-from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
@@ -23,6 +22,7 @@ from elasticrun.checkpoint.listing import (
 )
 from elasticrun.checkpoint.manifest import Manifest, check_job
 from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.storage import StoreUnreachableError
 from elasticrun.checkpoint.storages import storage_at
 from elasticrun.errors import CheckpointError, CheckpointWarning

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.parameter_names import by_numbers
+from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.shards import SavedState, read_whole_state
 from elasticrun.checkpoint.state import state_of_file
 from elasticrun.checkpoint.tensors import UnsafeValuesError, load_values

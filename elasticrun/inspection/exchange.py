@@ -15,8 +15,8 @@ import torch
 
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.state import state_of_file
 from elasticrun.checkpoint.storage import Storage
 from elasticrun.checkpoint.store import CheckpointStore

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files import DamagedFileError
 from elasticrun.checkpoint.listing import is_torn
+from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.storage import Storage, StoreUnreachableError
 from elasticrun.inspection.entries import (
     BAD,

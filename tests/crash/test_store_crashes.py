@@ -29,9 +29,9 @@ import pytest
 
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.memory import Memory, start_checksums
+from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.checkpoint.streams import ChecksumWriter
 from elasticrun.errors import CheckpointError, CheckpointWarning

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrun.checkpoint import files
+from elasticrun.checkpoint import files, recorded
 from elasticrun.checkpoint.counter import read_counter, write_counter
-from elasticrun.checkpoint.files import DamagedFileError, FileRecord
+from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord
 from elasticrun.checkpoint.storages import storage_at
 from elasticrun.checkpoint.streams import write_measured
 
@@ -27,7 +27,7 @@ def write_bytes(path: Path, data: bytes) -> FileRecord:
 
 
 def read(path: Path, record: FileRecord) -> bytes:
-    with files.open_checked(path, record) as file:
+    with recorded.open_checked(path, record) as file:
         return file.read()
 
 
@@ -61,7 +61,7 @@ def test_torch_saves_into_it(tmp_path: Path, is_zipfile: bool) -> None:
         tmp_path / "model",
         lambda file: torch.save(state, file, _use_new_zipfile_serialization=is_zipfile),
     )
-    with files.open_checked(tmp_path / "model", record) as file:
+    with recorded.open_checked(tmp_path / "model", record) as file:
         loaded = torch.load(file, weights_only=True)
     assert torch.equal(loaded["weight"], state["weight"])
     assert loaded["step"] == 3
@@ -95,7 +95,7 @@ def test_error_of_the_writer_passes_through(tmp_path: Path) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model"
     with pytest.raises(DamagedFileError) as caught:
-        files.open_checked(path, FileRecord("model", 12, 0))
+        recorded.open_checked(path, FileRecord("model", 12, 0))
     assert str(caught.value) == f"{path} is missing; it had 12 bytes."
 
 
@@ -104,7 +104,7 @@ def test_other_size_is_named(tmp_path: Path) -> None:
     record = write_bytes(path, b"parameters")
     os.truncate(path, 4)
     with pytest.raises(DamagedFileError) as caught:
-        files.open_checked(path, record)
+        recorded.open_checked(path, record)
     assert str(caught.value) == f"{path} has 4 bytes, but 10 were written."
 
 
@@ -113,7 +113,7 @@ def test_other_content_is_named(tmp_path: Path) -> None:
     record = write_bytes(path, b"parameters")
     path.write_bytes(b"Parameters")
     with pytest.raises(DamagedFileError) as caught:
-        files.open_checked(path, record)
+        recorded.open_checked(path, record)
     assert str(caught.value) == (
         f"{path} has the checksum {zlib.crc32(b'Parameters'):08x}, "
         f"but {zlib.crc32(b'parameters'):08x} was written."
@@ -122,13 +122,13 @@ def test_other_content_is_named(tmp_path: Path) -> None:
 
 def test_content_beyond_one_block_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    data = bytearray(os.urandom(files.BLOCK_SIZE * 2 + 5))
+    data = bytearray(os.urandom(recorded.BLOCK_SIZE * 2 + 5))
     record = write_bytes(path, bytes(data))
     assert read(path, record) == data
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamagedFileError, match="has the checksum"):
-        files.open_checked(path, record)
+        recorded.open_checked(path, record)
 
 
 def test_copy_is_another_inode(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ ROWS: list[list[str]] = [
     # 0
     ["settings"],
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
-    ["late_error", "checkpoint.writeback", "checkpoint.streams"],
+    ["late_error", "checkpoint.writeback", "checkpoint.streams", "checkpoint.recorded"],
     ["checkpoint.files", "checkpoint.place"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     [

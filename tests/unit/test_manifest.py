@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import (
     Manifest,
     check_file_name,
     check_job,
     decode,
 )
+from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord
 from elasticrun.errors import CheckpointError
 
 MANIFEST = Manifest(

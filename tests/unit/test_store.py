@@ -25,10 +25,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticrun import errors
-from elasticrun.checkpoint import files
+from elasticrun.checkpoint import recorded
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.places import KINDS, Content, make_place
@@ -551,14 +551,14 @@ def test_one_that_somebody_else_removes_is_no_damage(
 ) -> None:
     store = local_store
     older, newer = save(store), save(store)
-    open_checked = files.open_checked
+    open_checked = recorded.open_checked
 
     def remove_first(path: Path, record: FileRecord) -> BinaryIO:
         if newer.path.is_dir():
             store.storage.remove(newer.path.name)
         return open_checked(path, record)
 
-    monkeypatch.setattr(files, "open_checked", remove_first)
+    monkeypatch.setattr(recorded, "open_checked", remove_first)
     assert store.find_newest() == older
     store.storage.remove(newer.path.name)
 
