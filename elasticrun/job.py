@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -11,19 +10,19 @@ from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.generators import Generators
 from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.state import BaseState
-from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.agreement import CHECKPOINT, STOP
 from elasticrun.control.gate import Decision, Gate
 from elasticrun.control.store import JobStore
 from elasticrun.control.watcher import Watcher
 from elasticrun.env import Environment, read_environment, with_settings
-from elasticrun.errors import AgreementError, JobStopped, LoopOrderError
+from elasticrun.errors import LoopOrderError
 from elasticrun.joining import join
 from elasticrun.late_error import LateError
 from elasticrun.opening import (
     Start,
     check_all_have_directory,
     log_start,
+    make_store,
     open_directory,
 )
 from elasticrun.pace import Pace
@@ -34,12 +33,11 @@ from elasticrun.saves import PATIENCE, Saves
 from elasticrun.saving import Saver
 from elasticrun.schedule import Schedule
 from elasticrun.settings import check_checkpoint_dir
+from elasticrun.stops import Stops
 from elasticrun.trace import Trace
 
 if TYPE_CHECKING:
     from elasticrun.data.loader import AdaptiveDataLoader
-
-logger = logging.getLogger(__name__)
 
 EXIT_CODE_ASKED = 75
 
@@ -76,7 +74,6 @@ class Job:
         pace: How long this replica works by itself in a step.
         postponement: What saves and stops wait for.
         late_error: What could not be raised where it happened.
-        stopped_with: The exit code with which the job has stopped, or None.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -121,12 +118,9 @@ class Job:
         self.pace = Pace()
         self.postponement = Postponement()
         self.late_error = LateError()
-        self.stopped_with: int | None = None
         self._restores_at_loop = False
         self._registry = Registry(self.rank)
-        self._directory = self._make_directory(
-            checkpoint_dir or environment.checkpoint_dir
-        )
+        self._directory = make_store(checkpoint_dir, environment)
         try:
             self._open()
         except BaseException:
@@ -175,6 +169,13 @@ class Job:
         self._saves = Saves(
             self._saver, self._schedule, self.progress, self._gate, self._watcher
         )
+        self._stops = Stops(
+            self._saves,
+            self._watcher,
+            self.progress,
+            rank=self.rank,
+            grace=self.environment.grace,
+        )
         self._watcher.start()
         log_start(start, self.environment)
 
@@ -195,6 +196,11 @@ class Job:
     def world_size(self) -> int:
         """The number of replicas."""
         return self.environment.world_size
+
+    @property
+    def stopped_with(self) -> int | None:
+        """The exit code with which the job has stopped, or None."""
+        return self._stops.code
 
     @property
     def store(self) -> JobStore | None:
@@ -271,7 +277,7 @@ class Job:
 
     def begin_loop(self, loader: AdaptiveDataLoader, where: str) -> Position | None:
         """Begin a loop; return where it starts, or None if it is to be skipped."""
-        self._check_not_stopped()
+        self._stops.check_not_stopped()
         if self.loader is not None:
             raise LoopOrderError(
                 f"the loop over `{loader.name}` ({where}) began while the loop over "
@@ -300,7 +306,7 @@ class Job:
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
-        self._check_not_stopped()
+        self._stops.check_not_stopped()
         self._check_loop_is_over("began")
         self._moving_on(self.progress.begin_epoch)
         self.is_in_epoch = True
@@ -308,7 +314,7 @@ class Job:
     def end_epoch(self) -> None:
         """Finish the epoch, which the program has left by its end or by `break`."""
         self.is_in_epoch = False
-        self._check_not_stopped()
+        self._stops.check_not_stopped()
         self._check_loop_is_over("ended")
         self._moving_on(self.progress.end_epoch)
 
@@ -347,8 +353,8 @@ class Job:
             AgreementError: The replicas can no longer agree.
             CheckpointError: The last save failed, for a reason that stays.
         """
-        if self.stopped_with is not None:
-            self._check_not_stopped()
+        if self._stops.code is not None:
+            self._stops.check_not_stopped()
         decision = self._gate.arrive()
         if self._saves.has_ended:
             self._saves.settle()
@@ -369,41 +375,7 @@ class Job:
         if decision is None or decision.kind == CHECKPOINT:
             self._saves.save(is_awaited=False, may_end=may_end)
             return
-        self._watcher.note_stopping()
-        try:
-            path = self._saves.save(timeout=self.environment.grace, may_end=True)
-        except AgreementError as error:
-            logger.error("stopping without a new checkpoint: %s", error)
-            path = None
-        if self.rank == 0:
-            logger.info(
-                "stopping at %s because of %s; %s",
-                self.progress.position,
-                decision.cause,
-                f"saved {path}" if path else "nothing was saved",
-            )
-        self._watcher.note_stopped(decision.exit_code)
-        self.stopped_with = decision.exit_code
-        raise JobStopped(decision.exit_code)
-
-    def _check_not_stopped(self) -> None:
-        """Stop a program once more that has caught its stop and goes on.
-
-        It would count the loop that it has left as finished, and lose what remained of
-        it.
-
-        Raises:
-            JobStopped: The job has stopped before.
-        """
-        if self.stopped_with is None:
-            return
-        logger.warning(
-            "the program has caught the JobStopped with which the job stopped at %s, "
-            "and went on; stopping again. Let a bare `except:` or `except "
-            "BaseException:` around a loop raise it again, or catch Exception.",
-            self.progress.position,
-        )
-        raise JobStopped(self.stopped_with)
+        self._stops.stop(decision)
 
     # Start and end.
 
@@ -422,19 +394,6 @@ class Job:
     def _on_gone(self, rank: int, fate: str) -> None:
         if self._saver is not None:
             self._saver.note_gone(rank, fate)
-
-    def _make_directory(
-        self, path: str | os.PathLike[str] | None
-    ) -> CheckpointStore | None:
-        if path is None:
-            return None
-        return CheckpointStore(
-            path,
-            job=self.environment.job,
-            keep=self.environment.keep,
-            keep_every=self.environment.keep_every,
-            keep_best=self.environment.keep_best,
-        )
 
     def _register_generators(self, newest: Checkpoint | None) -> None:
         if self.register(self._generators) or newest is None:

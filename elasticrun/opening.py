@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -50,6 +51,26 @@ class Start:
         if self.newest is None:
             return None
         return Position.decode(dict(self.newest.manifest.position))
+
+
+def make_store(
+    path: str | os.PathLike[str] | None, environment: Environment
+) -> CheckpointStore | None:
+    """Return the store of the job's checkpoints; None if it has no directory.
+
+    Args:
+        path: The directory; None for the environment's.
+    """
+    path = path or environment.checkpoint_dir
+    if path is None:
+        return None
+    return CheckpointStore(
+        path,
+        job=environment.job,
+        keep=environment.keep,
+        keep_every=environment.keep_every,
+        keep_best=environment.keep_best,
+    )
 
 
 def open_directory(directory: CheckpointStore, membership: Membership) -> Start:

@@ -66,6 +66,7 @@ ROWS: list[list[str]] = [
     ["writing"],
     ["saving"],
     ["saves"],
+    ["stops"],
     ["job"],
     ["current"],
     # 4
