@@ -261,13 +261,14 @@ class AdaptiveDataLoader(DataLoader[Any]):
             return
         is_finished = False
         bar: ProgressBar | None = None
+        batches: Iterator[Any] = iter(())
         try:
             loop = self.running_loop = RunningLoop(where)
             plan = self._plan(start)
             if self.progress and job.rank == 0:
                 bar = open_progress_bar(self.name, plan.first_batch, len(self))
             key = loop_key(self.seed, start.finished_epochs, start.finished_loops)
-            batches = self._batch_reader.start(plan, key)
+            batches = self._batch_reader.start(self, plan, key)
             job.continue_loop()
             in_flight, trace, progress = plan.in_flight, job.trace, job.progress
             for batch in batches:
@@ -289,6 +290,9 @@ class AdaptiveDataLoader(DataLoader[Any]):
             is_finished = is_left_on_purpose(sys._getframe(1))
             raise
         finally:
+            # The workers end with the loop: an exception may keep this frame, and the
+            # garbage collector takes 5 s to end each of them.
+            del batches
             self.running_loop = RunningLoop()
             job.end_loop(is_finished=is_finished)
             if bar is not None:

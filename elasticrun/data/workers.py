@@ -21,8 +21,11 @@ from elasticrun.signals import leave_stops_to_parent, stops_held_back
 class BatchReader:
     """Reads what a plan asks for as its loader's arguments say.
 
+    It does not keep the loader, which keeps it: who drops a loader ends its persistent
+    workers. The garbage collector would take 5 s to end each of them.
+
     Args:
-        loader: With the user's own arguments; it is not iterated.
+        loader: With the user's own arguments.
         each_sample: Whether the generators are seeded before each sample.
 
     Attributes:
@@ -30,18 +33,24 @@ class BatchReader:
     """
 
     def __init__(self, loader: DataLoader[Any], *, each_sample: bool) -> None:
-        self._loader = loader
         self._persistent: DataLoader[Any] | None = None
         self.is_seeded = loader.num_workers > 0 or each_sample
 
-    def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
-        """Start to read; `key` seeds what torch draws for itself."""
-        given = self._loader
+    def start(
+        self, given: DataLoader[Any], plan: Iterable[Any], key: int
+    ) -> Iterator[Any]:
+        """Start to read.
+
+        Args:
+            given: The loader, which is not iterated itself.
+            key: Seeds what torch draws for itself.
+        """
+        source = Reader(given.dataset) if self.is_seeded else given.dataset
         if not given.num_workers and not given.pin_memory:
-            return _read_here(self._source, given.collate_fn, plan)
+            return _read_here(source, given.collate_fn, plan)
         inner = self._persistent
         if inner is None:
-            inner = self._make(plan, key)
+            inner = _make(given, source, plan, key)
         else:
             requests = inner.batch_sampler
             assert isinstance(requests, _Requests)
@@ -49,38 +58,6 @@ class BatchReader:
         if given.persistent_workers:
             self._persistent = inner
         return _start_workers(inner)
-
-    @property
-    def _source(self) -> Any:
-        dataset = self._loader.dataset
-        return Reader(dataset) if self.is_seeded else dataset
-
-    def _make(self, plan: Iterable[Any], key: int) -> DataLoader[Any]:
-        given = self._loader
-        generator = given.generator
-        if generator is None:  # Keeps torch from drawing on the program's generator.
-            generator = torch.Generator().manual_seed(key)
-        init, context = None, None
-        if given.num_workers:
-            init = WorkerInit(given.worker_init_fn)
-            context = sure_to_begin(given.multiprocessing_context)
-        with warnings.catch_warnings():
-            # Torch has warned of the same arguments when the loader was made.
-            warnings.simplefilter("ignore", UserWarning)
-            return DataLoader(
-                self._source,
-                batch_sampler=_Requests(plan),
-                num_workers=given.num_workers,
-                collate_fn=given.collate_fn,
-                pin_memory=given.pin_memory,
-                timeout=given.timeout,
-                worker_init_fn=init,
-                multiprocessing_context=context,
-                generator=generator,
-                prefetch_factor=given.prefetch_factor,
-                persistent_workers=given.persistent_workers,
-                pin_memory_device=given.pin_memory_device,
-            )
 
 
 class _Requests:
@@ -91,6 +68,36 @@ class _Requests:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.plan)
+
+
+def _make(
+    given: DataLoader[Any], source: Any, plan: Iterable[Any], key: int
+) -> DataLoader[Any]:
+    """Return a plain DataLoader with the arguments of the given one."""
+    generator = given.generator
+    if generator is None:  # Keeps torch from drawing on the program's generator.
+        generator = torch.Generator().manual_seed(key)
+    init, context = None, None
+    if given.num_workers:
+        init = WorkerInit(given.worker_init_fn)
+        context = sure_to_begin(given.multiprocessing_context)
+    with warnings.catch_warnings():
+        # Torch has warned of the same arguments when the loader was made.
+        warnings.simplefilter("ignore", UserWarning)
+        return DataLoader(
+            source,
+            batch_sampler=_Requests(plan),
+            num_workers=given.num_workers,
+            collate_fn=given.collate_fn,
+            pin_memory=given.pin_memory,
+            timeout=given.timeout,
+            worker_init_fn=init,
+            multiprocessing_context=context,
+            generator=generator,
+            prefetch_factor=given.prefetch_factor,
+            persistent_workers=given.persistent_workers,
+            pin_memory_device=given.pin_memory_device,
+        )
 
 
 def _read_here(

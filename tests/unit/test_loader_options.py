@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
@@ -25,7 +26,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from elasticrun import AdaptiveDataLoader, request_stop, save_all_states
+from elasticrun import AdaptiveDataLoader, JobStopped, request_stop, save_all_states
 from tests.support.data import Numbers, NumbersByBatch, Workers
 from tests.support.generations import generation, run_once
 
@@ -160,6 +161,34 @@ def test_prefetched_batches_are_not_counted(tmp_path: Path) -> None:
     assert delivered == list(range(6))
     run_once(script, tmp_path)
     assert delivered == list(range(40))
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_persistent_workers_end_with_their_loader() -> None:
+    loader = AdaptiveDataLoader(Numbers(8), 2, num_workers=2, persistent_workers=True)
+    assert samples_of(loader) == list(range(8))
+    assert len(multiprocessing.active_children()) == 2
+    del loader
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_workers_end_with_a_loop_whose_exception_is_kept() -> None:
+    def script() -> None:
+        for _ in AdaptiveDataLoader(Numbers(8), 2, num_workers=2):
+            request_stop()
+
+    with pytest.raises(JobStopped) as kept:
+        script()
+    assert kept.tb is not None
+    assert multiprocessing.active_children() == []
 
 
 class NotesItsWorker:
