@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import select
+import signal
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess
 from typing import Any
 
@@ -43,9 +44,12 @@ class _Process(ForkProcess):
     @staticmethod
     def _Popen(process: Any) -> Any:  # noqa: N802 (what a kind of process overrides)
         for patience in _PATIENCE:
-            forked, has_begun = _fork(process, patience)
-            if has_begun:
-                return forked
+            forked, reader = _fork(process)
+            try:
+                if _begins(forked.pid, reader, patience):
+                    return forked
+            finally:
+                os.close(reader)
             logger.warning(
                 "process %d of a data loader did not begin within %g s of its fork, "
                 "which may have caught a lock of another thread; it is forked again",
@@ -55,23 +59,41 @@ class _Process(ForkProcess):
             forked.kill()
             forked.wait()
             forked.close()
-        return _fork(process, 0.0)[0]
+        forked, reader = _fork(process)
+        os.close(reader)
+        return forked
 
 
 class _Context(ForkContext):
     Process = _Process
 
 
-def _fork(process: _Process, patience: float) -> tuple[Any, bool]:
-    """Fork, and return the child and whether it has begun, or ended, in time."""
+def _fork(process: _Process) -> tuple[Any, int]:
+    """Fork; return the child, and where to read that it runs."""
     reader, process._says_it_runs = os.pipe()
     try:
-        try:
-            forked = ForkProcess._Popen(process)
-        finally:
-            os.close(process._says_it_runs)
-        poll = select.poll()
-        poll.register(reader, select.POLLIN)
-        return forked, bool(poll.poll(patience * 1000))
-    finally:
+        forked = ForkProcess._Popen(process)
+    except BaseException:
         os.close(reader)
+        raise
+    finally:
+        os.close(process._says_it_runs)
+    return forked, reader
+
+
+def _begins(pid: int, reader: int, patience: float) -> bool:
+    """Return whether the child has begun, or ended, in time; else it is stopped.
+
+    One that has begun may hold the lock of its queue, and must not be killed: whoever
+    took its place would wait for that for ever. So it is stopped before a last look.
+    """
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    if poll.poll(patience * 1000):
+        return True
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    if not poll.poll(0):
+        return False
+    os.kill(pid, signal.SIGCONT)
+    return True

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from unittest import mock
 
 from torch.utils.data import TensorDataset
 
 from elasticrun.testing import run_generation
+from tests.support.stage import wait_until
 
 
 def loop_over_workers_that_are_signalled_at_their_start() -> int:
@@ -59,6 +62,42 @@ def test_a_worker_that_never_begins_is_forked_again() -> None:
     )
     assert delivered == list(range(12))
     assert num_forks == 4
+
+
+def loop_over_workers_that_begin_when_they_are_given_up(marks: str) -> list[int]:
+    import torch
+
+    import elasticrun as er
+    from elasticrun.data import forking
+
+    er.init()
+    kill = os.kill
+
+    def kill_late(pid: int, number: int) -> None:
+        wait_until(Path(marks, str(pid)).exists)
+        kill(pid, number)
+
+    def note(_: int) -> None:
+        Path(marks, str(os.getpid())).touch()
+
+    loader = er.AdaptiveDataLoader(
+        TensorDataset(torch.arange(12)),
+        2,
+        num_workers=4,
+        multiprocessing_context="fork",
+        worker_init_fn=note,
+    )
+    with (
+        mock.patch.object(forking, "_PATIENCE", (0.0,)),
+        mock.patch.object(os, "kill", kill_late),
+    ):
+        return [int(each) for (batch,) in loader for each in batch]
+
+
+def test_a_worker_that_begins_late_is_not_killed(tmp_path: Path) -> None:
+    """It holds its queue's lock, for which a worker in its place would wait."""
+    loop = loop_over_workers_that_begin_when_they_are_given_up
+    assert run_generation(loop, 1, str(tmp_path), timeout=60) == [list(range(12))]
 
 
 def end_while_the_other_goes_on(num_rounds: int) -> int:
