@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import gc
 import os
-import tarfile
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,10 +11,7 @@ import pytest
 import torch
 
 from elasticrun import (
-    AdaptiveDataLoader,
-    CheckpointWarning,
     ElasticRunError,
-    State,
     Variables,
     current_job,
     load_state,
@@ -30,66 +22,22 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.auto_interval import AutoInterval
-from elasticrun.checkpoint import listing
-from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.local import LocalStorage
-from elasticrun.checkpoint.memory import CHUNK_SIZE, Memory
 from elasticrun.control.gate import Gate
 from elasticrun.control.watcher import Watcher
 from elasticrun.env import Environment, read_environment
 from elasticrun.testing import Job, use_job
-from tests.support.data import Numbers
 from tests.support.generations import Crash, generation, run_once
-from tests.support.held import WRITER, Held, held_writer
+from tests.support.held import Held
+from tests.support.in_flight import (
+    Text,
+    batches,
+    committed,
+    is_writing,
+    list_paths,
+    loop_with_save_in_flight,
+    read_checkpoint,
+)
 from tests.support.stage import wait_until
-
-
-def list_paths(directory: Path) -> list[Path]:
-    numbers = listing.list_numbers(LocalStorage(directory))
-    return [directory / listing.checkpoint_name(number) for number in numbers]
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    number = listing.number_of(path.name)
-    assert number is not None
-    return listing.read_checkpoint(LocalStorage(path.parent), number)
-
-
-@pytest.fixture
-def held() -> Iterator[Held]:
-    with held_writer() as held:
-        yield held
-
-
-def committed(directory: Path) -> list[int]:
-    """Return the numbers of the checkpoints that exist, the oldest first."""
-    found = [
-        path for path in list_paths(directory) if (path / "manifest.json").exists()
-    ]
-    return sorted(int(path.name.partition("-")[2]) for path in found)
-
-
-def batches(num: int) -> AdaptiveDataLoader:
-    return AdaptiveDataLoader(Numbers(num), 1, name="train")
-
-
-def is_writing() -> bool:
-    return any(thread.name == WRITER for thread in threading.enumerate())
-
-
-class Text(State):
-    """Holds a text, whose `save` is a user's own."""
-
-    def __init__(self, text: str = "initial", name: str = "text") -> None:
-        super().__init__(name)
-        self.text = text
-
-    def save(self, fileobj: BinaryIO) -> None:
-        fileobj.write(self.text.encode())
-
-    def load(self, fileobj: BinaryIO) -> None:
-        self.text = fileobj.read().decode()
-
 
 # What is saved
 
@@ -216,6 +164,19 @@ def test_a_user_that_writes_in_odd_ways_is_understood(tmp_path: Path) -> None:
     assert (list_paths(tmp_path)[0] / "text").read_bytes() == bytes(12) + b"abcdef"
 
 
+def test_training_goes_on_while_the_disk_works(tmp_path: Path, held: Held) -> None:
+    """A boundary does not wait for what a thread writes."""
+
+    def script() -> None:
+        for index in loop_with_save_in_flight(held, 1000):
+            if index == 999:
+                assert committed(tmp_path) == []
+                held.let_go()
+
+    run_once(script, tmp_path)
+    assert committed(tmp_path) == [1]
+
+
 # One at a time
 
 
@@ -245,11 +206,8 @@ def test_the_next_save_waits_for_the_one_in_flight(tmp_path: Path, held: Held) -
 
 def test_save_all_states_waits_for_both(tmp_path: Path, held: Held) -> None:
     def script() -> None:
-        for _ in (loader := batches(3)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 2:
-                held.wait_for_writer()
+        for index in loop_with_save_in_flight(held):
+            if index == 2:
                 helper = held.let_go_when_awaited()
                 path = save_all_states()
                 helper.join()
@@ -332,11 +290,8 @@ def test_a_stop_waits_and_saves_its_own(tmp_path: Path, held: Held) -> None:
     helpers: list[threading.Thread] = []
 
     def script() -> None:
-        for _ in (loader := batches(9)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 3:
-                held.wait_for_writer()
+        for index in loop_with_save_in_flight(held, 9):
+            if index == 3:
                 request_stop()
                 helpers.append(held.let_go_when_awaited())
 
@@ -351,11 +306,8 @@ def test_a_stop_goes_without_a_disk_that_hangs(
     tmp_path: Path, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     def script() -> None:
-        for _ in (loader := batches(9)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 3:
-                held.wait_for_writer()
+        for index in loop_with_save_in_flight(held, 9):
+            if index == 3:
                 request_stop()
 
     job = Job(Environment(grace=0.05), checkpoint_dir=tmp_path, save_interval="off")
@@ -373,11 +325,8 @@ def test_the_end_of_the_program_finishes_what_is_in_flight(
     tmp_path: Path, held: Held, end: str
 ) -> None:
     def script() -> None:
-        for _ in (loader := batches(3)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 1:
-                held.wait_for_writer()
+        for index in loop_with_save_in_flight(held):
+            if index == 1:
                 helpers.append(held.let_go_when_awaited())
                 if end == "exception":
                     raise Crash
@@ -416,11 +365,8 @@ def test_a_fork_has_neither_the_thread_nor_the_memory(
 ) -> None:
     def script() -> None:
         Text("x" * 5000)
-        for _ in (loader := batches(3)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 1:
-                held.wait_for_writer()
+        for index in loop_with_save_in_flight(held):
+            if index == 1:
                 job = current_job()
                 memory = job._saver._capturer._memory  # type: ignore[union-attr]
                 assert memory is not None
@@ -453,11 +399,8 @@ def test_who_registers_in_flight_loads_from_what_it_leaves(
         save_all_states()
 
     def second() -> None:
-        for _ in (loader := batches(3)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 1:
-                held.wait_for_writer()
+        for index in loop_with_save_in_flight(held):
+            if index == 1:
                 assert committed(tmp_path) == [1]
                 helper = held.let_go_when_awaited()
                 assert Text(name="late").text == "early"
@@ -488,237 +431,6 @@ def test_load_state_in_flight_loads_what_is_being_saved(
     run_once(script, tmp_path)
 
 
-# Errors
-
-
-def test_a_disk_that_fails_is_told_at_the_next_boundary_and_counted(
-    tmp_path: Path, held: Held
-) -> None:
-    def script() -> None:
-        told = 0
-        save_all_states()
-        for _ in (loader := batches(50)):
-            if loader.batch_index in (0, 20):
-                held.hold_again()
-                held.error = OSError(errno.EIO, os.strerror(errno.EIO))
-                request_checkpoint()
-            if loader.batch_index in (2, 22):
-                held.wait_for_writer()
-                held.let_go()
-                wait_until(lambda: not is_writing())
-                assert current_job().num_failed_saves == told
-                told += 1
-            if loader.batch_index in (3, 23):
-                assert current_job().num_failed_saves == told
-
-    with pytest.warns(CheckpointWarning) as caught:
-        run_once(script, tmp_path)
-    texts = [str(warning.message) for warning in caught]
-    assert [text.partition(":")[0] for text in texts] == [
-        "checkpoint 2 was not saved",
-        "checkpoint 3 was not saved",
-    ]
-    assert "Input/output error" in texts[0]
-    assert f"The newest checkpoint is {tmp_path}/checkpoint-00000001" in texts[0]
-    assert committed(tmp_path) == [1]
-
-
-def test_a_failure_is_told_at_the_end_if_no_boundary_comes(
-    tmp_path: Path, held: Held
-) -> None:
-    held.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    held.let_go()
-
-    def script() -> None:
-        for _ in (loader := batches(2)):
-            if loader.batch_index == 1:
-                request_checkpoint()
-
-    with pytest.warns(CheckpointWarning, match="checkpoint 1 was not saved.*No space"):
-        run_once(script, tmp_path)
-
-
-@pytest.mark.parametrize("at", ["boundary", "end"])
-def test_an_error_that_no_disk_gives_is_raised(
-    tmp_path: Path, held: Held, at: str
-) -> None:
-    held.error = ZeroDivisionError("in the writer")
-    held.let_go()
-
-    def script() -> None:
-        for _ in (loader := batches(100)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 1:
-                wait_until(lambda: not is_writing())
-                if at == "end":
-                    break
-            assert loader.batch_index < 2
-
-    with pytest.raises(ZeroDivisionError, match="in the writer"):
-        run_once(script, tmp_path)
-    assert committed(tmp_path) == []
-
-
-def test_a_mistake_in_a_state_is_raised_at_the_boundary(tmp_path: Path) -> None:
-    class Failing(Text):
-        def save(self, fileobj: BinaryIO) -> None:
-            raise KeyError(self.text)
-
-    def script() -> None:
-        text = Failing()
-        for _ in (loader := batches(3)):
-            text.text = f"batch {loader.batch_index}"
-            request_checkpoint()
-
-    with pytest.raises(KeyError, match="batch 0"):
-        run_once(script, tmp_path)
-    assert list_paths(tmp_path) == []
-
-
-def test_an_oserror_of_a_state_leaves_the_last_one(tmp_path: Path) -> None:
-    class Failing(Text):
-        def save(self, fileobj: BinaryIO) -> None:
-            raise FileNotFoundError("a table of its own")
-
-    def script() -> str:
-        save_all_states()
-        Failing()
-        for _ in (loader := batches(3)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-        return "finished"
-
-    with pytest.warns(
-        CheckpointWarning,
-        match=r"2 was not saved: FileNotFoundError: a table of its own\. The",
-    ):
-        assert run_once(script, tmp_path) == "finished"
-    assert committed(tmp_path) == [1]
-
-
-@pytest.mark.parametrize("async_save", [True, False])
-def test_a_stream_that_cannot_seek_is_no_failing_disk(
-    tmp_path: Path, async_save: bool
-) -> None:
-    class Archive(Text):
-        def save(self, fileobj: BinaryIO) -> None:
-            tarfile.open(fileobj=fileobj, mode="w").close()
-
-    def script() -> None:
-        Archive()
-        save_all_states()
-
-    with pytest.raises(TypeError, match="'text'.*Archive.*seek.*an io.BytesIO first"):
-        run_once(script, tmp_path, async_save=async_save)
-    assert list_paths(tmp_path) == []
-
-
-@pytest.mark.parametrize("async_save", [True, False])
-def test_an_oserror_without_a_text_is_one(tmp_path: Path, async_save: bool) -> None:
-    """As `future.result(timeout=...)` raises it."""
-
-    class Slow(Text):
-        def save(self, fileobj: BinaryIO) -> None:
-            if self.text == "slow":
-                raise TimeoutError
-            super().save(fileobj)
-
-    def script() -> None:
-        text, best = Slow(), Variables(value=7)
-        save_all_states()
-        text.text, best.value = "slow", 8
-        save_all_states()
-
-    with pytest.warns(CheckpointWarning, match=r"2 was not saved: TimeoutError\. The"):
-        run_once(script, tmp_path, async_save=async_save)
-    assert committed(tmp_path) == [1]
-    assert set(os.listdir(tmp_path / "checkpoint-00000001")) >= {"text", "variables"}
-
-
-def test_old_ones_that_cannot_be_removed_are_warned_of_at_a_boundary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, **_: Any) -> None:
-        raise PermissionError(f"{threading.current_thread().name} may not")
-
-    def script() -> None:
-        save_all_states()
-        monkeypatch.setattr("elasticrun.checkpoint.files.remove_tree", refuse)
-        for _ in (loader := batches(4)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 1:
-                wait_until(lambda: not is_writing())
-
-    with pytest.warns(
-        CheckpointWarning, match=f"00000001 could not .*{WRITER} may not"
-    ):
-        run_once(script, tmp_path, keep=1)
-    assert committed(tmp_path) == [1, 2]
-
-
-# Memory
-
-
-def test_memory_is_used_again_and_what_is_too_much_given_back() -> None:
-    memory = Memory()
-
-    def capture(*sizes: int) -> list[bytes]:
-        memory.clear()
-        files = [memory.capture(lambda f, n=n: f.write(b"%d" % n * n)) for n in sizes]  # type: ignore[misc]
-        return [b"".join(file.blocks) for file in files]
-
-    assert capture(1, 2, 3) == [b"1", b"22", b"333"]
-    first = memory._chunks[0]
-    large = CHUNK_SIZE // 7 + 10
-    assert capture(5, large, 5) == [b"5" * 5, b"%d" % large * large, b"5" * 5]
-    assert memory._chunks[0] is first
-    assert len(memory._chunks) == 2
-    capture(4)
-    assert len(memory._chunks) == 2  # Kept for another one like the last.
-    capture(4)
-    assert memory._chunks == [first]
-
-
-def test_large_writes_come_in_order_through_any_number_of_threads() -> None:
-    content = torch.arange(9_000_001, dtype=torch.int32).numpy()
-    for num_threads in (1, 2, 3, 64):
-        memory = Memory()
-        memory.num_threads = num_threads
-
-        def write(file: BinaryIO) -> None:
-            for part in (content[:7], content[7:8_000_000], content[8_000_000:]):
-                file.write(part.data)
-
-        captured = memory.capture(write)
-        assert captured.size == content.nbytes
-        assert b"".join(captured.blocks) == content.tobytes()
-        del captured
-        gc.collect()
-
-
-def test_without_memory_training_waits_and_the_checkpoint_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The system's answer is made up; that it may say so is not."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    def script() -> None:
-        register(net=torch.nn.Linear(1000, 100))
-        for _ in (loader := batches(3)):
-            request_checkpoint()
-            assert committed(tmp_path) == list(range(1, loader.batch_index + 1))
-
-    monkeypatch.setattr("mmap.mmap", refuse)
-    run_once(script, tmp_path)
-    assert committed(tmp_path) == [1, 2, 3]
-    assert caplog.text.count("there is no memory for a copy of what is saved") == 1
-    assert "Cannot allocate memory" in caplog.text
-
-
 # Settings
 
 
@@ -731,22 +443,3 @@ def test_the_setting_comes_from_a_variable_too(text: str, value: bool) -> None:
 def test_a_malformed_setting_is_named() -> None:
     with pytest.raises(ValueError, match=r"\(ELASTICRUN_ASYNC_SAVE\) is 'no'; give"):
         read_environment({"ELASTICRUN_ASYNC_SAVE": "no"})
-
-
-def test_training_goes_on_while_the_disk_works(tmp_path: Path, held: Held) -> None:
-    """A boundary does not wait for what a thread writes."""
-
-    def script() -> None:
-        for _ in (loader := batches(1000)):
-            if loader.batch_index == 0:
-                request_checkpoint()
-            if loader.batch_index == 1:
-                held.wait_for_writer()
-                begun = time.monotonic()
-            if loader.batch_index == 999:
-                assert committed(tmp_path) == []
-                assert time.monotonic() > begun
-                held.let_go()
-
-    run_once(script, tmp_path)
-    assert committed(tmp_path) == [1]
