@@ -295,6 +295,7 @@ def test_short_writes_are_completed(memory: Path) -> None:
 # Kills
 
 
+@pytest.mark.slow
 def test_killed_job_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     make_old(tmp_path / "old")
     statuses = run_killed_lives(tmp_path)
@@ -305,6 +306,7 @@ def test_killed_job_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     assert set(found) == {3, 4}
 
 
+@pytest.mark.slow
 def test_killed_first_save_is_swept_away(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     statuses = run_killed_lives(tmp_path)
@@ -317,6 +319,7 @@ def test_killed_first_save_is_swept_away(tmp_path: Path) -> None:
     assert found is not None
 
 
+@pytest.mark.slow
 def test_generations_never_repeat(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     store, first, _ = start(tmp_path / "old")
@@ -498,6 +501,7 @@ def write_blocks_without_syncing(path: Path, blocks: Any, *, checksum: Any) -> A
     return FileRecord(path.name, size, checksum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [

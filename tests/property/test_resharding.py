@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -134,6 +135,7 @@ def load(
                 assert torch.equal(own[f"t{number}"].to_local(), expected)
 
 
+@pytest.mark.slow
 @given(movements())
 def test_any_mesh_loads_what_another_has_saved(
     movement: tuple[list[Tensor], Mesh, Mesh],
@@ -148,6 +150,7 @@ def test_any_mesh_loads_what_another_has_saved(
             assert torch.equal(reader.read_whole(f"t{number}"), tensor)
 
 
+@pytest.mark.slow
 @given(movements())
 def test_every_number_is_written_once(
     movement: tuple[list[Tensor], Mesh, Mesh],

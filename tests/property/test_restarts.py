@@ -152,6 +152,7 @@ def test_stops_do_not_show(program: Program, stops: list[int]) -> None:
     assert [batch for delivered in generations for batch in delivered] == whole
 
 
+@pytest.mark.slow
 @given(program=programs, stops=stops)
 @settings(relaxed, max_examples=20)
 @example([Epochs(2, (Loop(0), Loop(0), Loop(2)))], [4, 1, 1, 1, 6])
@@ -168,6 +169,7 @@ def test_after_crashes_only_what_followed_the_last_save_is_delivered_again(
     assert list(seen.items()) == whole
 
 
+@pytest.mark.slow
 # Torch looks for steps of the optimizer in this process only.
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @given(stops=st.sets(st.integers(1, 12), max_size=5))

@@ -26,6 +26,7 @@ def on_each_rank(act: Callable[[Any, int], Any]) -> Callable[[], Any]:
     return run
 
 
+@pytest.mark.slow
 def test_all_ranks_write_into_one_version(tmp_path: Path) -> None:
     def act(dist: Any, rank: int) -> Any:
         from elasticrun import AtomicDirectory

@@ -296,6 +296,7 @@ def test_the_last_good_one_stays_whatever_happens(tmp_path: Path) -> None:
         AtomicDirectory(tmp_path, keep=0)
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_began_is_removed(tmp_path: Path) -> None:
     directory = AtomicDirectory(tmp_path)
     kept = commit(directory, "good")
@@ -336,6 +337,7 @@ def test_only_plain_files_can_be_committed(tmp_path: Path) -> None:
     assert directory.latest() is None
 
 
+@pytest.mark.slow
 def test_two_at_once_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,6 +439,7 @@ for _ in range(100):
 """
 
 
+@pytest.mark.slow
 def test_a_reader_finds_a_version_while_another_process_commits(
     tmp_path: Path,
 ) -> None:
@@ -456,6 +459,7 @@ def test_a_reader_finds_a_version_while_another_process_commits(
         assert (reader.returncode, reader.stderr.read()) == (0, "")
 
 
+@pytest.mark.slow
 def test_it_starts_no_job() -> None:
     code = (
         "import sys\n"

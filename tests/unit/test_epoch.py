@@ -512,6 +512,7 @@ def test_a_failure_after_break_is_raised_at_the_next_use(tmp_path: Path) -> None
     run_once(script, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_failure_after_break_is_raised_at_the_end_at_last(tmp_path: Path) -> None:
     with pytest.raises(OverflowError, match="too much"):
         run_once(leave_an_epoch_by_break, tmp_path)

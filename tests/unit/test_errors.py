@@ -222,6 +222,7 @@ def test_errors_are_caught_as_one_kind_and_a_stop_is_none() -> None:
     assert not issubclass(JobStopped, Exception)
 
 
+@pytest.mark.slow
 def test_except_exception_does_not_swallow_a_stop(tmp_path: Path) -> None:
     reached = []
 

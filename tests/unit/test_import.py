@@ -46,6 +46,7 @@ def test_a_name_is_imported_at_its_first_use() -> None:
     assert run(code) == "False\nTrue\n"
 
 
+@pytest.mark.slow
 def test_importing_everything_leaves_the_process_as_it_was() -> None:
     code = """
         import logging, os, signal, threading

@@ -208,6 +208,7 @@ def test_any_checkpoint_starts_the_count_anew(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_on_all_replicas(tmp_path: Path) -> None:
     variables = {
         "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path),

@@ -131,6 +131,7 @@ def test_closing_sends_what_is_left(connect: Connect, hub: Hub) -> None:
     assert drain(hub) == [*sent, gone(1)]
 
 
+@pytest.mark.slow
 def test_who_is_killed_is_gone(store: JobStore, hub: Hub, tmp_path: Path) -> None:
     process = start(store, 3, tmp_path / "ready")
     assert drain(hub) == []
@@ -139,6 +140,7 @@ def test_who_is_killed_is_gone(store: JobStore, hub: Hub, tmp_path: Path) -> Non
     process.join()
 
 
+@pytest.mark.slow
 def test_who_is_stopped_is_not(store: JobStore, hub: Hub, tmp_path: Path) -> None:
     process = start(store, 3, tmp_path / "ready")
     assert process.pid is not None

@@ -105,6 +105,7 @@ def test_a_block_sees_what_loops_have_added(uninterrupted: dict[Any, Any]) -> No
     assert uninterrupted["end"]["samples"] == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(stops=st.sets(st.integers(1, 16), max_size=6))
 def test_restarts_do_not_show(

@@ -51,6 +51,7 @@ def test_it_is_told_at_the_end_of_a_job_that_saves_nothing(tmp_path: Path) -> No
         run_once(lambda: Variables(name="net", value=1), tmp_path)
 
 
+@pytest.mark.slow
 def test_an_exception_is_no_reason_to_tell(tmp_path: Path) -> None:
     run_once(lambda: save_with("model"), tmp_path)
 

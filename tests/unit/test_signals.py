@@ -248,6 +248,7 @@ def context(request: pytest.FixtureRequest) -> multiprocessing.context.BaseConte
     return multiprocessing.get_context(request.param)
 
 
+@pytest.mark.slow
 def test_a_worker_outlives_the_signals_of_its_group(
     context: multiprocessing.context.BaseContext,
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_worker_ends_when_its_parent_terminates_it(
     assert worker.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_stalled_worker_ends_with_a_killed_parent(method: str) -> None:
     script = f"""

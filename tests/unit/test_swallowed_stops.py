@@ -100,6 +100,7 @@ def stop_and_break() -> None:
             break
 
 
+@pytest.mark.slow
 def test_a_stop_caught_before_break_gives_the_exit_code_at_last(
     tmp_path: Path,
 ) -> None:
