@@ -29,7 +29,11 @@ def map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
         items = {key: map_leaves(value, change) for key, value in values.items()}
         if all(items[key] is values[key] for key in items):
             return values
-        return type(values)(items)
+        if type(values) is dict:
+            return items
+        ordered = OrderedDict(items)
+        vars(ordered).update(vars(values))  # A module's has attributes.
+        return ordered
     if type(values) in (list, tuple):
         if _PLAIN.issuperset(map(type, values)):
             return values
@@ -41,9 +45,11 @@ def map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def find_doubtful(values: Any) -> Iterator[Any]:
-    """Yield what is neither a tensor nor surely loaded by what executes nothing.
+    """Yield what is not surely loaded by what executes nothing.
 
-    All of `values` loads if these do. A key stands in a dictionary of its own.
+    All of `values` loads if these do. A key stands in a dictionary of its own. Of
+    tensors, those of a class that is not torch's own; and what they have as attributes,
+    which is saved with them.
     """
     kind = type(values)
     if kind in (dict, OrderedDict):
@@ -59,7 +65,11 @@ def find_doubtful(values: Any) -> Iterator[Any]:
     elif kind is set:
         if not _is_plain(values):
             yield values
-    elif not (isinstance(values, torch.Tensor) or _is_plain((values,))):
+    elif isinstance(values, torch.Tensor):
+        if kind not in (torch.Tensor, torch.nn.Parameter):
+            yield values
+        yield from find_doubtful(vars(values))
+    elif not _is_plain((values,)):
         yield values
 
 

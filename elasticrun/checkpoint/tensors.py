@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections.abc import Iterable
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import cloudpickle
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.serialization import safe_globals
 from torch.utils.serialization import config
 
 from elasticrun.checkpoint.nested import find_doubtful, map_leaves
@@ -21,6 +24,8 @@ from elasticrun.checkpoint.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import CheckpointError
 
+# What a lazy module has before its first batch: a dtype and a device.
+_NO_TENSORS_YET = (UninitializedParameter, UninitializedBuffer)
 _DTENSOR = "DTensor"
 _SHARDED = {_DTENSOR, "ShardedTensor", "FullyShardedDataParallel"}
 
@@ -226,9 +231,10 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     source: Any = fileobj if path is None else path
     try:
         # Said outright, so that no variable of the environment can say otherwise.
-        return torch.load(
-            source, map_location="cpu", weights_only=True, mmap=path is not None
-        )
+        with safe_globals(list(_NO_TENSORS_YET)):
+            return torch.load(
+                source, map_location="cpu", weights_only=True, mmap=path is not None
+            )
     except pickle.UnpicklingError as error:
         raise UnsafeValuesError(_first_line(error)) from error
 
@@ -259,7 +265,7 @@ def check_loads_safely(values: Any, *, name: str) -> None:
             or a tensor that is sharded.
     """
     _refuse_shards_among(values, name)
-    doubtful = list(find_doubtful(values))
+    doubtful = _smallest_tensors(find_doubtful(values))
     if not doubtful:
         return
     buffer = io.BytesIO()
@@ -276,6 +282,22 @@ def check_loads_safely(values: Any, *, name: str) -> None:
             "write a State with save and load. If you trust all who can write to the "
             f"checkpoint directory, init(trust_pickle=[{name!r}]) takes any object."
         ) from error
+
+
+def _smallest_tensors(values: Iterable[Any]) -> list[Any]:
+    """Keep one tensor of each class, the smallest: they load alike."""
+    others: list[Any] = []
+    tensors: dict[type, torch.Tensor] = {}
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            others.append(value)
+        elif _size(value) <= _size(tensors.setdefault(type(value), value)):
+            tensors[type(value)] = value
+    return [*others, *tensors.values()]
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return 0 if is_lazy(tensor) else tensor.numel()
 
 
 def _first_line(error: Exception) -> str:

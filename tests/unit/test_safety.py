@@ -42,6 +42,16 @@ class Custom:
         self.value = value
 
 
+class Own(torch.Tensor):
+    """A tensor of a class that torch does not know."""
+
+
+def noted(tensor: Any, value: Any) -> Any:
+    """Give a tensor an attribute, which is saved with it."""
+    tensor.note = value
+    return tensor
+
+
 class Holder:
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -122,6 +132,14 @@ def with_attribute(value: Any) -> Any:
         *(range(3), slice(1), int, Path("x"), Custom(3), np.float64(2), np.ones(2)),
         *(torch.float32, torch.Size([2]), torch.ones(2), collections.Counter("aab")),
         *(collections.defaultdict(list), stat.S_IFMT, [Custom(3)], {"a": np.int64(2)}),
+        *(
+            nn.Parameter(torch.ones(2)),
+            nn.Buffer(torch.ones(2)),
+            torch.ones(2).to("meta"),
+        ),
+        *(nn.parameter.UninitializedParameter(), nn.parameter.UninitializedBuffer()),
+        *(Own(), noted(torch.ones(2), "text"), noted(torch.ones(2), Custom(3))),
+        *(noted(nn.Parameter(torch.ones(2)), Custom(3)), noted(Own(), Custom(3))),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -302,3 +320,29 @@ def test_a_directory_open_to_all_is_warned_of(tmp_path: Path) -> None:
     ]
     tmp_path.chmod(0o775)
     run_once(save_all_states, tmp_path)  # A group is somebody's decision.
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_a_lazy_module_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Before its first batch it has a dtype and a device, but no shape."""
+
+    def script(*, runs: bool) -> bool:
+        net = nn.Sequential(nn.LazyLinear(3))
+        register(net=net)
+        has_shape = not nn.parameter.is_lazy(net[0].weight)
+        if runs:
+            net(torch.ones(2, 5))
+        save_all_states()
+        return has_shape
+
+    assert not run_once(lambda: script(runs=False), tmp_path)
+    assert not run_once(lambda: script(runs=True), tmp_path)
+    assert run_once(lambda: script(runs=False), tmp_path)
+
+
+def test_what_a_state_dictionary_has_beside_it_stays(tmp_path: Path) -> None:
+    values = with_attribute(2)
+    values["number"] = np.float64(3.0)  # Which becomes one of Python's.
+    save_values(values, file := io.BytesIO())
+    file.seek(0)
+    assert vars(load_values(file)) == {"versions": 2}
