@@ -15,6 +15,7 @@ from elasticrun import (
     CheckpointWarning,
     Variables,
     current_job,
+    remaining_epochs_until,
     request_checkpoint,
     save_all_states,
 )
@@ -75,6 +76,23 @@ def test_a_failure_is_told_at_the_end_if_no_boundary_comes(
 
     with pytest.warns(CheckpointWarning, match="checkpoint 1 was not saved.*No space"):
         run_once(script, tmp_path)
+
+
+def test_the_end_of_the_epochs_is_saved_again_if_that_failed(
+    tmp_path: Path, held: Held
+) -> None:
+    """Else a finished job would train its last epoch again when it is started again."""
+    held.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    held.let_go()
+
+    def script() -> int:
+        loader = batches(2)
+        return sum(len(list(loader)) for _ in remaining_epochs_until(2))
+
+    with pytest.warns(CheckpointWarning, match="was not saved.*No space"):
+        assert run_once(script, tmp_path, save_every="epoch") == 4
+    assert committed(tmp_path) == [3]
+    assert run_once(script, tmp_path) == 0
 
 
 @pytest.mark.parametrize("at", ["boundary", "end"])
