@@ -15,7 +15,7 @@ from elasticrun.channel import Channel
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.store import JobStore
-from elasticrun.errors import AgreementError, CheckpointWarning
+from elasticrun.errors import AgreementError, CheckpointError, CheckpointWarning
 from elasticrun.flight import Flight, Outcome
 from elasticrun.joining import Membership
 from elasticrun.opening import Start
@@ -86,6 +86,7 @@ class Saver:
         self._number = start.number
         self._start = start
         self._has_hinted = False
+        self._is_saving = False
         self._flight: Flight | None = None
         self._given_up: Flight | None = None
         self.newest = start.newest
@@ -117,10 +118,26 @@ class Saver:
 
         Raises:
             Exception: What a state's `save` raised, other than OSError.
-            CheckpointError: A state of another rank could not be saved.
+            CheckpointError: A state of another rank could not be saved; or a state has
+                asked for a save while it was saved itself.
             AgreementError: Rank 0 never came to the same point, or is gone; or the save
                 in flight did not end.
         """
+        if self._is_saving:
+            raise CheckpointError(
+                "a state's sync, save or after_save asked for a save, within which it "
+                "is itself called. Ask for it after a batch, or with "
+                "request_checkpoint()."
+            )
+        self._is_saving = True
+        try:
+            return self._save(position, timeout=timeout, is_awaited=is_awaited)
+        finally:
+            self._is_saving = False
+
+    def _save(
+        self, position: dict[str, Any], *, timeout: float, is_awaited: bool
+    ) -> Checkpoint | None:
         self.finish(timeout=timeout)
         number = self._number
         if number == self._start.number:

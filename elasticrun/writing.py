@@ -138,6 +138,7 @@ class Owner:
         self._gone: dict[int, str] = {}
         self._awaited: int | None = None
         self._told: int | None = None
+        self._unheard: list[int] = []
         self._lock = threading.Lock()
 
     def write(
@@ -145,6 +146,7 @@ class Owner:
     ) -> Checkpoint | str:
         draft: Draft | None = None
         number = capture.number
+        self._empty_store(channel)
         try:
             if capture.problem is not None:
                 raise _SaveFailed(capture.problem)
@@ -219,6 +221,19 @@ class Owner:
     def _tell_end(self, channel: Channel, number: int, end: dict[str, Any]) -> None:
         channel.put(f"save/{number}/end", end)
         self._told = number
+        self._unheard.append(number)
+
+    def _empty_store(self, channel: Channel) -> None:
+        """Remove what was told of saves whose end everybody has heard."""
+        if channel.store is None:
+            return
+        ranks = range(1, self._world_size)
+        for number in list(self._unheard):
+            heard = [_heard(number, rank) for rank in ranks]
+            told = [f"save/{number}/{each}" for each in ("begun", "end", *ranks)]
+            if channel.store.discard([*told, *heard], once=heard):
+                self._unheard.remove(number)
+                self._told = None if self._told == number else self._told
 
     def _take_reports(self, capture: Capture, channel: Channel) -> list[FileRecord]:
         if channel.store is None:

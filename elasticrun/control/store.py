@@ -7,6 +7,7 @@ since a client that waits blocks its other users.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -84,6 +85,21 @@ class JobStore:
             )
         except dist.DistError as error:
             raise ConnectionError(f"the job's store is gone: {error}") from error
+
+    def discard(self, keys: Sequence[str], *, once: Sequence[str]) -> bool:
+        """Remove `keys` if all of `once` are there; return whether they were.
+
+        Raises:
+            ConnectionError: The store is gone, and with it rank 0.
+        """
+        try:
+            if not self.client.check(list(once)):
+                return False
+            for key in keys:
+                self.client.delete_key(key)
+        except dist.DistError as error:
+            raise ConnectionError(f"the job's store is gone: {error}") from error
+        return True
 
     def take(self, key: str, *, timeout: float = START_TIMEOUT) -> Any:
         """Wait for `key` and return its value.

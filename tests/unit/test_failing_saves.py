@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from elasticrun import (
+    CheckpointError,
     CheckpointWarning,
     Variables,
     current_job,
@@ -131,6 +132,25 @@ def test_a_mistake_in_a_state_is_raised_at_the_boundary(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="batch 0"):
         run_once(script, tmp_path)
     assert list_paths(tmp_path) == []
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+@pytest.mark.parametrize("at", ["sync", "save", "after_save"])
+def test_a_save_within_a_save_is_refused(
+    tmp_path: Path, at: str, async_save: bool
+) -> None:
+    """The inner one would capture into the memory that the outer one fills."""
+
+    def save_too(*_: Any) -> None:
+        save_all_states()
+
+    def script() -> None:
+        setattr(Text(), at, save_too)
+        save_all_states()
+
+    with pytest.raises(CheckpointError, match=r"within which it.*request_checkpoint"):
+        run_once(script, tmp_path, async_save=async_save)
+    assert len(committed(tmp_path)) == (at == "after_save")
 
 
 def test_an_oserror_of_a_state_leaves_the_last_one(tmp_path: Path) -> None:
