@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.state import BaseState, state_of_file
-from elasticrun.errors import StateNameError
+from elasticrun.errors import CheckpointError, StateNameError
 
 
 class Registry:
@@ -52,7 +52,8 @@ class Registry:
         optimizer is loaded already sets the learning rate of the beginning.
 
         Raises:
-            CheckpointError: The file is damaged, or does not fit.
+            CheckpointError: The file is damaged, or does not fit, or is of the other
+                kind: shared by all ranks, or one rank's own.
         """
         is_loaded = self._load_one(state, checkpoint)
         if checkpoint is not None and not is_loaded:
@@ -65,7 +66,10 @@ class Registry:
 
     def _load_one(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
         file_name = state.file_name(self._rank)
-        if checkpoint is None or not checkpoint.has(file_name):
+        if checkpoint is None:
+            return False
+        _check_kind(state, checkpoint)
+        if not checkpoint.has(file_name):
             return False
         with checkpoint.open(file_name) as file:
             state.load_with(file, checkpoint.open)
@@ -109,3 +113,24 @@ class Registry:
         if checkpoint is None:
             return []
         return [n for n in checkpoint.names() if state_of_file(n) not in self._states]
+
+
+def _check_kind(state: BaseState, checkpoint: Checkpoint) -> None:
+    """Raise if it was shared when it was saved and is per replica now, or reversed.
+
+    It would begin anew without a word, and what was saved would not be kept: its name
+    is claimed. Shards of a shared state are beside a file for all, which it loads.
+    """
+    has_shared = checkpoint.has(state.name)
+    has_any = any(state_of_file(each) == state.name for each in checkpoint.names())
+    if not has_any or has_shared != state.is_per_replica:
+        return
+    kinds = ["one file for all ranks", "a file of its own for each rank"]
+    before, now = kinds if has_shared else kinds[::-1]
+    raise CheckpointError(
+        f"{checkpoint.path} has {before} of {state.name!r}, but in this program it has "
+        f"{now} (is_per_replica = {state.is_per_replica}), so what was saved would be "
+        f"lost. Set is_per_replica = {not state.is_per_replica} in its class, as it "
+        "was when it was saved; or give it another name, under which it begins anew; "
+        "or start anew with another checkpoint directory."
+    )

@@ -32,20 +32,26 @@ class ShardedOptimizerState(ShardedState):
     def __init__(self, name: str, target: Optimizer) -> None:
         super().__init__(name, target)
         self._optimizer = target
+        self._modules: list[tuple[str, nn.Module]] = []
         self._parameters: dict[str, Tensor] = {}
 
     def meet(self, states: Iterable[BaseState]) -> None:
-        modules = [
+        self._modules = [
             (each.name, each.target)
             for each in states
             if isinstance(each.target, nn.Module)
         ]
-        self._parameters = find_names(self.name, self._optimizer, modules)
+        self._find_names()
+
+    def _find_names(self) -> None:
+        self._parameters = find_names(self.name, self._optimizer, self._modules)
 
     def current_values(self) -> Any:
+        self._find_names()  # `add_param_group` may have been called since.
         return by_names(self._optimizer.state_dict(), list(self._parameters))
 
     def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
+        self._find_names()
         if not has_names(saved.values):  # It was saved by a program without shards.
             saved = SavedState(by_names(saved.values, list(self._parameters)), {})
         targets: dict[str, Tensor] = {}

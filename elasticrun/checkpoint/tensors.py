@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.serialization import safe_globals
 from torch.utils.serialization import config
 
+from elasticrun.checkpoint.dtypes import keeping_dtypes
 from elasticrun.checkpoint.nested import find_doubtful, map_leaves
 from elasticrun.checkpoint.parameter_names import by_numbers
 from elasticrun.checkpoint.shards import OpenFile, SavedState, read_whole_state
@@ -92,7 +93,8 @@ class StatefulState(BaseState):
             CheckpointError: They do not fit it.
         """
         try:
-            self.target.load_state_dict(values)
+            with keeping_dtypes(self.target):
+                self.target.load_state_dict(values)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"the saved state {self.name!r} does not fit the "

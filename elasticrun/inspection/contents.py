@@ -162,7 +162,8 @@ def _is_long_row(values: Sequence[Any]) -> bool:
 def kind_of(leaf: Any) -> str:
     """Return what it is: a tensor's dtype and shape, or the type."""
     if isinstance(leaf, torch.Tensor):
-        return f"{_dtype(leaf)} {list(leaf.shape)}"
+        sizes = ["*" if size is None else str(size) for size in shape_of(leaf)]
+        return f"{_dtype(leaf)} [{', '.join(sizes)}]"
     if isinstance(leaf, Opaque):
         return leaf.kind
     if isinstance(leaf, (list, tuple)) and leaf:
@@ -173,8 +174,8 @@ def kind_of(leaf: Any) -> str:
 def value_of(leaf: Any) -> str:
     """Return its value if that is small, else nothing."""
     if isinstance(leaf, torch.Tensor):
-        is_small = 0 < leaf.numel() <= _LARGEST_SHOWN
-        return _round(leaf.to_dense().tolist()) if is_small else ""
+        shown = _small_values(leaf)
+        return "" if shown is None or leaf.numel() == 0 else _round(shown)
     if isinstance(leaf, Opaque):
         return _shorten(repr(leaf.data[:_WIDTH])) if leaf.data else ""
     return _shorten(repr(leaf))
@@ -183,11 +184,36 @@ def value_of(leaf: Any) -> str:
 def as_values(path: str, leaf: Any) -> dict[str, Any]:
     """Return a leaf as plain values."""
     if isinstance(leaf, torch.Tensor):
-        is_small = leaf.numel() <= _LARGEST_SHOWN
-        shown = leaf.to_dense().tolist() if is_small else None
-        tensor = {"dtype": _dtype(leaf), "shape": list(leaf.shape)}
-        return {"path": path, **tensor, "value": _plain(shown)}
+        tensor = {"dtype": _dtype(leaf), "shape": shape_of(leaf)}
+        return {"path": path, **tensor, "value": _plain(_small_values(leaf))}
     return {"path": path, "type": kind_of(leaf), "value": _plain(leaf)}
+
+
+def shape_of(tensor: torch.Tensor) -> list[int | None]:
+    """Return a tensor's sizes, None for one that a nested tensor has several of."""
+    if tensor.is_nested:
+        rows = [tuple(row.shape) for row in tensor.unbind()]
+        sizes = [set(each) for each in zip(*rows, strict=True)]
+        return [len(rows), *(s.pop() if len(s) == 1 else None for s in sizes)]
+    return list(tensor.shape)
+
+
+def to_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with each value in its place, also of a quantized or sparse one.
+
+    Raises:
+        RuntimeError: It has none, as on the meta device, or others cannot be had.
+    """
+    return tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+
+
+def _small_values(tensor: torch.Tensor) -> Any:
+    """Return a small tensor's values; None if it is large, or they cannot be had."""
+    try:
+        is_small = tensor.numel() <= _LARGEST_SHOWN
+        return to_plain(tensor).tolist() if is_small else None
+    except RuntimeError:
+        return None
 
 
 def _round(values: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from elasticrun.inspection.contents import (
     leaves,
     load_file,
     names_of_state,
+    to_plain,
     value_of,
 )
 from elasticrun.inspection.tables import columns
@@ -131,7 +133,10 @@ def _compare(name: str, path: str, old: Any, new: Any) -> Change | None:
     if kind_of(old) != kind_of(new):
         return Change(name, path, CHANGED, f"{kind_of(old)} to {kind_of(new)}")
     if isinstance(old, torch.Tensor):
-        return _compare_tensors(name, path, old, new)
+        try:
+            return _compare_tensors(name, path, old, new)
+        except RuntimeError:  # Torch cannot compute with them, as with nested ones.
+            return _compare_bytes(name, path, old, new)
     if old == new or value_of(old) == value_of(new) == "nan":
         return None
     texts = value_of(old), value_of(new)
@@ -143,7 +148,8 @@ def _compare(name: str, path: str, old: Any, new: Any) -> Change | None:
 def _compare_tensors(
     name: str, path: str, old: torch.Tensor, new: torch.Tensor
 ) -> Change | None:
-    old, new = old.to_dense(), new.to_dense()
+    text = kind_of(old)
+    old, new = to_plain(old), to_plain(new)
     kind = torch.complex128 if old.is_complex() else torch.float64
     first, second = old.to(kind), new.to(kind)
     is_nan = first.isnan() & second.isnan()
@@ -162,10 +168,21 @@ def _compare_tensors(
     norm = float(torch.linalg.vector_norm(torch.where(finite, first, 0)))
     largest = float(change.abs().max())
     relative = float(torch.linalg.vector_norm(change)) / norm if norm else None
-    text = f"{kind_of(old)}, {num_changed} of {old.numel()}, at most {largest:.3g}"
+    text += f", {num_changed} of {old.numel()}, at most {largest:.3g}"
     if relative is not None:
         text += f", {relative:.2%} of the norm"
     return Change(name, path, CHANGED, text, num_changed, largest, relative)
+
+
+def _compare_bytes(
+    name: str, path: str, old: torch.Tensor, new: torch.Tensor
+) -> Change | None:
+    first, second = io.BytesIO(), io.BytesIO()
+    torch.save(old, first)
+    torch.save(new, second)
+    if first.getvalue() == second.getvalue():
+        return None
+    return Change(name, path, CHANGED, f"{kind_of(old)}, bytes differ")
 
 
 def _halves(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ Files are those of `torch.save`, or of safetensors by their ending.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,12 @@ def _encode_safetensors(values: Any, name: str) -> bytes:
             "safetensors file can hold. Export it to a .pt file."
         )
     # Tensors that share memory, as tied weights do, are refused there.
-    data: bytes = library.save({key: each.clone() for key, each in values.items()})
+    # They lie in the usual order there, whatever that of channels_last models is.
+    copies = {
+        key: each.clone(memory_format=torch.contiguous_format)
+        for key, each in values.items()
+    }
+    data: bytes = library.save(copies)
     return data
 
 
@@ -127,7 +132,8 @@ def import_state(
     """Commit a checkpoint with one state from a file, and all others as they were.
 
     In an empty directory it is the job's first: the program starts at its beginning,
-    with that state loaded. Keys lose the `module.` that all of them have.
+    with that state loaded. Keys that all begin with `module.` lose it, unless those of
+    the newest checkpoint's state do as well; if they do, keys without it get it.
 
     Args:
         job: The job's name; needed if there is no checkpoint yet.
@@ -140,17 +146,17 @@ def import_state(
         OSError: It could not be written.
     """
     check_name(state)
-    values = _without_common_prefix(_read(source))
+    values = _read(source)
     check_loads_safely(values, name=state)
     store = CheckpointStore(storage.place, job=job or _job_of(storage))
     store.acquire(timeout=0)
     try:
         newest = store.find_newest()
-        if newest is not None:
-            if not is_new:
-                check_is_there(newest, state)
-            if newest.has(state) and not is_forced:
-                check_fits(newest, state, values, source=source)
+        if newest is not None and not is_new:
+            check_is_there(newest, state)
+        values = _with_prefix_of(_keys_of(newest, state), values)
+        if newest is not None and newest.has(state) and not is_forced:
+            check_fits(newest, state, values, source=source)
         generation = store.next_generation()
         with _drafted(store) as draft:
             records = [draft.write(state, lambda file: save_values(values, file))]
@@ -229,10 +235,34 @@ def _read(source: Path) -> Any:
         ) from error
 
 
-def _without_common_prefix(values: Any) -> Any:
-    has_common = (
-        isinstance(values, Mapping)
-        and len(values) > 0
-        and all(isinstance(key, str) and key.startswith(_PREFIX) for key in values)
-    )
-    return set_prefix(values, False) if has_common else values
+def _keys_of(newest: Checkpoint | None, state: str) -> set[Any]:
+    """Return the keys that a state has in a checkpoint; none if it cannot tell."""
+    if newest is not None and newest.has(state):
+        with suppress(InspectionError):  # Damaged, which --force may replace.
+            values = load_file(newest, state)
+            return set(values) if isinstance(values, Mapping) else set()
+    return set()
+
+
+def _with_prefix_of(keys: set[Any], values: Any) -> Any:
+    """Return values from a file with the prefix that their state's keys have.
+
+    A module of one part that is called `module` has it by right, and without it the
+    program would refuse its own export.
+    """
+    is_named = isinstance(values, Mapping) and all(isinstance(k, str) for k in values)
+    if not is_named or values.keys() == keys:
+        return values
+    longer = {f"{_PREFIX}{key}": value for key, value in values.items()}
+    if longer.keys() == keys:
+        return longer
+    if _is_common(values):
+        shorter = set_prefix(values, False)
+        return shorter if shorter.keys() == keys or not _is_common(keys) else values
+    return longer if _is_common(keys) else values
+
+
+def _is_common(keys: Collection[Any]) -> bool:
+    """Return whether all begin with `module.`."""
+    has_all = all(isinstance(key, str) and key.startswith(_PREFIX) for key in keys)
+    return len(keys) > 0 and has_all

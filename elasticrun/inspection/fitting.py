@@ -10,7 +10,7 @@ import torch
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.state import check_state_name, state_of_file
 from elasticrun.errors import StateNameError
-from elasticrun.inspection.contents import Opaque, kind_of, leaves, load_file
+from elasticrun.inspection.contents import Opaque, kind_of, leaves, load_file, shape_of
 from elasticrun.inspection.entries import InspectionError
 
 _MOST_SHOWN = 10
@@ -83,4 +83,4 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def _shape(leaf: Any) -> object:
-    return tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None
+    return shape_of(leaf) if isinstance(leaf, torch.Tensor) else None

@@ -265,6 +265,48 @@ def test_all_kinds_of_changes_are_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore")  # Torch's, of what is a prototype or deprecated.
+def test_tensors_without_plain_values_are_shown_and_compared(tmp_path: Path) -> None:
+    def values(number: int) -> dict[str, Any]:
+        full = torch.full((2, 3), float(number))
+        rows = [torch.full((length,), float(number)) for length in (2, 3)]
+        scales = torch.tensor([0.5, 0.25])
+        return {
+            "bits": full.to(torch.uint8).view(torch.bits8),
+            "jagged": torch.nested.nested_tensor(rows, layout=torch.jagged),
+            "meta": torch.empty(2, device="meta"),
+            "nested": torch.nested.nested_tensor(rows),
+            "quantized": torch.quantize_per_tensor(full, 0.5, 0, torch.qint8),
+            "scaled": torch.quantize_per_channel(
+                full, scales, torch.tensor([0, 0]), 0, torch.qint8
+            ),
+        }
+
+    assert compared(tmp_path, values(1), values(2)) == [
+        "changed bits bits8 [2, 3], bytes differ",
+        "changed jagged float32 [2, *], bytes differ",
+        "changed nested float32 [2, *], bytes differ",
+        "changed quantized qint8 [2, 3], 6 of 6, at most 1, 100.00% of the norm",
+        "changed scaled qint8 [2, 3], 6 of 6, at most 1, 100.00% of the norm",
+    ]
+    assert run(tmp_path / "old", "diff", 1, 1).code == 0
+    lines = run(tmp_path / "old", "show", 1, "variables").lines[1:]
+    assert [" ".join(line.split()) for line in lines] == [
+        "bits bits8 [2, 3]",
+        "jagged float32 [2, *]",
+        "meta float32 [2]",
+        "nested float32 [2, *]",
+        "quantized qint8 [2, 3] [[1, 1, 1], [1, 1, 1]]",
+        "scaled qint8 [2, 3] [[1, 1, 1], [1, 1, 1]]",
+    ]
+    shown = run(tmp_path / "old", "show", 1, "--json").values["states"]["variables"]
+    assert [(each["shape"], each["value"]) for each in shown[:3]] == [
+        ([2, 3], None),
+        ([2, None], None),
+        ([2], None),
+    ]
+
+
 def test_what_shows_no_difference_is_told_to_differ(tmp_path: Path) -> None:
     """Two values of one path, containers of two kinds, long texts of one beginning."""
     assert compared(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -128,6 +129,51 @@ def test_an_imported_model_replaces_that_of_the_newest(tmp_path: Path) -> None:
     said = run(tmp_path / "job", "import", tmp_path / "better.pt", "--json")
     assert said.values == {"path": str(tmp_path / "job" / "checkpoint-00000002")}
     assert run_once(train, tmp_path / "job") == (0.75, 0.9, [1], 2)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_keys_that_have_the_prefix_by_right_keep_it(tmp_path: Path, depth: int) -> None:
+    def wrapped() -> float:
+        net: nn.Module = make_model(0.5)
+        for _ in range(depth):
+            outer = nn.Module()
+            outer.add_module("module", net)
+            net = outer
+        register(model=net)
+        save_all_states()
+        return next(net.parameters())[0, 0].item()
+
+    run_once(wrapped, tmp_path / "job")
+    source = tmp_path / "model.pt"
+    assert run(tmp_path / "job", "export", 1, source).code == 0
+    saved = torch.load(source)
+    for number in range(-1, depth + 1):  # How often the file's keys have it.
+        values = {
+            f"{'module.' * (number + 1)}{key.removeprefix('module.' * depth)}": value
+            for key, value in saved.items()
+        }
+        values = {key: torch.full_like(value, number) for key, value in values.items()}
+        torch.save(values, source)
+        said = run(tmp_path / "job", "import", source)
+        if abs(number + 1 - depth) > 1:
+            assert (said.code, "is not like" in said.errors) == (2, True)
+        else:
+            assert said.code == 0, said.errors
+            assert run_once(wrapped, tmp_path / "job") == number
+
+
+def test_any_layout_is_exported_to_safetensors(tmp_path: Path) -> None:
+    net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    assert not net.weight.is_contiguous()
+
+    def script() -> None:
+        register(model=net)
+        save_all_states()
+
+    run_once(script, tmp_path / "job")
+    said = run(tmp_path / "job", "export", 1, tmp_path / "out.safetensors")
+    assert said.code == 0, said.errors
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["weight"], net.weight)
 
 
 def test_an_import_that_nobody_would_load_is_refused(tmp_path: Path) -> None:

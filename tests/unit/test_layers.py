@@ -39,6 +39,7 @@ ROWS: list[list[str]] = [
     # 1
     ["checkpoint.state", "control.gate", "control.store"],
     ["checkpoint.paths", "checkpoint.parameter_names", "checkpoint.nested"],
+    ["checkpoint.dtypes"],
     ["checkpoint.shards"],
     [
         "checkpoint.tensors",

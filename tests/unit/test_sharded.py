@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import warnings
@@ -30,6 +31,7 @@ from elasticrun import (
 from elasticrun.check.fields import fields_of_state
 from elasticrun.check.perturbation import Perturbation
 from elasticrun.checkpoint.sharded import ShardedModuleState
+from elasticrun.checkpoint.sharded_optimizer import ShardedOptimizerState
 from elasticrun.checkpoint.shards import SavedState
 from elasticrun.checkpoint.tensors import StatefulState, load_values, own_shard
 from elasticrun.testing import Job
@@ -190,6 +192,45 @@ def test_one_optimizer_may_train_two_modules(tmp_path: Path) -> None:
 
     saved = run_once(lambda: two(2), tmp_path)
     same(run_once(lambda: two(0), tmp_path), saved)
+
+
+def test_an_optimizer_may_get_more_parameters(tmp_path: Path) -> None:
+    def unfreeze(*, is_first: bool) -> Any:
+        net = build()
+        sgd = torch.optim.SGD(net[2].parameters(), 0.1, momentum=0.9)
+        rest = {"params": list(net[0].parameters())}
+        if not is_first:
+            sgd.add_param_group(rest)
+        register(model=net, optimizer=sgd)
+        if is_first:
+            train(net, sgd, 1)
+            save_all_states()
+            sgd.add_param_group(rest)
+            train(net, sgd, 1)
+            save_all_states()
+        return whole(sgd.state_dict())
+
+    saved = run_once(lambda: unfreeze(is_first=True), tmp_path)
+    assert len(saved["state"]) == 4
+    same(run_once(lambda: unfreeze(is_first=False), tmp_path), saved)
+
+
+def test_more_parameters_are_loaded_too() -> None:
+    net = build()
+    sgd = torch.optim.SGD(net[2].parameters(), 0.1, momentum=0.9)
+    state = ShardedOptimizerState("optimizer", sgd)
+    state.meet([ShardedModuleState("model", net)])
+    plain = torch.optim.SGD(build(is_sharded=False).parameters(), 0.1, momentum=0.9)
+    sgd.add_param_group({"params": [*net[0].parameters(), *net[1].parameters()]})
+    plain.param_groups[:] = [
+        {**plain.param_groups[0], "params": plain.param_groups[0]["params"][cut]}
+        for cut in (slice(4, None), slice(4))
+    ]
+    file = io.BytesIO()
+    StatefulState("optimizer", plain).save(file)
+    file.seek(0)
+    state.load_with(file, lambda _: io.BytesIO())
+    assert [len(group["params"]) for group in sgd.param_groups] == [2, 4]
 
 
 def test_what_nobody_has_claimed_is_carried_over(tmp_path: Path) -> None:

@@ -396,6 +396,32 @@ def test_what_is_per_replica_has_a_file_for_each(tmp_path: Path) -> None:
     assert run_once(lambda: Own().seen, tmp_path) == 5
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_state_that_gets_files_of_the_other_kind_is_told(
+    tmp_path: Path, before: bool
+) -> None:
+    class Own(Tokens):
+        is_per_replica = True
+
+    def script(kind: type[Tokens], name: str = "tokens") -> int:
+        tokens = kind(name)
+        tokens.seen += 5
+        save_all_states()
+        return tokens.seen
+
+    first, second = (Own, Tokens) if before else (Tokens, Own)
+    kinds = ["a file of its own for each rank", "one file for all ranks"]
+    was, now = kinds if before else kinds[::-1]
+    run_once(lambda: script(first), tmp_path)
+    with pytest.raises(
+        CheckpointError,
+        match=rf"checkpoint-00000001 has {was} of 'tokens', but in this program it "
+        rf"has {now} \(is_per_replica = {not before}\).*Set is_per_replica = {before}",
+    ):
+        run_once(lambda: script(second), tmp_path)
+    assert run_once(lambda: script(first), tmp_path) == 10
+
+
 def test_a_scheduler_that_is_made_late_does_not_set_the_rate_back(
     tmp_path: Path,
 ) -> None:
