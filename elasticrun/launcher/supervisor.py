@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.console import Console
 from elasticrun.launcher.crashes import CrashBook
+from elasticrun.launcher.functions import forget_results
 from elasticrun.launcher.generation import Generation, Member
 from elasticrun.launcher.hangs import HangClock
 from elasticrun.launcher.imports import imports_of
@@ -226,6 +228,8 @@ class Supervisor:
         self.generation = generation
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
         self._starter.note_running(sorted(pids))
+        if self.options.program.kind == "function":
+            forget_results(Path(self.options.program.target))
         generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())
         self.news.begin(generation)
