@@ -144,7 +144,7 @@ class Supervisor:
         if not self._offered:  # Else it begins with those, and is rescaled then.
             self._prepare()
             if self.size != size:
-                raise OptionError("no replica can be started; those that run go on")
+                raise OptionError("no replica can be started; the launcher says why")
         return text
 
     def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
