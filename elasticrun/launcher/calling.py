@@ -60,6 +60,7 @@ class LaunchedJob:
         )
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._results: list[Any] | None = None
+        self._error: Exception | None = None
         self._copiers = [
             threading.Thread(target=self._copy, args=streams, daemon=True)
             for streams in (
@@ -102,6 +103,8 @@ class LaunchedJob:
         """
         if self._results is not None:
             return self._results
+        if self._error is not None:  # What it came from is removed.
+            raise self._error
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired as error:
@@ -112,8 +115,12 @@ class LaunchedJob:
             raise ElasticRunError(self._explain(code) + "".join(self._lines))
         try:
             self._results = read_results(self._folder)
+        except Exception as error:
+            self._error = error
+            raise
         finally:
-            self._leave()
+            if self._results is not None or self._error is not None:
+                self._leave()
         return self._results
 
     def _explain(self, code: int) -> str:

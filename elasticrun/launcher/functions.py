@@ -33,6 +33,17 @@ def call_function(folder: Path, *, generation: int, rank: int, world_size: int) 
     path.write_bytes(cloudpickle.dumps(result))
 
 
+def forget_results(folder: Path) -> None:
+    """Remove what replicas returned; before others are started in their place.
+
+    A replica may have returned while the others were still to be rescaled, and without
+    a job all generations have the same number.
+    """
+    for path in folder.iterdir():
+        if _RESULT.fullmatch(path.name):
+            path.unlink()
+
+
 def read_results(folder: Path) -> list[Any]:
     """Return the results by rank of the last generation, the one that finished.
 

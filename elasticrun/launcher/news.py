@@ -21,6 +21,8 @@ class News:
         has_had_job: Whether a replica of any generation has made its job.
         on_started: Called when a generation has started.
         on_ready: Called when all replicas of a generation have made their job.
+        on_not_rescaled: Called with the reason when a generation goes on that was to be
+            rescaled.
         on_reported: Called with each replica that said where it is.
     """
 
@@ -28,6 +30,7 @@ class News:
         self.has_had_job = False
         self.on_started: list[Callable[[], None]] = []
         self.on_ready: list[Callable[[], None]] = []
+        self.on_not_rescaled: list[Callable[[str], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
         self._console = console
         self._crashes = crashes
@@ -45,6 +48,11 @@ class News:
         self._generation = generation
         for call in self.on_started:
             call()
+
+    def note_not_rescaled(self, why: str) -> None:
+        """Tell that the generation goes on as it is."""
+        for call in self.on_not_rescaled:
+            call(why)
 
     def note_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """Show a line that a replica printed."""

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -65,19 +66,20 @@ def num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def group_usage(leader: int) -> tuple[float, int]:
-    """Return CPU seconds and bytes of memory of a process group.
+def usage_of_groups(leaders: Iterable[int]) -> dict[int, tuple[float, int]]:
+    """Return CPU seconds and bytes of memory of process groups, by their leaders.
 
     What processes share, as forks do, counts for each with its part.
     """
-    seconds, memory = 0.0, 0
+    usage = dict.fromkeys(leaders, (0.0, 0))
     tick = os.sysconf("SC_CLK_TCK")
-    for pid in _all_processes():
+    for pid in _all_processes() if usage else []:
         fields = _stat(pid)
-        if len(fields) > 21 and int(fields[2]) == leader:
+        if len(fields) > 21 and (leader := int(fields[2])) in usage:
+            seconds, memory = usage[leader]
             seconds += (int(fields[11]) + int(fields[12])) / tick
-            memory += _own_memory(pid)
-    return seconds, memory
+            usage[leader] = seconds, memory + _own_memory(pid)
+    return usage
 
 
 def _own_memory(pid: int) -> int:

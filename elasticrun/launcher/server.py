@@ -35,6 +35,7 @@ class Server:
         supervisor.loop.watch(listener, self._on_caller)
         supervisor.news.on_started.append(self._on_started)
         supervisor.news.on_ready.append(self._on_ready)
+        supervisor.news.on_not_rescaled.append(self._on_not_rescaled)
 
     def close(self) -> None:
         """Tell whoever asked for the end whether it came as it should."""
@@ -114,9 +115,16 @@ class Server:
         assert generation is not None
         self._answer_waiting(generation, "trains")
 
+    def _on_not_rescaled(self, why: str) -> None:
+        for channel, _ in self._waiting:
+            channel.send({"error": why})
+        self._waiting.clear()
+
     def _answer_waiting(
         self, generation: Generation, what: str, more: str = ""
     ) -> None:
+        if self._supervisor.is_rescaling:
+            return  # They wait for the next generation.
         for channel, size in self._waiting:
             is_asked = generation.size == size
             text = f"generation {generation.number} {what} with {generation.size}"

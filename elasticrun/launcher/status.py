@@ -59,9 +59,8 @@ class StatusBook:
         """Return everything, as plain values."""
         supervisor = self._supervisor
         options, generation = supervisor.options, supervisor.generation
-        members = generation.running if generation is not None else []
-        is_first = bool(generation and members[:1] == generation.members[:1])
-        report = members[0].report if is_first else {}
+        members, report = self._running, self._first_report
+        usage = processes.usage_of_groups(member.pid for member in members)
         saved_at = report.get("saved_at")
         return {
             "job": options.name,
@@ -86,8 +85,23 @@ class StatusBook:
             "checkpoint_dir": str(options.checkpoint_dir),
             "log_dir": str(options.log_dir),
             "seconds": time.time() - supervisor.judge.started_at,
-            "members": [self._describe(member) for member in members],
+            "members": [
+                self._describe(member, *usage[member.pid]) for member in members
+            ],
         }
+
+    @property
+    def _running(self) -> list[Member]:
+        generation = self._supervisor.generation
+        return generation.running if generation is not None else []
+
+    @property
+    def _first_report(self) -> Message:
+        """The report of the first replica; empty if that does not run."""
+        generation = self._supervisor.generation
+        members = self._running
+        is_first = bool(generation and members[:1] == generation.members[:1])
+        return members[0].report if is_first else {}
 
     def _describe_nodes(self) -> Message:
         """Return what there is of a job on many machines."""
@@ -103,26 +117,28 @@ class StatusBook:
         }
 
     def live(self) -> str:
-        """Return the line that a terminal shows all the time."""
-        status = self.status()
-        state, generation = status["state"], status["generation"]
+        """Return the line that a terminal shows all the time.
+
+        It takes nothing else of a status, which looks at all processes for usage: that
+        would cost too much twice a second.
+        """
+        supervisor, report = self._supervisor, self._first_report
+        state, generation = supervisor.state, supervisor.generation
         if state == "starting" and generation is not None:
             state = "running"  # Perhaps a script that never makes a job.
-        parts = [f"{status['job']}: {state}"]
-        if status["generation"] is not None:
-            number = status["replicas"]
+        parts = [f"{supervisor.options.name}: {state}"]
+        if generation is not None:
+            number = len(generation.running)
             parts.append(
-                f"generation {status['generation']}, {number} "
-                f"replica{'s' * (number != 1)}"
+                f"generation {generation.number}, {number} replica{'s' * (number != 1)}"
             )
-        if status["position"]:
-            parts.append(status["position"])
-        if status["samples_per_second"]:
-            parts.append(f"{status['samples_per_second']:.0f} samples/s")
+        if report.get("position"):
+            parts.append(report["position"])
+        if report and self._speed.rate:
+            parts.append(f"{self._speed.rate:.0f} samples/s")
         return " | ".join(parts)
 
-    def _describe(self, member: Member) -> Message:
-        seconds, memory = processes.group_usage(member.pid)
+    def _describe(self, member: Member, seconds: float, memory: int) -> Message:
         now = time.monotonic()
         before, since = self._usage.get(member.pid, (0.0, member.started_at))
         if now - since >= _SHORTEST_SPAN or member.pid not in self._usage:

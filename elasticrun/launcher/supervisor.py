@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.console import Console
 from elasticrun.launcher.crashes import CrashBook
+from elasticrun.launcher.functions import forget_results
 from elasticrun.launcher.generation import Generation, Member
 from elasticrun.launcher.hangs import HangClock
 from elasticrun.launcher.imports import imports_of
@@ -16,7 +18,7 @@ from elasticrun.launcher.limits import check_open_files
 from elasticrun.launcher.loop import Loop
 from elasticrun.launcher.news import News
 from elasticrun.launcher.nodes import END, LEAVE, SCALE, Nodes, Offer, Round
-from elasticrun.launcher.options import Options
+from elasticrun.launcher.options import OptionError, Options
 from elasticrun.launcher.orders import make_orders
 from elasticrun.launcher.outcomes import CRASHED, LEFT, Outcome, outcome_of
 from elasticrun.launcher.parked import Parked
@@ -76,6 +78,7 @@ class Supervisor:
         self._stop_code = EXIT_STOPPED
         self._is_hurried = False
         self._is_judging = False
+        self._is_preparing = False  # For a rescaling; the generation knows nothing yet.
         self._may_begin = True
         self._last_number = -1
         self._starter = Starter(
@@ -85,7 +88,7 @@ class Supervisor:
             say=console.event,
             on_failure=self._on_no_replicas,
         )
-        self._reserve = Reserve(self._starter, self._begin_if_ready)
+        self._reserve = Reserve(self._starter, self._on_replicas)
         self._offered: list[Parked] = []
         self.nodes = meet(self)
 
@@ -113,11 +116,20 @@ class Supervisor:
             return "starting" if self._may_begin else "waiting"
         return "training" if self.generation.has_job else "starting"
 
+    @property
+    def is_rescaling(self) -> bool:
+        """Whether the generation that runs is to give way to one of another size."""
+        return self._is_preparing or self._stop is Stop.SCALE
+
     def scale(self, size: int) -> str:
         """Go on with so many replicas; return what will happen.
 
+        Those that run go on until the others wait, so nothing is lost if none can be
+        started.
+
         Raises:
-            OptionError: The number is out of bounds, or too large for the launcher.
+            OptionError: The number is out of bounds, or too large for the launcher, or
+                no replica can be started.
         """
         self.options.replicas.check(size)
         if self._stop is Stop.END:
@@ -130,10 +142,9 @@ class Supervisor:
         text = f"rescaling from {before} to {size} replicas"
         self._console.event(text)
         if not self._offered:  # Else it begins with those, and is rescaled then.
-            self._reserve.prepare(size)
-        if self.generation is not None and self._stop is Stop.NONE:
-            self.nodes.wish(SCALE, text)
-            self._ask_to_stop(Stop.SCALE, f"a rescaling to {size} replicas")
+            self._prepare()
+            if self.size != size:
+                raise OptionError("no replica can be started; the launcher says why")
         return text
 
     def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
@@ -181,6 +192,20 @@ class Supervisor:
             self._reserve.prepare(self.size)
             self._begin_if_ready()
 
+    def _prepare(self) -> None:
+        """Have replicas wait; what runs gives way to them once they do."""
+        self._is_preparing = self.generation is not None and self._stop is Stop.NONE
+        self._reserve.prepare(self.size)
+
+    def _on_replicas(self) -> None:
+        if self.generation is None:
+            self._begin_if_ready()
+        elif self._is_preparing and self._stop is Stop.NONE:
+            self._is_preparing = False
+            before = self.generation.size
+            self.nodes.wish(SCALE, f"rescaling from {before} to {self.size} replicas")
+            self._ask_to_stop(Stop.SCALE, f"a rescaling to {self.size} replicas")
+
     def _begin_if_ready(self) -> None:
         is_between = self.generation is None and not self._is_judging
         if is_between and self._may_begin and not self._offered:
@@ -214,6 +239,7 @@ class Supervisor:
         self._last_number = round_.number
         self.crashes.adopt(round_)
         self._stop = Stop.NONE
+        self._is_preparing = False
         self.news.forget()
         generation = Generation(
             parked,
@@ -226,14 +252,13 @@ class Supervisor:
         self.generation = generation
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
         self._starter.note_running(sorted(pids))
+        if self.options.program.kind == "function":
+            forget_results(Path(self.options.program.target))
         generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())
         self.news.begin(generation)
         if round_.share != self.size:  # Rescaled after it was offered.
-            self._reserve.prepare(self.size)
-            cause = f"a rescaling to {self.size} replicas"
-            self.nodes.wish(SCALE, cause)
-            self._ask_to_stop(Stop.SCALE, cause)
+            self._prepare()
 
     # While it runs.
 
@@ -358,7 +383,12 @@ class Supervisor:
             self._fail(why)
             return
         self._reserve.discard()
-        self._console.event(f"{why} The replicas that run go on")
+        text = f"{why} The replicas that run go on"
+        self._console.event(text)
+        if self._is_preparing and self._stop is Stop.NONE:
+            self._is_preparing = False
+            self.size = self.generation.size
+            self.news.note_not_rescaled(text)
 
     def _fail(self, why: str) -> None:
         self._go_on(self.judge.fail(why))

@@ -45,6 +45,7 @@ class Watchdog:
         self._timer: Timer | None = None
         self._is_alone = True
         self._has_printed = False  # For another node, which has seen the hang.
+        self._is_in_trouble = False
 
     def begin(self, generation: Generation, *, is_alone: bool = True) -> None:
         """Watch a generation that starts.
@@ -56,6 +57,7 @@ class Watchdog:
         self._generation = generation
         self._is_alone = is_alone
         self._has_printed = False
+        self._is_in_trouble = False
         self._loop.call_later(_TICK, lambda: self._tick(generation))
 
     def end(self) -> None:
@@ -71,10 +73,13 @@ class Watchdog:
         if any(ending.is_own_fault for ending in generation.failures):
             generation.kill()
         else:
+            self._is_in_trouble = True
             self._set_timer(_BETTER_CAUSE_SECONDS, generation.kill)
 
     def expect_end(self, *, grace: float, leeway: float, cause: str) -> None:
         """End the generation if it has not ended by itself in time."""
+        if self.reason or self._is_in_trouble:
+            return  # It is about to be killed, which a grace would only put off.
         self._set_timer(
             grace + leeway,
             lambda: self._dump_and_kill(
@@ -93,7 +98,7 @@ class Watchdog:
     def _dump_and_kill(self, why: str) -> None:
         """Let every replica print its stacks before it is killed."""
         generation = self._generation
-        if generation is None or generation.is_killed:
+        if generation is None or generation.is_killed or self.reason:
             return
         self.reason = why
         self._say(f"{why}: printing the stacks, then ending the replicas")

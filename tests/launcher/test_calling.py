@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -83,6 +84,25 @@ def test_a_launched_job_can_be_scaled_and_asked(stage: Stage) -> None:
         job.status()
 
 
+def test_results_of_a_rescaled_function_without_a_job_are_not_mixed(
+    stage: Stage,
+) -> None:
+    def run(root: Path) -> tuple[int, int]:
+        rank, world_size = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE"))
+        if rank > 0 and world_size == 3:
+            while True:
+                (root / f"seen-{rank}").touch()
+                signal.pause()
+        return rank, world_size
+
+    job = elasticrun.launch(run, stage.root, replicas=3, wait=False)
+    wait_until(lambda: all((stage.root / f"seen-{r}").exists() for r in (1, 2)))
+    wait_until(lambda: job.status()["replicas"] == 2)  # Rank 0 has returned.
+    with contextlib.suppress(ElasticRunError):
+        job.scale(1)  # It may have ended before it could train.
+    assert job.result() == [(0, 1)]
+
+
 def test_a_stopped_job_goes_on_with_the_same_directory(stage: Stage) -> None:
     kept: dict[str, Any] = {"checkpoint_dir": stage.root / "kept", "replicas": 1}
     job = elasticrun.launch(train, stage.root, 0.02, wait=False, **kept)
@@ -114,8 +134,10 @@ def test_a_function_that_ends_the_process_has_no_result(stage: Stage) -> None:
             sys.exit(0)
         return elasticrun.rank()
 
-    with pytest.raises(ElasticRunError, match="every replica ended before the"):
-        elasticrun.launch(leave, [0, 1], replicas=2)
+    job = elasticrun.launch(leave, [0, 1], replicas=2, wait=False)
+    for _ in range(2):
+        with pytest.raises(ElasticRunError, match="every replica ended before the"):
+            job.result()
     with pytest.raises(ElasticRunError, match="rank 1 ended before .* sys.exit"):
         elasticrun.launch(leave, [1], replicas=2)
 

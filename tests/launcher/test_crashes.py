@@ -11,7 +11,7 @@ import pytest
 from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import run, running, wait_until_nothing_is_left
-from tests.support.stage import Stage
+from tests.support.stage import Stage, freeze
 
 pytestmark = pytest.mark.slow
 
@@ -167,3 +167,15 @@ def forkserver_of(launcher: int) -> int:
 def is_replica(pid: int) -> bool:
     """A replica prints into a pipe of its own; the forkserver does not."""
     return os.readlink(f"/proc/{pid}/fd/2").startswith("pipe:")
+
+
+def test_a_stop_does_not_put_off_the_end_of_a_replica_that_hangs(stage: Stage) -> None:
+    options = ["--replicas", 1, "--hang-timeout", 5, "--grace", 1]
+    with running(stage, *options, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 1)
+        freeze(job.pid_of(0, 0))  # It cannot print its stacks: the launcher waits.
+        job.wait_until_said("printing the stacks")
+        job.process.terminate()
+        assert job.wait() == 143, job.events
+    assert job.events.count("printing the stacks") == 1
+    assert "stopped without a new checkpoint: rank 0 passed no boundary" in job.events

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from subprocess import CompletedProcess
 
 import pytest
 
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
-from tests.launcher.running import REPOSITORY, Running, running
+from tests.launcher.running import (
+    REPOSITORY,
+    Running,
+    running,
+    wait_until_nothing_is_left,
+)
 from tests.launcher.test_crashes import forkserver_of
-from tests.support.stage import Stage
+from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
+
+Answer = Future[CompletedProcess[str]]
 
 # Once there is a mark, the forkserver ends at an import, or can fork no more.
 SITE = """
@@ -57,7 +67,7 @@ def scaled(job: Running, size: int) -> CompletedProcess[str]:
     """Have a held job rescaled."""
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(job.ask, "scale", size)
-        job.wait_until_said(f"to {size} replicas")
+        wait_until(lambda: job.status()["state"] == "rescaling")
         job.stage.mark("go-0")
         return answer.result()
 
@@ -93,12 +103,73 @@ def test_forks_that_fail_are_not_tried_for_ever(stage: Stage) -> None:
     with running(stage, *options, **breaking(stage, "fork")) as job:
         job.wait_until_held(0, 1)
         stage.mark("broken")
-        answer = scaled(job, 2)
+        answer = job.ask("scale", 2)
         assert answer.returncode == 4
-        assert "the job ended before it was rescaled" in answer.stderr
-        assert job.wait() == 1
-    assert "ended 3 times before it forked a replica" in job.events
-    assert len(stage.committed()) == 1
+        assert "ended 3 times before it forked a replica" in answer.stderr
+        assert "The replicas that run go on" in answer.stderr
+        status = job.status()
+        assert (status["state"], status["target"]) == ("training", 1)
+        stage.mark("go-0")
+        assert job.wait() == 0, job.events
+    assert "generation 1" not in job.events
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@contextmanager
+def preparing(job: Running, *sizes: int) -> Iterator[list[Answer]]:
+    """Ask a held job for each size in turn, with a forkserver that is frozen."""
+    forkserver = forkserver_of(job.pid)
+    freeze(forkserver)
+    pool = ThreadPoolExecutor()
+    answers = []
+    for size in sizes:
+        answers.append(pool.submit(job.ask, "scale", size))
+        job.wait_until_said(f"to {size} replicas")
+    pool.shutdown(wait=False)
+    assert job.status()["state"] == "training"
+    yield answers
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(forkserver, signal.SIGCONT)
+
+
+def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
+    options = ["--replicas", 1, "--max-restarts", 0, "--", "--hold", "0:9"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 1)
+        with preparing(job, 2, 3) as answers:
+            pass
+        wait_until(lambda: job.status()["state"] == "rescaling")
+        stage.mark("go-0")
+        assert "trains with 3 replicas, not 2" in answers[0].result().stderr
+        assert answers[1].result().returncode == 0
+        assert job.wait() == 0, job.events
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_crash_before_they_wait_is_one(stage: Stage) -> None:
+    options = ["--replicas", 1, "--max-restarts", 1, "--", "--hold", "0:9"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 1)
+        with preparing(job, 2) as answers:
+            os.kill(job.pid_of(0, 0), signal.SIGKILL)
+            job.wait_until_said("restart 1 of 1")
+        assert answers[0].result().returncode == 0
+        assert job.wait() == 0, job.events
+    assert "generation 1: 2 replicas started" in job.events
+
+
+def test_a_stop_before_they_wait_saves(stage: Stage) -> None:
+    options = ["--replicas", 1, "--", "--hold", "0:9"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 1)
+        with preparing(job, 2) as answers:
+            job.process.terminate()
+            job.wait_until_said("SIGTERM: saving")
+            stage.mark("go-0")
+            assert job.wait() == 143, job.events
+        assert "before it was rescaled" in answers[0].result().stderr
+    assert "stopped; checkpoint 1 is saved" in job.events
+    wait_until_nothing_is_left(stage)
 
 
 def test_more_replicas_than_open_files_are_refused(stage: Stage) -> None:
