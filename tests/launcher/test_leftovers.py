@@ -19,7 +19,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.launcher.test_crashes import forkserver_of
-from tests.support.stage import Stage, wait_until
+from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -218,6 +218,19 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
     assert "in main" in (logs / "rank-0.log").read_text()
     for epoch in range(NUM_EPOCHS):
         assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
+
+
+def test_a_launcher_that_was_suspended_takes_no_job_for_hung(stage: Stage) -> None:
+    options = ["--replicas", 1, "--hang-timeout", 3, "--max-restarts", 0]
+    with running(stage, *options, "--", "--pace", 0.1) as job:
+        wait_until(lambda: stage.num_delivered(0) > 3)
+        freeze(job.pid)
+        before = stage.num_delivered(0)
+        wait_until(lambda: stage.num_delivered(0) > before + 40)  # More than 4 s.
+        os.kill(job.pid, signal.SIGCONT)
+        assert job.wait() == 0, job.events
+    assert "passed no boundary" not in job.events
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
 HANGS_IN_A_STEP = """
