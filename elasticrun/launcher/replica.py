@@ -138,7 +138,11 @@ def _program(order: Message) -> None:
 
 
 def _run_script(path: str) -> None:
-    """Run a file as Python itself would: as the module `__main__`."""
+    """Run a file as Python itself would: as the module `__main__`.
+
+    A script may change the working directory, and must still be found after that.
+    """
+    path = os.path.abspath(path)
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__loader__ = SourceFileLoader("__main__", path)
