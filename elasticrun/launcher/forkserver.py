@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import sys
+import traceback
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -151,6 +152,8 @@ def _become_replica(
         else:
             _disown_finalizers()
             replica.main(control, descriptors[NUM_DESCRIPTORS:], changed)
+    except BaseException:  # Before the program begins, nobody else would say it.
+        os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(1)
 
