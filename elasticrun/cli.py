@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from elasticrun.launcher.program_words import add_program
+
 _DESCRIPTION = "Train PyTorch models through restarts, at any number of replicas."
 
 
@@ -89,9 +91,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
-    add("script", metavar="SCRIPT")
-    # Else a missing SCRIPT would be told to be missing with ARGS.
-    add("args", nargs=argparse.REMAINDER, metavar="ARGS").required = False
+    add_program(parser)
     add("--nproc-per-node", "--nproc_per_node", action=_Torchruns,
         help=argparse.SUPPRESS)  # fmt: skip
     parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "run"))

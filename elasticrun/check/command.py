@@ -18,6 +18,7 @@ from elasticrun.check.plan import Limits
 from elasticrun.check.report import Report, as_json, as_text
 from elasticrun.check.scratch import find_source
 from elasticrun.launcher.options import OptionError, parse_seconds
+from elasticrun.launcher.program_words import add_program
 
 _DEFAULT_SIZES = "1,2,3"
 
@@ -46,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hang-timeout", default="60", metavar="SECONDS",
         help="without a boundary (default: 60)")  # fmt: skip
     add("--format", choices=("text", "json"), default="text")
-    add("script", metavar="SCRIPT")
-    add("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    add_program(parser)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -48,8 +48,8 @@ def find_doubtful(values: Any) -> Iterator[Any]:
     """Yield what is not surely loaded by what executes nothing.
 
     All of `values` loads if these do. A key stands in a dictionary of its own. Of
-    tensors, those of a class that is not torch's own; and what they have as attributes,
-    which is saved with them.
+    tensors, those of a class of its own, which decides how it is saved; and what others
+    have as attributes, which is saved with them.
     """
     kind = type(values)
     if kind in (dict, OrderedDict):
@@ -66,9 +66,10 @@ def find_doubtful(values: Any) -> Iterator[Any]:
         if not _is_plain(values):
             yield values
     elif isinstance(values, torch.Tensor):
-        if kind not in (torch.Tensor, torch.nn.Parameter):
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            yield from find_doubtful(vars(values))
+        else:
             yield values
-        yield from find_doubtful(vars(values))
     elif not _is_plain((values,)):
         yield values
 

@@ -287,14 +287,17 @@ def check_loads_safely(values: Any, *, name: str) -> None:
 
 
 def _smallest_tensors(values: Iterable[Any]) -> list[Any]:
-    """Keep one tensor of each class, the smallest: they load alike."""
+    """Keep one tensor of those that load alike, the smallest."""
     others: list[Any] = []
-    tensors: dict[type, torch.Tensor] = {}
+    tensors: dict[object, torch.Tensor] = {}
     for value in values:
         if not isinstance(value, torch.Tensor):
             others.append(value)
-        elif _size(value) <= _size(tensors.setdefault(type(value), value)):
-            tensors[type(value)] = value
+            continue
+        attributes = frozenset((name, type(each)) for name, each in vars(value).items())
+        kind = (type(value), attributes)
+        if _size(value) <= _size(tensors.setdefault(kind, value)):
+            tensors[kind] = value
     return [*others, *tensors.values()]
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
+
+Changes = Mapping[str, str | None]
 
 # With more than one thread in it, a process must not be forked.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -19,6 +22,26 @@ def replace_variables(new: dict[str, str]) -> None:
     """Let this process have these variables and no others."""
     os.environ.clear()
     os.environ.update(new)
+
+
+def changes(before: Mapping[str, str]) -> Changes:
+    """Return this process's variables that were others before; None if removed."""
+    return {
+        name: os.environ.get(name)
+        for name in before.keys() | os.environ.keys()
+        if os.environ.get(name) != before.get(name)
+    }
+
+
+def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
+    """Change this process's variables, all but some."""
+    for name, value in changed.items():
+        if name in but:
+            continue
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def of_forkserver() -> dict[str, str]:

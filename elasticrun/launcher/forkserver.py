@@ -15,11 +15,13 @@ import json
 import os
 import socket
 import sys
+import traceback
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from elasticrun.launcher import environment, processes, replica
+from elasticrun.launcher.environment import Changes
 
 MAX_MESSAGE = 1 << 16
 NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and up to two listeners.
@@ -37,6 +39,7 @@ _TORCH = (
 
 def main() -> None:
     """Serve the launcher at the other end of the socket named on the command line."""
+    before = environment.variables()
     launcher = socket.socket(fileno=int(sys.argv[1]))
     order = json.loads(launcher.recv(MAX_MESSAGE))
     problem = ""
@@ -45,7 +48,7 @@ def main() -> None:
         problem = _preload(_TORCH, order["imports"])
         processes.outlive_parent()
     launcher.send(json.dumps({"type": "ready", "problem": problem}).encode())
-    _serve(launcher, is_bare=order["is_bare"])
+    _serve(launcher, before, is_bare=order["is_bare"])
 
 
 def _preload(needed: Iterable[str], wanted: Iterable[str]) -> str:
@@ -77,7 +80,7 @@ def _has_variables(wanted: dict[str, str | None]) -> bool:
     return all(own.get(name) == value for name, value in wanted.items())
 
 
-def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
+def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) -> None:
     groups: set[int] = set()
     is_unsound = False
     while True:
@@ -91,7 +94,8 @@ def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
             for descriptor in descriptors:
                 os.close(descriptor)
         elif order["type"] == "fork":
-            pid = _fork_twice(launcher, descriptors, is_bare=is_bare)
+            changed = None if is_bare else environment.changes(before)
+            pid = _fork_twice(launcher, descriptors, changed)
             groups.add(pid)
             answer = {"type": "forked", "number": order["number"], "pid": pid}
             launcher.send(json.dumps(answer).encode())
@@ -107,12 +111,12 @@ def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
 
 
 def _fork_twice(
-    launcher: socket.socket, descriptors: list[int], *, is_bare: bool
+    launcher: socket.socket, descriptors: list[int], changed: Changes | None
 ) -> int:
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
-        _become_replica(launcher, reader, writer, descriptors, is_bare=is_bare)
+        _become_replica(launcher, reader, writer, descriptors, changed)
     for descriptor in (writer, *descriptors):
         os.close(descriptor)
     pid = int(os.read(reader, 32))
@@ -126,10 +130,13 @@ def _become_replica(
     reader: int,
     writer: int,
     descriptors: list[int],
-    *,
-    is_bare: bool,
+    changed: Changes | None,
 ) -> None:
-    """Fork once more, and never return to the forkserver's loop."""
+    """Fork once more, and never return to the forkserver's loop.
+
+    Args:
+        changed: The variables that imports have changed here; None to begin anew.
+    """
     try:
         pid = os.fork()
         if pid:
@@ -140,11 +147,13 @@ def _become_replica(
         os.close(reader)
         os.close(writer)
         control = _take_descriptors(descriptors)
-        if is_bare:
+        if changed is None:
             replica.execute(control, descriptors[NUM_DESCRIPTORS:])
         else:
             _disown_finalizers()
-            replica.main(control, descriptors[NUM_DESCRIPTORS:])
+            replica.main(control, descriptors[NUM_DESCRIPTORS:], changed)
+    except BaseException:  # Before the program begins, nobody else would say it.
+        os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(1)
 

@@ -241,7 +241,8 @@ class Generation:
     def _on_message(self, member: Member, message: dict[str, Any]) -> None:
         if message["type"] == "report":
             if message["place"] != member.report.get("place"):
-                member.moved_at = message["time"]
+                # What was said during a pause of the launcher is older than that.
+                member.moved_at = max(member.moved_at, message["time"])
             member.report = message
             self._listener.on_report(member)
         elif message["type"] == "failure":

@@ -84,6 +84,19 @@ class Judge:
         )
         return Next(outcome.code)
 
+    def note_idle_end(self, cause: str) -> None:
+        """Say what is kept of a job that ends while no replica trains."""
+        newest = max(
+            self._crashes.budget.newest_at_crash,
+            directory.newest_checkpoint(self._options.checkpoint_dir),
+        )
+        text = f"checkpoint {newest} is the newest{self._options.how_to_go_on}"
+        if not self._crashes.has_trained:
+            text = "nothing was trained since the start"
+        elif not newest:
+            text = "nothing was saved"
+        self._console.event(f"{cause}: ending; {text}")
+
     def on_closed(self) -> Next:
         """Decide what follows when the job has ended on the other nodes."""
         if self._has_finished():

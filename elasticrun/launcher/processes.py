@@ -26,7 +26,12 @@ def outlive_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+    """Become the parent of every descendant whose own parent ends, and wait for it.
+
+    Whoever started this process may have ignored its children's ends, which is
+    inherited; then the kernel would forget how they ended before anybody asks.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

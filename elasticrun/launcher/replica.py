@@ -52,11 +52,16 @@ def execute(control: int, listeners: list[int]) -> None:
 
 def begin() -> None:
     """Take up the descriptors that `execute` has handed on."""
-    main(int(sys.argv[1]), [int(number) for number in sys.argv[3:]])
+    main(int(sys.argv[1]), [int(number) for number in sys.argv[3:]], {})
 
 
-def main(control: int, listeners: list[int]) -> None:
-    """Wait for the order to start, run the program, and end the process."""
+def main(control: int, listeners: list[int], changed: environment.Changes) -> None:
+    """Wait for the order to start, run the program, and end the process.
+
+    Args:
+        changed: The variables that the forkserver's imports have changed. They would do
+            so here, too, if the program's own imports were the first ones.
+    """
     for descriptor in (control, *listeners):
         os.set_inheritable(descriptor, False)
     connection = socket.socket(fileno=control)
@@ -65,7 +70,7 @@ def main(control: int, listeners: list[int]) -> None:
     if order is None:
         os._exit(0)
     processes.die_with_parent(order["launcher"])
-    _prepare_process(order)
+    _prepare_process(order, changed)
     store = _serve_store(order, listeners)
     reporter = Reporter(channel, connection)
     reporter.start()
@@ -76,8 +81,9 @@ def main(control: int, listeners: list[int]) -> None:
     os._exit(code)
 
 
-def _prepare_process(order: Message) -> None:
+def _prepare_process(order: Message, changed: environment.Changes) -> None:
     environment.replace_variables(order["environment"])
+    environment.apply_changes(changed, but=order["own_variables"])
     sys.path[:0] = order["path"]
     sys.argv = list(order["argv"])
     for stream in (sys.stdout, sys.stderr):
@@ -132,7 +138,11 @@ def _program(order: Message) -> None:
 
 
 def _run_script(path: str) -> None:
-    """Run a file as Python itself would: as the module `__main__`."""
+    """Run a file as Python itself would: as the module `__main__`.
+
+    A script may change the working directory, and must still be found after that.
+    """
+    path = os.path.abspath(path)
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__loader__ = SourceFileLoader("__main__", path)

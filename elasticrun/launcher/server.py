@@ -89,11 +89,31 @@ class Server:
             text = self._supervisor.scale(size)
         except OptionError as error:
             return {"error": str(error)}
+        self._dismiss_overruled()
         generation = self._supervisor.generation
-        is_done = generation is not None and generation.size == size
+        is_done = (
+            generation is not None and generation.size == size and self._is_settled
+        )
         if not is_done:
             self._waiting.append((channel, size))
         return {"text": text, "is_done": is_done}
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the running generation is not about to give way to another one."""
+        supervisor = self._supervisor
+        return not (supervisor.is_rescaling or supervisor.state == "stopping")
+
+    def _dismiss_overruled(self) -> None:
+        """Answer those who wait for a number that another caller has changed."""
+        size = self._supervisor.size
+        for channel, asked in self._waiting:
+            if asked != size:
+                problem = f"the job goes on with {size} replicas, not {asked}: somebody"
+                channel.send(
+                    {"error": f"{problem} has rescaled it again", "is_done": True}
+                )
+        self._waiting = [each for each in self._waiting if each[1] == size]
 
     def _on_started(self) -> None:
         generation = self._supervisor.generation
@@ -123,16 +143,10 @@ class Server:
     def _answer_waiting(
         self, generation: Generation, what: str, more: str = ""
     ) -> None:
-        if self._supervisor.is_rescaling:
-            return  # They wait for the next generation.
-        for channel, size in self._waiting:
-            is_asked = generation.size == size
-            text = f"generation {generation.number} {what} with {generation.size}"
-            channel.send(
-                {
-                    "text": f"{text} replica{'s' * (generation.size > 1)}{more}",
-                    "is_done": True,
-                    **({} if is_asked else {"error": f"{text} replicas, not {size}"}),
-                }
-            )
+        if not self._is_settled:
+            return  # They wait for the one after it.
+        text = f"generation {generation.number} {what} with {generation.size}"
+        text += f" replica{'s' * (generation.size > 1)}{more}"
+        for channel, _ in self._waiting:
+            channel.send({"text": text, "is_done": True})
         self._waiting.clear()

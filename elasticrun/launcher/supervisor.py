@@ -168,7 +168,7 @@ class Supervisor:
             self.nodes.wish(wish, cause)
             return
         if generation is None or not generation.has_begun:
-            self._console.event(f"{cause}: ending; nothing was trained since the start")
+            self.judge.note_idle_end(cause)
             self.nodes.leave(wish, cause)
             self.exit_code = code
             return

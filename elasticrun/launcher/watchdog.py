@@ -46,6 +46,7 @@ class Watchdog:
         self._is_alone = True
         self._has_printed = False  # For another node, which has seen the hang.
         self._is_in_trouble = False
+        self._looked_at = 0.0
 
     def begin(self, generation: Generation, *, is_alone: bool = True) -> None:
         """Watch a generation that starts.
@@ -58,6 +59,7 @@ class Watchdog:
         self._is_alone = is_alone
         self._has_printed = False
         self._is_in_trouble = False
+        self._looked_at = time.monotonic()
         self._loop.call_later(_TICK, lambda: self._tick(generation))
 
     def end(self) -> None:
@@ -127,6 +129,7 @@ class Watchdog:
             return
         self._loop.call_later(_TICK, lambda: self._tick(generation))
         now = time.monotonic()
+        self._leave_out_pause(generation, now)
         for member in generation.running:
             silence = now - member.moved_at
             is_in_loop = bool(member.report.get("is_in_loop"))
@@ -137,6 +140,17 @@ class Watchdog:
                 return
             if member.report.get("has_trained") and is_in_loop:
                 self._hang.note_gap(silence)
+
+    def _leave_out_pause(self, generation: Generation, now: float) -> None:
+        """Count no silence for the time in which this process was suspended.
+
+        The replicas were, too, or what they have said meanwhile was not read so far.
+        """
+        pause = now - self._looked_at - _TICK
+        self._looked_at = now
+        if pause > _TICK:
+            for member in generation.running:
+                member.moved_at = min(now, member.moved_at + pause)
 
     def _explain_hang(self, running: Sequence[Member], silence: float) -> str:
         # The others may have fallen silent a moment later, when they began to wait.

@@ -6,6 +6,9 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+from elasticrun.cli import _make_parser
 from elasticrun.version import version
 
 
@@ -61,3 +64,17 @@ def test_no_command_is_a_usage_error() -> None:
         [sys.executable, "-m", "elasticrun"], capture_output=True, check=False
     )
     assert finished.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_only_what_ends_the_options_is_not_the_programs(command: str) -> None:
+    parser = _make_parser(command)
+    for words, script, arguments in (
+        (["x", "--", "-a"], "x", ["--", "-a"]),
+        (["--", "x", "--", "-a"], "x", ["--", "-a"]),
+        (["--replicas", "2", "--", "x", "--replicas", "3"], "x", ["--replicas", "3"]),
+        (["x", "-a", "--", "b", "--"], "x", ["-a", "--", "b", "--"]),
+        (["x"], "x", []),
+    ):
+        options = parser.parse_args([command, *words])
+        assert (options.script, options.args) == (script, arguments)

@@ -160,6 +160,67 @@ def test_what_replicas_import_later_is_learned(stage: Stage) -> None:
         assert job.wait() == 0, job.events
 
 
+# As libraries do for what they load; at last it does what it had better not.
+SETS = """
+import os
+os.environ.setdefault("IMPORT_SETS", "yes")
+os.environ.setdefault("USER_SETS", "no")
+os.environ.pop("IMPORT_REMOVES", None)
+os.environ["ELASTICRUN_GRACE"] = "7"
+"""
+SHOWS = """
+import os
+
+def main():
+    import noted, sets
+    from tests.launcher import program
+    names = "IMPORT_SETS USER_SETS IMPORT_REMOVES OMP_NUM_THREADS ELASTICRUN_GRACE"
+    print(*map(os.environ.get, names.split()), flush=True)
+    program.main()
+
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_at_top", [True, False], ids=["at the top", "learned"])
+def test_variables_that_imports_change_are_changed_in_every_generation(
+    stage: Stage, is_at_top: bool
+) -> None:
+    site = stage.root / "site-packages"
+    site.mkdir()
+    (site / "noted.py").write_text(NOTED)
+    (site / "sets.py").write_text(SETS)
+    script = stage.root / "train.py"
+    script.write_text("import sets\n" * is_at_top + SHOWS)
+    notes = stage.root / "notes"
+    own = {
+        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{site}",
+        "NOTES": str(notes),
+        "USER_SETS": "yes",
+        "IMPORT_REMOVES": "no",
+        "OMP_NUM_THREADS": "3",
+    }
+    options = [
+        "--replicas",
+        1,
+        "--",
+        stage.root,
+        "--hold",
+        "0:9",
+        "--at",
+        "0:0:10:kill",
+    ]
+    with running(stage, *options, script=script, **own) as job:
+        job.wait_until_held(0, 1)
+        wait_until(lambda: len(notes.read_text().splitlines()) == 2)  # It has learned.
+        stage.mark("go-0")
+        assert job.wait() == 0, job.events
+    shown = re.findall(r"(?m)^\[0\] (yes .*|None .*)$", job.output)
+    first = "60" if is_at_top else "7"  # The program itself has changed it.
+    assert shown == [f"yes yes None 3 {first}", "yes yes None 3 60"]
+
+
 SHARED = "import tempfile\nFOLDER = tempfile.TemporaryDirectory()\n"
 USES_IT = """
 import shared

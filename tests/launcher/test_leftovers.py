@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 
 import psutil
@@ -19,7 +20,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.launcher.test_crashes import forkserver_of
-from tests.support.stage import Stage, wait_until
+from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -218,6 +219,55 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
     assert "in main" in (logs / "rank-0.log").read_text()
     for epoch in range(NUM_EPOCHS):
         assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
+
+
+def test_a_launcher_that_was_suspended_takes_no_job_for_hung(stage: Stage) -> None:
+    options = ["--replicas", 1, "--hang-timeout", 3, "--max-restarts", 0]
+    with running(stage, *options, "--", "--pace", 0.1) as job:
+        wait_until(lambda: stage.num_delivered(0) > 3)
+        freeze(job.pid)
+        before = stage.num_delivered(0)
+        wait_until(lambda: stage.num_delivered(0) > before + 40)  # More than 4 s.
+        os.kill(job.pid, signal.SIGCONT)
+        assert job.wait() == 0, job.events
+    assert "passed no boundary" not in job.events
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def test_a_stop_between_two_crashes_says_what_is_kept(stage: Stage) -> None:
+    assert run(stage, "--replicas", 1, "--", "--at", "0:0:5:stop").wait() == 75
+    crashes = [f"--at={generation}:0:39:exit" for generation in (1, 2, 3)]
+    with running(stage, "--replicas", 1, "--", *crashes) as job:
+        job.wait_until_said("restart 3 of 3 in 2 s")
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 143
+    end = "SIGTERM: ending; checkpoint 1 is the newest; the same command goes on"
+    assert end in job.events
+
+
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_who_ignored_the_ends_of_children_does_not_hide_them(
+    stage: Stage, start: str
+) -> None:
+    before = (sys.executable, "-c", IGNORING)
+    options = ["--replicas", 2, "--start", start, "--", "--at", "0:1:5:exit"]
+    job = run(stage, *options, before=before)
+    assert job.wait() == 0, job.events
+    assert "rank 1 exited with code 3" in job.events
+
+
+def test_what_keeps_a_program_from_beginning_is_shown(stage: Stage) -> None:
+    before = ("bash", "-c", 'exec "$@" >&-', "bash")
+    job = run(stage, "--replicas", 1, before=before)
+    assert job.wait() == 1
+    assert "[0] Traceback (most recent call last):" in job.events
 
 
 HANGS_IN_A_STEP = """

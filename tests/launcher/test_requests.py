@@ -10,7 +10,9 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import psutil
 import pytest
@@ -142,6 +144,64 @@ def test_a_stop_that_saved_nothing_is_told_from_one_that_did(stage: Stage) -> No
         assert answer.stdout == "saving and ending\n"
         assert "stopped without a new checkpoint: no boundary came" in answer.stderr
         assert job.wait() == 75
+
+
+REPORTS_LATE = """
+import json, threading
+from tests.launcher.program import arguments, main
+
+real = json.dumps
+
+def dumps(value, **options):
+    if threading.current_thread().name == "elasticrun-reporter":
+        if (value.get("generation"), elasticrun.rank()) == (1, 1):
+            arguments().stage.wait_for("report")
+    return real(value, **options)
+
+import elasticrun
+json.dumps = dumps
+main()
+"""
+
+
+def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
+    """Before the old generation has ended, and while the new one starts."""
+    script = stage.root / "script.py"
+    script.write_text(REPORTS_LATE)
+    holds = ["--hold", "0:9", "--hold", "1:19"]
+    options = ["--replicas", 2, "--", stage.root, *holds]
+    with running(stage, *options, script=script) as job, ThreadPoolExecutor() as pool:
+
+        def scale(before: int, after: int) -> Future[CompletedProcess[str]]:
+            asked = pool.submit(job.ask, "scale", after)
+            job.wait_until_said(f"from {before} to {after} replicas")
+            return asked
+
+        job.wait_until_held(0, 2)
+        overruled = scale(2, 3)
+        unchanged = scale(3, 2)
+        refused = overruled.result()
+        changed = scale(2, 3)
+        refused_too = unchanged.result()
+        stage.mark("go-0")
+        wait_until(lambda: stage.has("held-1-0", "held-1-1", "held-1-2"))
+        last = scale(3, 2)
+        refused_last = changed.result()
+        stage.mark("report")
+        stage.mark("go-1")
+        answer = last.result()
+        assert job.wait() == 0, job.events
+    for each, asked, size in (
+        (refused, 3, 2),
+        (refused_too, 2, 3),
+        (refused_last, 3, 2),
+    ):
+        assert each.returncode == 4
+        assert f"goes on with {size} replicas, not {asked}" in each.stderr
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.endswith("generation 2 trains with 2 replicas\n")
+    assert sizes(stage) == {0: 2, 1: 3, 2: 2}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
 def test_scaling_a_script_that_makes_no_job_returns(stage: Stage) -> None:

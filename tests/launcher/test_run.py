@@ -73,6 +73,36 @@ def test_a_script_runs_as_python_would_run_it(
         assert log.read_text() == f"{text}\nno line end\n"
 
 
+ELSEWHERE = """
+import inspect, json, os, sys
+os.chdir("/")
+
+def source():
+    return inspect.getsource(sys.modules["__main__"])
+
+print(json.dumps([__file__, __loader__.get_filename("__main__"), sys.argv]))
+print(len(source()))
+raise ValueError("the loss is not a number")
+"""
+
+
+def test_a_script_given_by_a_relative_path_knows_where_it_is(stage: Stage) -> None:
+    script = stage.root / "train.py"
+    script.write_text(ELSEWHERE)
+    options = ["--replicas", 1, "--max-restarts", 0, "--", "--", "-x", "--"]
+    with running(stage, *options, script="./train.py") as job:
+        assert job.wait() == 1
+    told, length = printed(job.output, 0)
+    assert json.loads(told) == [
+        str(script),
+        str(script),
+        ["./train.py", "--", "-x", "--"],
+    ]
+    assert int(length) == len(ELSEWHERE)
+    assert f'File "{script}", line 10, in <module>' in job.events
+    assert "    raise ValueError(" in job.events
+
+
 def test_a_module_runs_as_python_would_run_it(stage: Stage) -> None:
     package = stage.root / "package"
     package.mkdir()

@@ -121,7 +121,7 @@ ROWS: list[list[str]] = [
     # 6, the launcher: starts replicas; only what runs in them meets a job.
     ["launcher.wire", "launcher.environment", "launcher.processes", "launcher.loop"],
     ["launcher.restarts", "launcher.causes", "launcher.output", "launcher.table"],
-    ["launcher.parked"],
+    ["launcher.parked", "launcher.program_words"],
     ["launcher.modules", "launcher.stop_signals"],
     ["launcher.options", "launcher.sockets", "launcher.functions"],
     ["launcher.claim", "launcher.screen", "launcher.limits"],
