@@ -67,6 +67,7 @@ class Job:
         pid: The process that made the job; a fork of it is not a replica.
         generation: The number of this start of the job.
         has_resumed: Whether it began with a checkpoint.
+        start: The position at which it began, that of the checkpoint if it had one.
         loader: The loader whose loop is running, or None.
         is_in_epoch: Whether an epoch loop's body is running.
         trust_pickle: The names of states that are unpickled when they load.
@@ -143,6 +144,7 @@ class Job:
             )
         self.generation = start.generation
         self.has_resumed = start.newest is not None
+        self.start = start.position or Position()
         self.progress = Progress(start.position)
         self._generators = Generators(self.device)
         self._register_generators(start.newest)

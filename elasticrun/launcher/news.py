@@ -74,10 +74,10 @@ class News:
         self.has_had_job = True
         if not self._is_known_ready and generation.has_job:
             self._is_known_ready = True
-            if member.report["was_resumed"]:
+            resumed_at = member.report["resumed_at"]
+            if resumed_at is not None:
                 self._console.event(
-                    f"generation {generation.number}: resumed at "
-                    f"{member.report['position']}"
+                    f"generation {generation.number}: resumed at {resumed_at}"
                 )
             for call in self.on_ready:
                 call()

@@ -19,6 +19,7 @@ from elasticrun.launcher.wire import Channel, Message
 
 if TYPE_CHECKING:
     from elasticrun.job import Job
+    from elasticrun.position import Position
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ class Reporter:
         self._channel = channel
         self._connection = connection
         self._stop_cause: str | None = None
-        self._first: _Place | None = None
         self._has_trained = False
         self._has_failed = False
         self._last: Message = {}
@@ -99,10 +99,8 @@ class Reporter:
 
     def _report(self, job: Job) -> None:
         position = job.progress.position
-        place = (position.finished_epochs, position.finished_loops, position.index)
-        if self._first is None:
-            self._first = place if job.has_resumed else (0, 0, 0)
-        self._has_trained = self._has_trained or place > self._first
+        place = _place_of(position)
+        self._has_trained = self._has_trained or place > _place_of(job.start)
         loader, newest = job.loader, job.newest_checkpoint
         report = {
             "type": "report",
@@ -110,7 +108,7 @@ class Reporter:
             "place": place,
             "has_trained": self._has_trained,
             "position": str(position),
-            "was_resumed": job.has_resumed,
+            "resumed_at": str(job.start) if job.has_resumed else None,
             "epoch": position.finished_epochs,
             "index": position.index,
             "is_in_loop": loader is not None,
@@ -150,6 +148,10 @@ class Reporter:
                 self._channel.send(
                     {"type": "modules", "names": names, "variables": changed}
                 )
+
+
+def _place_of(position: Position) -> _Place:
+    return position.finished_epochs, position.finished_loops, position.index
 
 
 def _surroundings() -> tuple[dict[str, str], list[str]]:

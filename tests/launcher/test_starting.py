@@ -140,7 +140,7 @@ def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
             pass
         wait_until(lambda: job.status()["state"] == "rescaling")
         stage.mark("go-0")
-        assert "trains with 3 replicas, not 2" in answers[0].result().stderr
+        assert "the job goes on with 3 replicas, not 2" in answers[0].result().stderr
         assert answers[1].result().returncode == 0
         assert job.wait() == 0, job.events
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
