@@ -38,10 +38,12 @@ class Batch:
     """Replicas that were asked for together.
 
     Attributes:
+        on_first: Called when there is one: more can be expected.
         on_ready: Called when all are there.
     """
 
     size: int
+    on_first: Callable[[], None]
     on_ready: Callable[[list[Parked]], None]
     parked: list[Parked] = field(default_factory=list)
 

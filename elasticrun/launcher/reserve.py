@@ -13,10 +13,18 @@ class Reserve:
 
     Args:
         on_ready: Called when all are there.
+        on_first: Called when one is there.
     """
 
-    def __init__(self, starter: Starter, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        starter: Starter,
+        on_ready: Callable[[], None],
+        *,
+        on_first: Callable[[], None],
+    ) -> None:
         self._starter = starter
+        self._on_first = on_first
         self._on_ready = on_ready
         self._parked: list[Parked] = []
         self._num_asked = 0
@@ -46,7 +54,11 @@ class Reserve:
             else:
                 _discard(parked)
 
-        self._starter.park(size, on_ready)
+        def on_first() -> None:
+            if number == self._num_asked:
+                self._on_first()
+
+        self._starter.park(size, on_ready, on_first=on_first)
 
     def take(self) -> list[Parked]:
         """Return them, to be let go."""

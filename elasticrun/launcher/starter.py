@@ -102,9 +102,15 @@ class Starter:
             stack.pop_all()
         return own
 
-    def park(self, size: int, on_ready: Callable[[list[Parked]], None]) -> None:
-        """Ask for waiting replicas; call back when all are there."""
-        self._batches.append(Batch(size, on_ready))
+    def park(
+        self,
+        size: int,
+        on_ready: Callable[[list[Parked]], None],
+        *,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ask for waiting replicas; call back when there is one, and when all are."""
+        self._batches.append(Batch(size, on_first, on_ready))
         if self._process is None:  # It was given up.
             self.start()
         self._ask()
@@ -286,6 +292,8 @@ class Starter:
         batch = self._batches[0]
         rank = len(batch.parked)
         batch.parked.append(Parked(rank, pid, channel, outputs, ports))
+        if rank == 0:
+            batch.on_first()
         if len(batch.parked) == batch.size:
             self._batches.popleft()
             batch.on_ready(batch.parked)

@@ -88,7 +88,9 @@ class Supervisor:
             say=console.event,
             on_failure=self._on_no_replicas,
         )
-        self._reserve = Reserve(self._starter, self._on_replicas)
+        self._reserve = Reserve(
+            self._starter, self._begin_if_ready, on_first=self._on_first_replica
+        )
         self._offered: list[Parked] = []
         self.nodes = meet(self)
 
@@ -193,14 +195,15 @@ class Supervisor:
             self._begin_if_ready()
 
     def _prepare(self) -> None:
-        """Have replicas wait; what runs gives way to them once they do."""
+        """Have replicas wait; what runs gives way to them once the first one does."""
         self._is_preparing = self.generation is not None and self._stop is Stop.NONE
         self._reserve.prepare(self.size)
 
-    def _on_replicas(self) -> None:
+    def _on_first_replica(self) -> None:
+        """Have what runs give way: others can be started."""
         if self.generation is None:
-            self._begin_if_ready()
-        elif self._is_preparing and self._stop is Stop.NONE:
+            return
+        if self._is_preparing and self._stop is Stop.NONE:
             self._is_preparing = False
             before = self.generation.size
             self.nodes.wish(SCALE, f"rescaling from {before} to {self.size} replicas")
