@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from elasticrun.control.devices import choose_device
+from elasticrun.control.gloo import wait_for_threads_at_exit
 from elasticrun.control.group import start_process_group
 from elasticrun.control.links import Hub, Links, Spoke
 from elasticrun.control.rendezvous import open_store
@@ -67,6 +68,7 @@ def join(environment: Environment, *, backend: str) -> Membership:
     if environment.world_size == 1:
         device = choose_device(environment, backend, None)
         return Membership(environment, device, None, None, owns_group=False)
+    wait_for_threads_at_exit()
     owns_group = not dist.is_initialized()
     store = open_store(environment)
     device = choose_device(environment, backend, store)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from elasticrun.control.gloo import wait_for_threads
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.functions import call_function
 from elasticrun.launcher.reporter import Reporter, code_of_stop
@@ -211,6 +212,7 @@ def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
 
 def _end_interpreter(code: int) -> int:
     """Do what the interpreter does at its end, but for taking everything apart."""
+    atexit.unregister(wait_for_threads)  # Nothing that they need goes away.
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

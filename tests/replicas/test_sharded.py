@@ -28,7 +28,7 @@ from tests.support.sharding import (
     stopping_at,
     train_on_a_mesh,
 )
-from tests.support.stage import DEADLINE, Stage
+from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +94,7 @@ def test_what_a_killed_replica_had_since_the_checkpoint_is_done_again(
         if loader.batch_index == 2:
             request_checkpoint()
         if loader.batch_index == 4 and elasticrun.rank() == 1:
+            wait_until(stage.committed)
             die()
 
     with start_generation(Sharded(body), 3, variables=stage.variables()) as started:

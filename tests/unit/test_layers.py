@@ -45,6 +45,7 @@ ROWS: list[list[str]] = [
         "checkpoint.tensors",
         "control.agreement",
         "control.devices",
+        "control.gloo",
         "control.group",
         "control.gathering",
     ],
