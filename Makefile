@@ -10,15 +10,17 @@ IN_PARALLEL := -n auto --dist worksteal
 # Many tests start processes, which compile every module anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test soak gpu bench docs clean
+.PHONY: demo style check test soak gpu bench docs clean
 
 demo: $(INSTALLED)  ## interrupt a training four times; compare it with one that ran through
 	$(RUN) examples/demo.py
 
-check: $(INSTALLED)  ## format, lint, types, fast tests
+style: $(INSTALLED)  ## format, lint, types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+
+check: style  ## style, fast tests
 	$(PYTEST) $(IN_PARALLEL) -m "not slow and not gpu and not soak"
 
 test: $(INSTALLED)  ## every test that needs neither a GPU nor an hour
