@@ -36,7 +36,6 @@ class Saves:
         self._gate = gate
         self._watcher = watcher
         self._last: tuple[int, Position] | None = None
-        self._num_failed_before = 0  # The last one.
         self.has_ended = False
         if saver is not None:
             saver.on_end = self._note_end
@@ -63,7 +62,6 @@ class Saves:
         if self._saver is None:
             return None
         position = self._progress.position
-        num_failed = self._saver.num_failed
         with self._schedule.measured(), self._schedule.ending(may_end=may_end):
             checkpoint = self._saver.save(
                 position.encode(), timeout=timeout, is_awaited=is_awaited
@@ -71,14 +69,13 @@ class Saves:
         self._schedule.note_saved(self._gate.number, seconds=self._saver.seconds)
         self._watcher.note_saved(self._schedule.next_interval)
         self._last = (self._gate.number, position)
-        self._num_failed_before = num_failed
         return None if checkpoint is None else checkpoint.path
 
     def save_end(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
         if self._last == (self._gate.number, self._progress.position):
             self.finish()
-            if self._saver and self._saver.num_failed == self._num_failed_before:
+            if self._saver is None or not self._saver.has_failed:
                 return
         self.save(may_end=True)
 

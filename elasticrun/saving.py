@@ -44,6 +44,7 @@ class Saver:
         newest: The newest committed checkpoint. It changes when a flight ends; whoever
             loads from it waits for that first.
         num_failed: Saves that came to nothing.
+        has_failed: Whether the last one that has ended did.
         seconds: How long the last save took, until it was committed.
     """
 
@@ -91,6 +92,7 @@ class Saver:
         self._given_up: Flight | None = None
         self.newest = start.newest
         self.num_failed = 0
+        self.has_failed = False
         self.seconds = 0.0
 
     @property
@@ -272,8 +274,8 @@ class Saver:
 
     def _conclude(self, number: int, outcome: Outcome) -> Checkpoint | None:
         """Tell what became of a save, where that can be raised."""
-        if not isinstance(outcome, Checkpoint):
-            self.num_failed += 1
+        self.has_failed = not isinstance(outcome, Checkpoint)
+        self.num_failed += self.has_failed
         if isinstance(outcome, BaseException):
             raise outcome
         told, self._warnings[:] = list(self._warnings), []

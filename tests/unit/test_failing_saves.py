@@ -96,6 +96,30 @@ def test_the_end_of_the_epochs_is_saved_again_if_that_failed(
     assert run_once(script, tmp_path) == 0
 
 
+def test_the_end_of_the_epochs_is_saved_once_if_the_save_before_it_failed(
+    tmp_path: Path, held: Held
+) -> None:
+    """Replicas that settled that one at a boundary would not come to another save."""
+
+    class Mending(Text):
+        def sync(self) -> None:
+            held.error = None
+
+    def script() -> None:
+        Mending()
+        loader = batches(2)
+        for epoch in remaining_epochs_until(2):
+            for _ in loader:
+                if (epoch, loader.batch_index) == (1, 0):
+                    held.wait_for_writer()
+                    held.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    held.let_go_when_awaited()
+
+    with pytest.warns(CheckpointWarning, match="checkpoint 1 was not saved.*No space"):
+        run_once(script, tmp_path, save_every="epoch")
+    assert committed(tmp_path) == [2]
+
+
 @pytest.mark.parametrize("at", ["boundary", "end"])
 def test_an_error_that_no_disk_gives_is_raised(
     tmp_path: Path, held: Held, at: str
