@@ -81,6 +81,7 @@ class Supervisor:
         self._is_preparing = False  # For a rescaling; the generation knows nothing yet.
         self._may_begin = True
         self._last_number = -1
+        self._last_size = 0
         self._starter = Starter(
             loop,
             imports=[] if options.is_exec else imports_of(options.program),
@@ -126,8 +127,8 @@ class Supervisor:
     def scale(self, size: int) -> str:
         """Go on with so many replicas; return what will happen.
 
-        Those that run go on until the others wait, so nothing is lost if none can be
-        started.
+        Those that run go on until the first of the others waits. If not all can be
+        started, the job goes on with as many as before.
 
         Raises:
             OptionError: The number is out of bounds, or too large for the launcher, or
@@ -239,7 +240,7 @@ class Supervisor:
         pids = {each.pid for each in parked}
         waiting = self._reserve.pids | self.nodes.pids | self._strangers
         processes.kill_children(but={self._starter.pid, *pids, *waiting})
-        self._last_number = round_.number
+        self._last_number, self._last_size = round_.number, round_.share
         self.crashes.adopt(round_)
         self._stop = Stop.NONE
         self._is_preparing = False
@@ -382,16 +383,21 @@ class Supervisor:
         self._begin_if_ready()
 
     def _on_no_replicas(self, why: str) -> None:
-        if self.generation is None:
+        is_rescaling = self._last_size not in (0, self.size)
+        if self.generation is None and not is_rescaling:
             self._fail(why)
             return
         self._reserve.discard()
-        text = f"{why} The replicas that run go on"
-        self._console.event(text)
-        if self._is_preparing and self._stop is Stop.NONE:
-            self._is_preparing = False
-            self.size = self.generation.size
-            self.news.note_not_rescaled(text)
+        self._is_preparing = False
+        size = self._last_size
+        why += f" The job goes on with {size} replica{'s' * (size > 1)}"
+        self._console.event(why)
+        if is_rescaling and self._stop is not Stop.END:
+            self.size = size
+            self.news.note_not_rescaled(why)
+        if self.generation is None and not self._is_judging:
+            self._reserve.prepare(self.size)
+            self._begin_if_ready()
 
     def _fail(self, why: str) -> None:
         self._go_on(self.judge.fail(why))

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from subprocess import CompletedProcess
 
+import psutil
 import pytest
 
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
@@ -26,9 +27,10 @@ pytestmark = pytest.mark.slow
 
 Answer = Future[CompletedProcess[str]]
 
-# Once there is a mark, the forkserver ends at an import, or can fork no more.
+# Once there is a mark, the forkserver ends at an import, or can fork no more: at all,
+# or for a while after one replica, and only once there is another mark.
 SITE = """
-import errno, os, sys
+import errno, os, sys, time
 if "forkserver" in "".join(sys.orig_argv):
     marks, breaks_at = os.environ["MARKS"], os.environ["BREAKS_AT"]
     fork = os.fork
@@ -37,7 +39,14 @@ if "forkserver" in "".join(sys.orig_argv):
         return os.path.exists(os.path.join(marks, "broken"))
 
     def fork_if_possible():
-        if breaks_at == "fork" and is_broken():
+        is_possible = breaks_at != "fork"
+        if breaks_at == "second replica" and is_broken():
+            with open(os.path.join(marks, "forks"), "a+") as forks:
+                is_possible = forks.tell() not in (2, 3, 4, 5)  # Two a replica.
+                forks.write(".")
+            while not is_possible and not os.path.exists(os.path.join(marks, "fail")):
+                time.sleep(0.005)
+        if is_broken() and not is_possible:
             raise BlockingIOError(errno.EAGAIN, "no more processes")
         return fork()
 
@@ -92,7 +101,7 @@ def test_a_job_that_trains_is_not_ended_by_that(stage: Stage) -> None:
         job.wait_until_held(0, 1)
         stage.mark("broken")
         os.kill(forkserver_of(job.pid), signal.SIGKILL)
-        job.wait_until_said("The replicas that run go on")
+        job.wait_until_said("The job goes on with 1 replica")
         stage.mark("go-0")
         assert job.wait() == 0, job.events
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
@@ -106,12 +115,36 @@ def test_forks_that_fail_are_not_tried_for_ever(stage: Stage) -> None:
         answer = job.ask("scale", 2)
         assert answer.returncode == 4
         assert "ended 3 times before it forked a replica" in answer.stderr
-        assert "The replicas that run go on" in answer.stderr
+        assert "The job goes on with 1 replica" in answer.stderr
         status = job.status()
         assert (status["state"], status["target"]) == ("training", 1)
         stage.mark("go-0")
         assert job.wait() == 0, job.events
     assert "generation 1" not in job.events
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_rescaling_that_fails_halfway_goes_on_with_the_old_size(
+    stage: Stage, has_ended: bool
+) -> None:
+    options = ["--replicas", 1, "--start", "exec", "--", "--hold", "0:9"]
+    with running(stage, *options, **breaking(stage, "second replica")) as job:
+        job.wait_until_held(0, 1)
+        pid = job.pid_of(0, 0)
+        stage.mark("broken")
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(job.ask, "scale", 2)
+            wait_until(lambda: job.status()["state"] == "rescaling")
+            if has_ended:
+                stage.mark("go-0")
+                wait_until(lambda: not psutil.pid_exists(pid))
+            stage.mark("fail")
+            assert answer.result().returncode == 4
+        stage.mark("go-0")
+        assert "The job goes on with 1 replica" in answer.result().stderr
+        assert job.wait() == 0, job.events
+    assert "generation 1: 1 replica started" in job.events
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
