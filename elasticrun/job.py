@@ -221,6 +221,11 @@ class Job:
         """How many saves of this generation came to nothing."""
         return 0 if self._saver is None else self._saver.num_failed
 
+    @property
+    def has_failed_save(self) -> bool:
+        """Whether the last save, as that of a stop, came to nothing."""
+        return self._saver is not None and self._saver.has_failed
+
     def register(self, state: BaseState) -> bool:
         """Keep a state in every checkpoint; load it and return whether it was there.
 

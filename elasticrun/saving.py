@@ -205,6 +205,7 @@ class Saver:
         if not flight.wait(timeout):
             flight.give_up()
             self._flight, self._given_up = None, flight
+            self.has_failed = True
             raise AgreementError(
                 f"the save of checkpoint {flight.number}, which had begun before, did "
                 f"not end within {timeout:g} s. The disk may hang, or another replica; "

@@ -47,14 +47,16 @@ def _threads() -> dict[str, tuple[str, str, str]]:
     threads = {}
     for task in os.listdir(_TASKS) if _TASKS.is_dir() else ():
         try:
-            lines = (_TASKS / task / "status").read_text().splitlines()
+            text = (_TASKS / task / "status").read_text(errors="replace")
         except OSError:  # It has ended.
             continue
-        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        if fields["Name"] == _NAME:
+        fields = dict(
+            line.split(":\t", 1) for line in text.splitlines() if ":\t" in line
+        )
+        if fields.get("Name") == _NAME:
             threads[task] = (
-                fields["State"],
-                fields["voluntary_ctxt_switches"],
-                fields["nonvoluntary_ctxt_switches"],
+                fields.get("State", ""),
+                fields.get("voluntary_ctxt_switches", ""),
+                fields.get("nonvoluntary_ctxt_switches", ""),
             )
     return threads

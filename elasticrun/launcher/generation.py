@@ -54,6 +54,7 @@ class Member:
         report: Where it was last; empty until its program has made a job.
         moved_at: When its position changed last.
         failure: The exception that it raised, if it did.
+        has_failed_save: Whether it ended after a last save that came to nothing.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class Member:
     failure: Failure | None = None
     failed_at: float = 0.0
     has_dumped: bool = False
+    has_failed_save: bool = False
     ending: Ending | None = None
 
 
@@ -248,6 +250,8 @@ class Generation:
         elif message["type"] == "failure":
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]
+        elif message["type"] == "end":
+            member.has_failed_save = message["has_failed_save"]
         elif message["type"] == "modules":
             self._listener.on_modules(message["names"], message["variables"])
         elif message["type"] == "failed":

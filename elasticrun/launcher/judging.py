@@ -67,7 +67,7 @@ class Judge:
         """
         self._crashes.note(outcome)
         if outcome.kind == FINISHED:
-            return self._finish(is_first=is_first)
+            return self._finish(outcome, is_first=is_first)
         if stop is Stop.END:
             return self._end_stopped(outcome, code)
         if outcome.kind == LEFT:
@@ -79,7 +79,7 @@ class Judge:
         signalled = _BY_SIGNAL.get(outcome.code)
         cause = f"by {signalled} to a replica" if signalled else "by itself"
         self._console.event(
-            f"stopped {cause} with exit code {outcome.code}; {_saved(outcome.newest)}"
+            f"stopped {cause} with exit code {outcome.code}; {_saved(outcome)}"
             f"{self._options.how_to_go_on}"
         )
         return Next(outcome.code)
@@ -111,8 +111,9 @@ class Judge:
         self._console.event(f"failed: {why}")
         return Next(EXIT_FAILED)
 
-    def _finish(self, *, is_first: bool) -> Next:
-        if is_first:
+    def _finish(self, outcome: Outcome | None = None, *, is_first: bool) -> Next:
+        lost = f"; {_saved(outcome)}" if outcome and outcome.is_unsaved else ""
+        if is_first and not lost:
             directory.note_finished(self._options.checkpoint_dir, self._options.program)
         num_restarts = self._crashes.num_restarts
         self._console.event(
@@ -122,6 +123,7 @@ class Judge:
                 if num_restarts
                 else ""
             )
+            + lost
         )
         return Next(0)
 
@@ -134,9 +136,9 @@ class Judge:
             problem = f"stopped without a new checkpoint: {outcome.text}"
             self._console.event(problem)
             return Next(code, problem=problem)
-        saved = _saved(outcome.newest)
+        saved = _saved(outcome)
         self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
-        return Next(code)
+        return Next(code, problem=saved if outcome.is_unsaved else "")
 
     def _go_on_without(self, outcome: Outcome, number: int) -> Next:
         """Restart because a node is gone, which counts as no crash."""
@@ -155,6 +157,12 @@ class Judge:
                 f"generation {number} ended at {outcome.where} without saving: "
                 f"{_first_line(outcome.text)}; rescaling {_start_from(outcome.newest)}"
             )
+        elif outcome.is_unsaved:
+            saved = _saved(outcome)
+            self._console.event(
+                f"generation {number} ended at {outcome.where}; {saved}"
+            )
+            return Next(problem=saved)
         return Next()
 
     def _restart(self, outcome: Outcome, number: int) -> Next:
@@ -174,7 +182,11 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _saved(newest: int) -> str:
+def _saved(outcome: Outcome) -> str:
+    newest = outcome.newest
+    if outcome.is_unsaved:
+        lost = f"what came after checkpoint {newest}" if newest else "everything"
+        return f"the last save failed, as rank 0 says in its log: {lost} is lost"
     return f"checkpoint {newest} is saved" if newest else "nothing was saved"
 
 

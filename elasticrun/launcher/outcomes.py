@@ -31,6 +31,7 @@ class Outcome:
         code: The exit code of a program that stopped by itself.
         newest: The number of the newest checkpoint.
         has_trained: Whether a batch was trained.
+        is_unsaved: Whether the last save of what finished or stopped has failed.
         is_own_fault: Whether the crash did not follow from another one.
         is_by_launcher: Whether the launcher had killed the replica that it names.
         time: Of the crash, by this machine's clock.
@@ -44,6 +45,7 @@ class Outcome:
     code: int = 0
     newest: int = 0
     has_trained: bool = False
+    is_unsaved: bool = False
     is_own_fault: bool = False
     is_by_launcher: bool = False
     time: float = 0.0
@@ -77,7 +79,10 @@ def outcome_of(generation: Generation, *, reason: str, directory: Place) -> Outc
         stops = [code for code in codes if code in STOP_CODES]
         kind = STOPPED if stops or generation.is_discarded else FINISHED
         code = max(stops, default=0)
-        return Outcome(kind, where=where, code=code, newest=newest)
+        is_unsaved = any(member.has_failed_save for member in generation.members)
+        return Outcome(
+            kind, where=where, code=code, newest=newest, is_unsaved=is_unsaved
+        )
     return Outcome(
         CRASHED,
         text=reason or generation.explain(cause),
@@ -113,4 +118,7 @@ def merged(outcomes: Sequence[Outcome], gone: str) -> Outcome:
         stopped = [outcome for outcome in outcomes if outcome.kind == STOPPED]
         chosen = max(stopped or outcomes, key=lambda outcome: outcome.code)
     has_trained = any(outcome.has_trained for outcome in outcomes)
-    return replace(chosen, newest=newest, has_trained=has_trained)
+    is_unsaved = any(outcome.is_unsaved for outcome in outcomes)
+    return replace(
+        chosen, newest=newest, has_trained=has_trained, is_unsaved=is_unsaved
+    )

@@ -21,7 +21,7 @@ from typing import Any
 from elasticrun.control.gloo import wait_for_threads
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.functions import call_function
-from elasticrun.launcher.reporter import Reporter, code_of_stop
+from elasticrun.launcher.reporter import Reporter, code_of_stop, has_failed_save
 from elasticrun.launcher.wire import Channel, Message
 
 BOOT = """
@@ -78,7 +78,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     code = _run(lambda: _program(order), channel, reporter)
     code = _end_interpreter(code)
     del store
-    channel.send({"type": "end", "code": code})
+    channel.send({"type": "end", "has_failed_save": has_failed_save()})
     os._exit(code)
 
 

@@ -176,6 +176,13 @@ def running_job() -> Job | None:
     return None if job is None or job.is_closed else job
 
 
+def has_failed_save() -> bool:
+    """Return whether the last save of this process's job came to nothing."""
+    current: Any = sys.modules.get("elasticrun.current")
+    job: Job | None = getattr(current, "_job", None)
+    return job is not None and job.has_failed_save
+
+
 def code_of_stop() -> int:
     """Return the code with which the job has stopped, 0 if it has not.
 

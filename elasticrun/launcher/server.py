@@ -147,6 +147,8 @@ class Server:
             return  # They wait for the one after it.
         text = f"generation {generation.number} {what} with {generation.size}"
         text += f" replica{'s' * (generation.size > 1)}{more}"
+        if self._supervisor.problem:
+            text += f"; before, {self._supervisor.problem}"
         for channel, _ in self._waiting:
             channel.send({"text": text, "is_done": True})
         self._waiting.clear()

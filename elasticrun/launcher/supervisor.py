@@ -41,7 +41,8 @@ class Supervisor:
         nodes: The machines of the job.
         crashes: The crashes so far.
         judge: Decides what follows from the end of a generation.
-        problem: Why it ended without saving what was trained; empty if it did not.
+        problem: Why it, or the generation before, ended without saving what was
+            trained; empty if it did not.
         news: Tells what is heard of the generation that runs.
     """
 

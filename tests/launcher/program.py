@@ -8,6 +8,7 @@ A held replica leaves the mark `held-GENERATION-RANK` and waits for `go-GENERATI
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import subprocess
@@ -38,6 +39,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def fail_for_space(descriptor: int) -> None:
+    """Do what `os.fsync` does on a disk that is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def act(action: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -51,6 +57,8 @@ def act(action: str) -> None:
         threading.Event().wait()
     elif action == "spawn":
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    elif action == "fill":
+        os.fsync = fail_for_space
     elif action == "stop":
         elasticrun.request_stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -133,6 +134,38 @@ def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
         wait_until_nothing_is_left(stage)
     assert run(stage, "--replicas", 1).wait() == 0
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@pytest.mark.parametrize("request_", ["stop", "scale", "none"])
+def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
+    held = ["--hold", "0:9", "--pace", 0.01]
+    options = ["--replicas", 2, "--", "--at", "0:0:3:fill", *held]
+    lost = "the last save failed, as rank 0 says in its log: everything is lost"
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 2)
+        with ThreadPoolExecutor() as pool:
+            if request_ != "none":
+                size = [1] if request_ == "scale" else []
+                answer = pool.submit(job.ask, request_, *size)
+                state = "stopping" if request_ == "stop" else "rescaling"
+                wait_until(lambda: job.status()["state"] == state)
+            stage.mark("go-0")
+        code = job.wait()
+    if request_ == "stop":
+        assert (answer.result().returncode, code) == (4, 75)
+        assert lost in answer.result().stderr
+        assert f"stopped; {lost}; the same command goes on" in job.events
+    elif request_ == "scale":
+        assert (answer.result().returncode, code) == (0, 0)
+        assert lost in answer.result().stdout
+        assert re.search(f"generation 0 ended at .*; {lost}", job.events)
+    else:
+        assert code == 0
+        assert f"; {lost}" in job.events
+        again = run(stage, "--replicas", 1)
+        assert again.wait() == 0
+        assert "generation 1: 1 replica started" in again.events
+    assert "No space left on device" in job.events
 
 
 def test_a_stop_that_saved_nothing_is_told_from_one_that_did(stage: Stage) -> None:

@@ -36,16 +36,37 @@ def test_threads_of_gloo_that_still_run_are_waited_for() -> None:
     thread.join()
 
 
+def test_other_threads_may_have_any_name() -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def sleep_with_half_a_letter() -> None:
+        name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+        name.write_bytes(b"half a letter \xc3")
+        has_begun.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=sleep_with_half_a_letter)
+    thread.start()
+    has_begun.wait()
+    try:
+        wait_for_threads(math.inf)
+    finally:
+        may_end.set()
+        thread.join()
+
+
 def test_threads_of_gloo_that_sleep_are_not() -> None:
-    may_end = threading.Event()
+    has_begun, may_end = threading.Event(), threading.Event()
 
     def sleep_like_gloo() -> None:
         name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
         name.write_text("pt_gloo_runloop")
+        has_begun.set()
         may_end.wait()
 
     thread = threading.Thread(target=sleep_like_gloo)
     thread.start()
+    has_begun.wait()
     waiting = threading.Thread(target=wait_for_threads, args=[math.inf])
     waiting.start()
     wait_until(lambda: not waiting.is_alive())
