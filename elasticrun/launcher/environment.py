@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 Changes = Mapping[str, str | None]
 
@@ -42,6 +44,24 @@ def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@contextlib.contextmanager
+def noticing(names: Collection[str]) -> Iterator[set[str]]:
+    """Note which of some variables this process's Python code looks at meanwhile."""
+    used: set[str] = set()
+    encode = os.environ.encodekey  # Every access by name goes through it.
+
+    def note_and_encode(name: str) -> Any:
+        if name in names:
+            used.add(name)
+        return encode(name)
+
+    os.environ.encodekey = note_and_encode
+    try:
+        yield used
+    finally:
+        os.environ.encodekey = encode
 
 
 def of_forkserver() -> dict[str, str]:

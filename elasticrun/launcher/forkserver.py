@@ -8,8 +8,6 @@ forkserver kills what is left of the replicas' process groups.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import json
 import os
@@ -17,11 +15,10 @@ import socket
 import sys
 import traceback
 import weakref
-from collections.abc import Iterable
-from typing import Any
 
 from elasticrun.launcher import environment, processes, replica
 from elasticrun.launcher.environment import Changes
+from elasticrun.launcher.preloading import preload
 
 MAX_MESSAGE = 1 << 16
 NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and up to two listeners.
@@ -42,36 +39,16 @@ def main() -> None:
     before = environment.variables()
     launcher = socket.socket(fileno=int(sys.argv[1]))
     order = json.loads(launcher.recv(MAX_MESSAGE))
-    problem = ""
+    problem, num_sound = "", 0
     if not order["is_bare"]:
         processes.die_with_parent(os.getppid())  # While an import may hang.
-        problem = _preload(_TORCH, order["imports"])
-        processes.outlive_parent()
-    launcher.send(json.dumps({"type": "ready", "problem": problem}).encode())
-    _serve(launcher, before, is_bare=order["is_bare"])
-
-
-def _preload(needed: Iterable[str], wanted: Iterable[str]) -> str:
-    """Import modules; return why a fork would not be sound after it, or nothing."""
-    for name in needed:
-        importlib.import_module(name)
-    for name in wanted:
-        # The script will import it again, and say what is wrong.
-        with contextlib.suppress(BaseException):
+        for name in _TORCH:
             importlib.import_module(name)
-    problem = _find_problem()
-    gc.collect()
-    gc.freeze()  # Or the collector of each replica would copy every page.
-    return problem
-
-
-def _find_problem() -> str:
-    if processes.num_threads() > 1:
-        return f"importing them started {processes.num_threads() - 1} threads"
-    torch: Any = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        return "importing them used CUDA"
-    return ""
+        problem, num_sound = preload(order["imports"])
+        processes.outlive_parent()
+    answer = {"type": "ready", "problem": problem, "num_sound": num_sound}
+    launcher.send(json.dumps(answer).encode())
+    _serve(launcher, before, is_bare=order["is_bare"])
 
 
 def _has_variables(wanted: dict[str, str | None]) -> bool:
@@ -100,7 +77,7 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
             answer = {"type": "forked", "number": order["number"], "pid": pid}
             launcher.send(json.dumps(answer).encode())
         elif order["type"] == "import":
-            problem = _preload((), order["names"])
+            problem, _ = preload(order["names"])
             is_unsound |= bool(problem) or not _has_variables(order["variables"])
             if is_unsound:
                 launcher.send(json.dumps({"type": "unsound"}).encode())
@@ -150,7 +127,7 @@ def _become_replica(
         if changed is None:
             replica.execute(control, descriptors[NUM_DESCRIPTORS:])
         else:
-            _disown_finalizers()
+            _disown_libraries()
             replica.main(control, descriptors[NUM_DESCRIPTORS:], changed)
     except BaseException:  # Before the program begins, nobody else would say it.
         os.write(2, traceback.format_exc().encode(errors="replace"))
@@ -158,14 +135,15 @@ def _become_replica(
         os._exit(1)
 
 
-def _disown_finalizers() -> None:
-    """Let this replica not finalize at its end what it has inherited.
+def _disown_libraries() -> None:
+    """Let this replica not take every operator out of torch's tables at its end.
 
-    What imports have made belongs to the forkserver: a temporary folder may serve later
-    replicas too. And torch would take every operator out of its tables, for 40 ms.
+    That takes 40 ms. All else it finalizes as if it had imported it itself.
     """
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = False
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
+            finalizer.atexit = False
 
 
 def _take_descriptors(descriptors: list[int]) -> int:

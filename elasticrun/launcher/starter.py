@@ -150,7 +150,7 @@ class Starter:
             return
         answer = json.loads(data)
         if answer["type"] == "ready":
-            self._on_server_ready(answer["problem"])
+            self._on_server_ready(answer["problem"], answer["num_sound"])
         elif answer["type"] == "unsound":
             self._may_learn, self._learned, self._variables = False, [], {}
             self._num_attempts = 0
@@ -159,21 +159,21 @@ class Starter:
         else:
             self._on_forked(answer["pid"])
 
-    def _on_server_ready(self, problem: str) -> None:
+    def _on_server_ready(self, problem: str, num_sound: int) -> None:
         if problem:
-            self._replace_unsound(problem)
+            self._replace_unsound(problem, num_sound)
             return
         self._is_ready = True
         self._tell_groups()
         self._ask()
         self._teach(self._learned)
 
-    def _replace_unsound(self, problem: str) -> None:
-        """Import less, or fork no more."""
+    def _replace_unsound(self, problem: str, num_sound: int) -> None:
+        """Import only what stands before the cause, or fork no more."""
         self._num_attempts = 0
         self._abandon()
         if self._imports:
-            self._imports = []
+            self._imports = self._imports[:num_sound]
         else:
             self._say(
                 f"torch was imported for forking, but {problem}; each replica starts "

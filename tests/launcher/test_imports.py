@@ -221,31 +221,116 @@ def test_variables_that_imports_change_are_changed_in_every_generation(
     assert shown == [f"yes yes None 3 {first}", "yes yes None 3 60"]
 
 
-SHARED = "import tempfile\nFOLDER = tempfile.TemporaryDirectory()\n"
-USES_IT = """
-import shared
-import os, tempfile
+def site_with(stage: Stage, **modules: str) -> dict[str, str]:
+    """Return variables under which Python finds modules as if they were installed."""
+    site = stage.root / "site-packages"
+    site.mkdir()
+    for name, text in modules.items():
+        (site / f"{name}.py").write_text(text)
+    return {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{site}"}
+
+
+# In the ways in which libraries do it.
+FOLDERS = """
+import atexit, os, shutil, tempfile
+with open(os.environ["NOTES"], "a") as file:
+    A = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, A)
+    B = tempfile.TemporaryDirectory()
+    C = tempfile.NamedTemporaryFile()
+    file.write(f"{os.getpid()} {A} {B.name} {C.name}\\n")
+"""
+USES_FOLDERS = """
+import noted, folders
+import os
 from tests.launcher import program
-own = tempfile.TemporaryDirectory()
-print(own.name, os.path.isdir(shared.FOLDER.name), flush=True)
+open(os.path.join(folders.A, os.environ["RANK"]), "w").close()
+print(folders.A, os.path.isdir(folders.B.name), flush=True)
 program.main()
 """
 
 
 @pytest.mark.slow
-def test_replicas_finalize_only_what_is_their_own(stage: Stage) -> None:
-    """What an import has made in the forkserver serves the next generation, too."""
-    site = stage.root / "site-packages"
-    site.mkdir()
-    (site / "shared.py").write_text(SHARED)
+def test_no_replica_has_temporary_files_of_another_one(stage: Stage) -> None:
+    """Nor is any left when they end, or by the forkserver that learns of them."""
+    own = site_with(stage, folders=FOLDERS, noted=NOTED)
+    notes = stage.root / "notes"
     script = stage.root / "train.py"
-    script.write_text(USES_IT)
-    path = f"{REPOSITORY}{os.pathsep}{site}"
-    options = ["--replicas", 1, "--", stage.root, "--hold", "0:9"]
-    with running(stage, *options, script=script, PYTHONPATH=path) as job:
-        job.wait_until_held(0, 1)
-        assert scaled(job, 2).returncode == 0
+    script.write_text(USES_FOLDERS)
+    options = ["--replicas", 2, "--", stage.root, "--hold", "0:9", "--hold", "1:9"]
+
+    def lines() -> list[list[str]]:
+        return [line.split() for line in notes.read_text().splitlines()]
+
+    with running(stage, *options, script=script, NOTES=str(notes), **own) as job:
+        job.wait_until_held(0, 2)
+        # By the first forkserver, by each replica, and by the second one as it learns.
+        wait_until(lambda: sum(len(line) == 4 for line in lines()) == 4)
+        wait_until(lambda: forkserver_of(job.pid) != int(lines()[-1][0]))
+        stage.mark("go-0")
         assert job.wait() == 0, job.events
     told = re.findall(r"(?m)^\[\d\] (\S+) (True|False)$", job.output)
-    assert [is_there for _, is_there in told] == ["True"] * 3
-    assert not any(Path(own).exists() for own, _ in told)
+    assert [is_there for _, is_there in told] == ["True"] * 2
+    assert len({folder for folder, _ in told}) == 2
+    replicas = {str(job.pid_of(0, rank)) for rank in (0, 1)}
+    for pid, *made in lines():
+        # Nothing takes apart what a replica has at its end.
+        removed = made[:2] if pid in replicas else made
+        assert not any(map(os.path.exists, removed))
+
+
+# As lightning does.
+PICKS = 'import os\nRANK = os.environ.get("RANK", "0")\nos.environ["PICKED"] = RANK\n'
+SHOWS_RANK = """
+import noted, picks
+import os
+print("picked", picks.RANK, os.environ["PICKED"], flush=True)
+from tests.launcher import program
+program.main()
+"""
+
+
+@pytest.mark.slow
+def test_what_an_import_derives_from_the_rank_is_derived_in_each_replica(
+    stage: Stage,
+) -> None:
+    own = site_with(stage, picks=PICKS, noted=NOTED)
+    notes = stage.root / "notes"
+    script = stage.root / "train.py"
+    script.write_text(SHOWS_RANK)
+    options = ["--replicas", 2, "--", stage.root, "--hold", "0:9"]
+    with running(stage, *options, script=script, NOTES=str(notes), **own) as job:
+        job.wait_until_held(0, 2)
+        assert scaled(job, 3).returncode == 0
+        assert job.wait() == 0, job.events
+    shown = re.findall(r"(?m)^\[\d\] picked (\d) (\d)$", job.output)
+    assert sorted(shown) == [(rank, rank) for rank in "00112"]
+    replicas = {str(job.pid_of(0, rank)) for rank in (0, 1)}
+    assert not replicas & set(notes.read_text().split())  # It stands above the cause.
+
+
+# It is flushed at the end, as by whoever imported it.
+LOG = """
+import weakref
+
+class Log:
+    def __init__(self):
+        self.lines = []
+        weakref.finalize(self, print, "flushed", self.lines)
+
+LOG = Log()
+"""
+
+
+@pytest.mark.slow
+def test_replicas_finalize_what_they_have_inherited(stage: Stage) -> None:
+    own = site_with(stage, log=LOG, noted=NOTED)
+    notes = stage.root / "notes"
+    script = stage.root / "train.py"
+    script.write_text(
+        "import noted, log\nimport os\nlog.LOG.lines.append(os.getpid())\n"
+    )
+    with running(stage, "--replicas", 1, script=script, NOTES=str(notes), **own) as job:
+        assert job.wait() == 0, job.events
+    (flushed,) = re.findall(r"(?m)^\[0\] flushed \[(\d+)\]$", job.output)
+    assert flushed not in notes.read_text().split()  # It was imported before the fork.

@@ -129,7 +129,7 @@ ROWS: list[list[str]] = [
     ["launcher.directory", "launcher.imports", "launcher.client"],
     ["launcher.reporter", "launcher.console", "launcher.reading", "launcher.endpoint"],
     ["launcher.stragglers", "launcher.linting"],
-    ["launcher.replica", "launcher.board"],
+    ["launcher.replica", "launcher.board", "launcher.preloading"],
     ["launcher.forkserver", "launcher.rendezvous", "launcher.meeting"],
     ["launcher.starter"],
     ["launcher.generation"],
