@@ -290,13 +290,16 @@ class AdaptiveDataLoader(DataLoader[Any]):
             is_finished = is_left_on_purpose(sys._getframe(1))
             raise
         finally:
-            # The workers end with the loop: an exception may keep this frame, and the
-            # garbage collector takes 5 s to end each of them.
-            del batches
-            self.running_loop = RunningLoop()
-            job.end_loop(is_finished=is_finished)
-            if bar is not None:
-                bar.close()
+            try:
+                self._batch_reader.end(batches)
+            finally:
+                # An exception may keep this frame, and with it persistent workers; the
+                # garbage collector takes 5 s to end each of them.
+                del batches
+                self.running_loop = RunningLoop()
+                job.end_loop(is_finished=is_finished)
+                if bar is not None:
+                    bar.close()
 
     def _compare(self, job: Job) -> None:
         """Raise, in the first loop, if other replicas have made another loader."""

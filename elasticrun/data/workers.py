@@ -59,6 +59,15 @@ class BatchReader:
             self._persistent = inner
         return _start_workers(inner)
 
+    def end(self, batches: Iterator[Any]) -> None:
+        """End the workers that `start` has started, unless they are persistent.
+
+        Torch's iterator would do so once it is dropped; but one that has raised is held
+        by the traceback, and so by whoever keeps the exception.
+        """
+        if self._persistent is None and hasattr(batches, "_shutdown_workers"):
+            batches._shutdown_workers()
+
 
 class _Requests:
     """The batch sampler of the inner DataLoader; persistent workers get a new plan."""

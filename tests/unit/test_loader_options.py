@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch.utils.data import (
 from elasticrun import AdaptiveDataLoader, JobStopped, request_stop, save_all_states
 from tests.support.data import Numbers, NumbersByBatch, Workers
 from tests.support.generations import generation, run_once
+from tests.support.stage import wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("job"),
@@ -191,6 +193,20 @@ def test_workers_end_with_a_loop_whose_exception_is_kept() -> None:
     assert multiprocessing.active_children() == []
 
 
+class Bad(Numbers):
+    def __getitem__(self, index: int) -> int:
+        raise ValueError("a bad sample")
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_workers_end_with_a_loop_whose_data_set_has_raised() -> None:
+    """The traceback that torch's iterator is in may be kept by whoever tries again."""
+    with pytest.raises(ValueError, match="a bad sample") as kept:
+        samples_of(AdaptiveDataLoader(Bad(8), 2, num_workers=2))
+    assert kept.tb is not None
+    assert multiprocessing.active_children() == []
+
+
 class NotesItsWorker:
     """A worker_init_fn that leaves a file for each worker, with what it found."""
 
@@ -221,22 +237,18 @@ def test_a_worker_init_function_finds_the_users_data_set(
 
 
 class Stalls(Numbers):
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.may_go_on = multiprocessing.get_context("fork").Event()
-
     def __getitem__(self, index: int) -> int:
-        self.may_go_on.wait()
+        threading.Event().wait()
         return index
 
 
-def test_a_timeout_is_handed_on() -> None:
-    data = Stalls(4)
-    loader = AdaptiveDataLoader(data, 2, num_workers=1, timeout=0.2)
-    with pytest.raises(RuntimeError, match="timed out after 0.2 seconds") as caught:
+def test_a_timeout_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # For so long torch waits for its worker before it kills it.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    loader = AdaptiveDataLoader(Stalls(4), 2, num_workers=1, timeout=0.2)
+    with pytest.raises(RuntimeError, match="timed out after 0.2 seconds"):
         list(loader)
-    data.may_go_on.set()  # Or torch would wait for its worker.
-    del caught
+    wait_until(lambda: multiprocessing.active_children() == [])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="warns without a GPU only")
