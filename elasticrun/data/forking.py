@@ -15,6 +15,8 @@ import multiprocessing
 import os
 import select
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess
 from typing import Any
 
@@ -44,41 +46,50 @@ class _Process(ForkProcess):
     @staticmethod
     def _Popen(process: Any) -> Any:  # noqa: N802 (what a kind of process overrides)
         for patience in _PATIENCE:
-            forked, reader = _fork(process)
-            try:
-                if _begins(forked.pid, reader, patience):
-                    return forked
-            finally:
-                os.close(reader)
+            with _forked(process) as (child, reader):
+                if _begins(child.pid, reader, patience):
+                    return child
+                _end(child)
             logger.warning(
                 "process %d of a data loader did not begin within %g s of its fork, "
                 "which may have caught a lock of another thread; it is forked again",
-                forked.pid,
+                child.pid,
                 patience,
             )
-            forked.kill()
-            forked.wait()
-            forked.close()
-        forked, reader = _fork(process)
-        os.close(reader)
-        return forked
+        with _forked(process) as (child, _):
+            return child
 
 
 class _Context(ForkContext):
     Process = _Process
 
 
-def _fork(process: _Process) -> tuple[Any, int]:
-    """Fork; return the child, and where to read that it runs."""
+@contextmanager
+def _forked(process: _Process) -> Iterator[tuple[Any, int]]:
+    """Fork; yield the child, and where to read that it runs.
+
+    Nobody else would end a child, which may be stopped, if a signal handler of the
+    program raises meanwhile.
+    """
     reader, process._says_it_runs = os.pipe()
     try:
-        forked = ForkProcess._Popen(process)
-    except BaseException:
-        os.close(reader)
-        raise
+        try:
+            child = ForkProcess._Popen(process)
+        finally:
+            os.close(process._says_it_runs)
+        try:
+            yield child, reader
+        except BaseException:
+            _end(child)
+            raise
     finally:
-        os.close(process._says_it_runs)
-    return forked, reader
+        os.close(reader)
+
+
+def _end(child: Any) -> None:
+    child.kill()
+    child.wait()
+    child.close()
 
 
 def _begins(pid: int, reader: int, patience: float) -> bool:

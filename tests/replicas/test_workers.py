@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 from unittest import mock
 
+import psutil
 from torch.utils.data import TensorDataset
 
 from elasticrun.testing import run_generation
@@ -98,6 +100,46 @@ def test_a_worker_that_begins_late_is_not_killed(tmp_path: Path) -> None:
     """It holds its queue's lock, for which a worker in its place would wait."""
     loop = loop_over_workers_that_begin_when_they_are_given_up
     assert run_generation(loop, 1, str(tmp_path), timeout=60) == [list(range(12))]
+
+
+def loop_over_workers_whose_start_is_interrupted() -> int:
+    import torch
+
+    import elasticrun as er
+
+    er.init()
+    wait = os.waitid
+
+    class Interrupted(Exception):
+        """What a signal handler of the program raises."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def wait_and_be_interrupted(*arguments: int) -> None:
+        wait(*arguments)
+        signal.raise_signal(signal.SIGALRM)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    os.register_at_fork(after_in_child=signal.pause)
+    loader = er.AdaptiveDataLoader(
+        TensorDataset(torch.arange(12)),
+        2,
+        num_workers=1,
+        multiprocessing_context="fork",
+    )
+    before = set(psutil.Process().children())
+    with (
+        mock.patch.object(os, "waitid", wait_and_be_interrupted),
+        contextlib.suppress(Interrupted),
+    ):
+        list(loader)
+    return len(set(psutil.Process().children()) - before)
+
+
+def test_a_worker_whose_start_is_interrupted_is_not_left_stopped() -> None:
+    loop = loop_over_workers_whose_start_is_interrupted
+    assert run_generation(loop, 1, timeout=60) == [0]
 
 
 def end_while_the_other_goes_on(num_rounds: int) -> int:
