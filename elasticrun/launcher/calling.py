@@ -53,6 +53,7 @@ class LaunchedJob:
     ) -> None:
         self._process = process
         self._folder = folder
+        self._lifeline = lifeline
         self._is_temporary = is_temporary
         # Also at the end of this process, and when nobody can ask for results.
         self._leave = weakref.finalize(
@@ -128,7 +129,9 @@ class LaunchedJob:
         logs = self._folder / "checkpoints" / "logs"
         is_failed = code not in (75, 130, 143)
         if is_failed and self._is_temporary and logs.exists():
-            self._leave.detach()
+            if self._leave.detach() is not None:
+                os.close(self._lifeline)
+                _remove_all_but(logs, self._folder)
             return f"the job failed (exit code {code}; logs in {logs}). {_LAST}"
         self._leave()
         if is_failed:
@@ -262,6 +265,17 @@ def _leave(
         process.kill()  # What it would save is removed.
         process.wait()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_all_but(kept: Path, folder: Path) -> None:
+    """Remove a folder but for one of its folders, and those that this is in."""
+    for path in folder.iterdir():
+        if path in kept.parents:
+            _remove_all_but(kept, path)
+        elif path.is_dir() and path != kept:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path != kept:
+            path.unlink(missing_ok=True)
 
 
 def _plain(value: object) -> str | os.PathLike[str]:

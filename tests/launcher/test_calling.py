@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import elasticrun
@@ -120,12 +121,20 @@ def test_an_exception_comes_back_with_its_traceback(stage: Stage) -> None:
     def broken() -> None:
         raise KeyError("no such layer")
 
-    with pytest.raises(ElasticRunError, match="KeyError: 'no such layer'") as caught:
-        elasticrun.launch(broken, replicas=1)
-    [logs] = re.findall(r"exit code 1; logs in ([^)]*)\)", str(caught.value))
-    assert "no such layer" in Path(logs, "generation-0000", "rank-0.log").read_text()
-    shutil.rmtree(Path(logs).parents[1])
-    assert "in broken" in str(caught.value)
+    descriptors = psutil.Process().num_fds()
+    job = elasticrun.launch(broken, replicas=1, wait=False)
+    for _ in range(2):
+        with pytest.raises(ElasticRunError, match="KeyError: 'no such layer'") as found:
+            job.result()
+    assert "in broken" in str(found.value)
+    [text] = re.findall(r"exit code 1; logs in ([^)]*)\)", str(found.value))
+    logs = Path(text)
+    assert "no such layer" in (logs / "generation-0000" / "rank-0.log").read_text()
+    # Nothing else is left, neither on the disk nor of this process.
+    assert psutil.Process().num_fds() == descriptors
+    folder = logs.parents[1]
+    assert [*folder.iterdir(), *logs.parent.iterdir()] == [logs.parent, logs]
+    shutil.rmtree(folder)
 
 
 def test_a_function_that_ends_the_process_has_no_result(stage: Stage) -> None:
