@@ -43,7 +43,6 @@ class Reserve:
     def prepare(self, size: int) -> None:
         """Have so many wait, and none of those that did."""
         self.discard()
-        self._num_asked += 1
         self.is_asked = True
         number = self._num_asked
 
@@ -67,7 +66,8 @@ class Reserve:
         return taken
 
     def discard(self) -> None:
-        """Let them end."""
+        """Let them end, and those that are on their way."""
+        self._num_asked += 1
         _discard(self.take())
 
 

@@ -141,6 +141,8 @@ class Supervisor:
         if size == self.size:
             return f"the job has {size} replicas already"
         running = self.generation.size if self.generation is not None else 0
+        if size == running and self._is_preparing and self._stop is Stop.NONE:
+            return self._stay()
         check_open_files(size, num_running=running)
         before, self.size = self.size, size
         text = f"rescaling from {before} to {size} replicas"
@@ -200,6 +202,16 @@ class Supervisor:
         """Have replicas wait; what runs gives way to them once the first one does."""
         self._is_preparing = self.generation is not None and self._stop is Stop.NONE
         self._reserve.prepare(self.size)
+
+    def _stay(self) -> str:
+        """Give up a rescaling of which what runs knows nothing yet."""
+        assert self.generation is not None
+        self._is_preparing = False
+        self._reserve.discard()
+        before, self.size = self.size, self.generation.size
+        text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
+        self._console.event(text)
+        return text
 
     def _on_first_replica(self) -> None:
         """Have what runs give way: others can be started."""

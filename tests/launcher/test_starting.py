@@ -179,6 +179,30 @@ def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
+    stage: Stage,
+) -> None:
+    options = ["--replicas", 2, "--max-restarts", 0, "--", "--hold", "0:9"]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 2)
+        with preparing(job, 4) as answers:
+            answer = job.ask("scale", 2)
+            assert (answer.returncode, answer.stderr) == (0, "")
+            assert "staying at 2 replicas, not 4" in answer.stdout
+        assert "the job goes on with 2 replicas, not 4" in answers[0].result().stderr
+        # The next ones are forked after those that were on their way.
+        with preparing(job, 3) as answers:
+            pass
+        wait_until(lambda: job.status()["state"] == "rescaling")
+        assert job.status()["replicas"] == 2
+        stage.mark("go-0")
+        assert answers[0].result().returncode == 0
+        assert job.wait() == 0, job.events
+    assert "generation 1: 3 replicas started" in job.events
+    assert "generation 2" not in job.events
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
 def test_a_crash_before_they_wait_is_one(stage: Stage) -> None:
     options = ["--replicas", 1, "--max-restarts", 1, "--", "--hold", "0:9"]
     with running(stage, *options) as job:
