@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.serialization import safe_globals
+from torch.serialization import add_safe_globals, get_safe_globals
 from torch.utils.serialization import config
 
 from elasticrun.checkpoint.dtypes import keeping_dtypes
@@ -26,7 +26,7 @@ from elasticrun.checkpoint.state import BaseState
 from elasticrun.errors import CheckpointError
 
 # What a lazy module has before its first batch: a dtype and a device.
-_NO_TENSORS_YET = (UninitializedParameter, UninitializedBuffer)
+_NO_TENSORS_YET = frozenset((UninitializedParameter, UninitializedBuffer))
 _DTENSOR = "DTensor"
 _SHARDED = {_DTENSOR, "ShardedTensor", "FullyShardedDataParallel"}
 
@@ -231,14 +231,24 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     """
     path = _path_of_open(fileobj) if is_copied else None
     source: Any = fileobj if path is None else path
+    _allow_no_tensors_yet()
     try:
         # Said outright, so that no variable of the environment can say otherwise.
-        with safe_globals(list(_NO_TENSORS_YET)):
-            return torch.load(
-                source, map_location="cpu", weights_only=True, mmap=path is not None
-            )
+        return torch.load(
+            source, map_location="cpu", weights_only=True, mmap=path is not None
+        )
     except pickle.UnpicklingError as error:
         raise UnsafeValuesError(_first_line(error)) from error
+
+
+def _allow_no_tensors_yet() -> None:
+    """Let torch load them from now on.
+
+    For good, since torch has one set for the process: to take them out again would
+    take them from the program, or from another thread that loads.
+    """
+    if missing := _NO_TENSORS_YET - set(get_safe_globals()):
+        add_safe_globals(list(missing))
 
 
 def _path_of_open(fileobj: BinaryIO) -> str | None:

@@ -171,6 +171,19 @@ def test_numbers_and_text_are_not_read_back_while_training_waits(
     assert unpickled == [1]
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_what_the_program_lets_torch_load_stays_so() -> None:
+    torch.serialization.add_safe_globals([nn.parameter.UninitializedParameter])
+    lazy, plain = io.BytesIO(), io.BytesIO()
+    torch.save(nn.LazyLinear(3).state_dict(), lazy)
+    save_values({"a": 1}, plain)
+    for file in (plain, lazy):
+        file.seek(0)
+    load_values(plain)
+    assert "weight" in torch.load(lazy, weights_only=True)
+    assert nn.parameter.UninitializedParameter in torch.serialization.get_safe_globals()
+
+
 @pytest.mark.parametrize("trusted", [["holder", "variables"], ("variables", "holder")])
 def test_named_states_take_any_object(tmp_path: Path, trusted: Any) -> None:
     run_once(lambda: script(Custom(3)), tmp_path, trust_pickle=trusted)
