@@ -297,18 +297,24 @@ def check_loads_safely(values: Any, *, name: str) -> None:
 
 
 def _smallest_tensors(values: Iterable[Any]) -> list[Any]:
-    """Keep one tensor of those that load alike, the smallest."""
+    """Keep one tensor of those that load alike, the smallest.
+
+    They do if they are of one class, which decides how they are saved, and have no
+    attributes but what loads surely.
+    """
     others: list[Any] = []
-    tensors: dict[object, torch.Tensor] = {}
+    tensors: dict[type, torch.Tensor] = {}
     for value in values:
-        if not isinstance(value, torch.Tensor):
+        kind = type(value)
+        if not isinstance(value, torch.Tensor) or _has_doubtful(value):
             others.append(value)
-            continue
-        attributes = frozenset((name, type(each)) for name, each in vars(value).items())
-        kind = (type(value), attributes)
-        if _size(value) <= _size(tensors.setdefault(kind, value)):
+        elif _size(value) <= _size(tensors.setdefault(kind, value)):
             tensors[kind] = value
     return [*others, *tensors.values()]
+
+
+def _has_doubtful(tensor: torch.Tensor) -> bool:
+    return any(True for _ in find_doubtful(vars(tensor)))
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,37 @@ def test_what_is_refused_is_what_could_not_be_loaded(value: Any, wrap: Any) -> N
             check_loads_safely(values, name="values")
     else:
         check_loads_safely(values, name="values")
+
+
+@pytest.fixture
+def own_is_known() -> Iterator[None]:
+    """Let torch load tensors of the class."""
+    with torch.serialization.safe_globals([Own]):
+        yield
+
+
+@pytest.mark.usefixtures("own_is_known")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_each_tensor_with_something_beside_it_is_looked_at(is_first: bool) -> None:
+    values = [noted(Own(), {"x": 1}), noted(Own([1.0, 2.0]), {"x": Custom(3)})]
+    with pytest.raises(CheckpointError, match="cannot be loaded safely"):
+        check_loads_safely(values if is_first else values[::-1], name="values")
+
+
+@pytest.mark.usefixtures("own_is_known")
+def test_of_tensors_that_load_alike_only_the_smallest_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved: list[Any] = []
+    save = torch.save
+    monkeypatch.setattr(
+        torch,
+        "save",
+        lambda values, *a, **b: saved.append(values) or save(values, *a, **b),
+    )
+    values = {size: noted(Own(torch.ones(size)), {"x": 1}) for size in (3, 1, 2)}
+    check_loads_safely(values, name="values")
+    assert [each.numel() for each in saved[0]] == [1]
 
 
 def test_numbers_and_text_are_not_read_back_while_training_waits(
