@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from elasticrun import (
     AdaptiveDataLoader,
+    State,
     Variables,
     register,
     remaining_epochs_until,
@@ -192,10 +193,51 @@ def test_an_import_that_nobody_would_load_is_refused(tmp_path: Path) -> None:
         said = imported("--state", name, "--new")
         assert said.code == 2
         assert f"{name!r} cannot name a state: it becomes a file name" in said.errors
+    for words in (["--state=Model", "--new"], ["--state=Model"]):
+        said = imported(*words)
+        assert said.code == 2
+        assert "00000001 has a state 'model'. A program cannot have one" in said.errors
     assert numbers(tmp_path / "job") == [1]
     assert imported("--state", "net", "--new").code == 0
     assert imported("--state", "net").code == 0
     assert numbers(tmp_path / "job") == [3, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["random", "Random"])
+def test_no_import_takes_the_place_of_the_random_generators(
+    tmp_path: Path, name: str
+) -> None:
+    save_some(tmp_path / "job", 0.5)
+    source = tmp_path / "model.pt"
+    torch.save({"a": torch.ones(1)}, source)
+    for directory, words in (("job", ["--new"]), ("none", ["--job", "test"])):
+        said = run(tmp_path / directory, "import", source, "--state", name, *words)
+        assert said.code == 2
+        assert "each rank has a 'random' of its own" in said.errors
+    assert numbers(tmp_path / "job") == [1]
+    assert not (tmp_path / "none").exists()
+
+
+def test_no_import_takes_the_place_of_what_each_rank_has(tmp_path: Path) -> None:
+    class Own(State):
+        is_per_replica = True
+
+        def save(self, fileobj: BinaryIO) -> None:
+            fileobj.write(b"1")
+
+        def load(self, fileobj: BinaryIO) -> None:
+            assert fileobj.read() == b"1"
+
+    def script() -> None:
+        Own("own")
+        save_all_states()
+
+    run_once(script, tmp_path / "job")
+    torch.save({"a": 1}, tmp_path / "own.pt")
+    said = run(tmp_path / "job", "import", tmp_path / "own.pt", "--state=own", "--new")
+    assert said.code == 2
+    assert "00000001 each rank has a 'own' of its own, which one file" in said.errors
+    run_once(script, tmp_path / "job")
 
 
 def test_an_import_that_does_not_fit_is_refused(tmp_path: Path) -> None:
