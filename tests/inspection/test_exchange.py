@@ -75,6 +75,25 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [("s3://b/x.pt", "object store"), ("s3:/b/x.pt", "looks like a URL that lacks")],
+)
+def test_a_file_in_a_store_is_refused(tmp_path: Path, file: str, reason: str) -> None:
+    save_some(tmp_path / "job", 0.5)
+    for words in (["export", "1", file], ["import", file]):
+        said = run(tmp_path / "job", *words)
+        assert said.code == 2
+        assert reason in said.errors
+
+
+def test_a_file_may_be_named_by_url(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5)
+    assert run(tmp_path / "job", "export", 1, f"file://{tmp_path}/x.pt").code == 0
+    assert (tmp_path / "x.pt").is_file()
+    assert run(tmp_path / "job", "import", f"file://{tmp_path}/x.pt").code == 0
+
+
 def test_a_prefix_must_not_merge_names() -> None:
     values: dict[str, Any] = {"module.a": 1, "a": 2}
     with pytest.raises(Exception, match="two names would be the same"):

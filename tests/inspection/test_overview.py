@@ -196,10 +196,21 @@ def test_the_one_directory_here_is_meant(
     assert run("verify").lines == ["1  good"]
 
 
+def test_a_directory_may_begin_with_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_some(tmp_path / "job", 0.5)
+    for word in ("~/job", f"file://{tmp_path}/job"):
+        assert run(word).lines[0].startswith(f"{tmp_path}/job")
+
+
 def test_an_unknown_directory_is_an_error(tmp_path: Path) -> None:
     said = run(tmp_path / "nowhere")
     assert said.code == 2
     assert "nowhere: there is no such directory" in said.errors
+    said = run(f"file://{tmp_path}/nowhere")
+    assert (said.code, said.output) == (2, "")
 
 
 def test_an_empty_directory_is_none(tmp_path: Path) -> None:
