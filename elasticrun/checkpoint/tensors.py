@@ -23,10 +23,15 @@ from elasticrun.checkpoint.nested import find_doubtful, map_leaves
 from elasticrun.checkpoint.parameter_names import by_numbers
 from elasticrun.checkpoint.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.state import BaseState
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import CheckpointError, text_of
 
 # What a lazy module has before its first batch: a dtype and a device.
 _NO_TENSORS_YET = frozenset((UninitializedParameter, UninitializedBuffer))
+# What a class that is gone, or has changed, makes an unpickler raise.
+_UNPICKLING_ERRORS = (
+    *(ImportError, AttributeError, pickle.UnpicklingError),
+    *(RuntimeError, ValueError, LookupError, TypeError),
+)
 _DTENSOR = "DTensor"
 _SHARDED = {_DTENSOR, "ShardedTensor", "FullyShardedDataParallel"}
 
@@ -155,6 +160,10 @@ class UnsafeValuesError(CheckpointError):
     """Values that only a full unpickler could rebuild, which executes what they say."""
 
 
+class UnpicklingError(CheckpointError):
+    """A state that is trusted, but not rebuilt: it misses a class that it had."""
+
+
 def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
     """Write a state's values, of any kind if it is trusted to be unpickled.
 
@@ -177,9 +186,10 @@ def load_state(state: BaseState, fileobj: BinaryIO, *, is_copied: bool = False) 
 
     Raises:
         UnsafeValuesError: It would have to execute something.
+        UnpicklingError: It is trusted, and what it executes has failed.
     """
     if state.trusts_pickle:
-        return torch.load(fileobj, map_location="cpu", weights_only=False)
+        return _unpickle(state, fileobj)
     try:
         return load_values(fileobj, is_copied=is_copied)
     except UnsafeValuesError as error:
@@ -188,6 +198,19 @@ def load_state(state: BaseState, fileobj: BinaryIO, *, is_copied: bool = False) 
             f"rebuild: {error}\nThat executes whatever the file says. If you trust all "
             "who can write to the checkpoint directory, name the state in "
             f"init(trust_pickle=[{state.name!r}]); else start anew with another "
+            "checkpoint directory."
+        ) from error
+
+
+def _unpickle(state: BaseState, fileobj: BinaryIO) -> Any:
+    try:
+        return torch.load(fileobj, map_location="cpu", weights_only=False)
+    except _UNPICKLING_ERRORS as error:
+        raise UnpicklingError(
+            f"the saved state {state.name!r} could not be unpickled: {text_of(error)}\n"
+            "What it holds is made by classes of this program, which must be where "
+            "they were when it was saved, and take what they gave then. Put them back "
+            "(an alias under the old name will do), or start anew with another "
             "checkpoint directory."
         ) from error
 

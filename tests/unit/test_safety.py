@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import io
 import json
 import os
 import stat
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +233,36 @@ def test_what_is_defined_in_a_function_comes_back_too(tmp_path: Path) -> None:
         lambda: script(None), tmp_path, trust_pickle=["holder", "variables"]
     )
     assert held(2) == 3
+
+
+@pytest.mark.parametrize("is_module_left", [True, False])
+def test_a_class_that_has_moved_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_module_left: bool
+) -> None:
+    (tmp_path / "moving.py").write_text("class Thing:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def alone() -> None:
+        Variables(thing=importlib.import_module("moving").Thing())
+        save_all_states()
+
+    run_once(alone, tmp_path / "job", trust_pickle="variables")
+    if is_module_left:
+        monkeypatch.delattr(importlib.import_module("moving"), "Thing")
+        missing = "AttributeError: .*Thing"
+    else:
+        monkeypatch.delitem(sys.modules, "moving")
+        (tmp_path / "moving.py").unlink()
+        importlib.invalidate_caches()
+        missing = "ModuleNotFoundError: No module named 'moving'"
+    with pytest.raises(
+        CheckpointError,
+        match=rf"checkpoint-00000001: the saved state 'variables' could not be "
+        rf"unpickled: {missing}.*\nWhat it holds .* \(an alias under the old name",
+    ):
+        run_once(
+            lambda: Variables(thing=None), tmp_path / "job", trust_pickle="variables"
+        )
 
 
 def test_one_name_may_be_given_as_it_is(tmp_path: Path) -> None:
