@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import cloudpickle
@@ -171,7 +172,8 @@ def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
         CheckpointError: They could not be loaded safely again.
     """
     if state.trusts_pickle:
-        _refuse_shards_among(values, state.name)
+        with _refusing_cycles(state.name):
+            _refuse_shards_among(values, state.name)
         save_values(values, fileobj, pickle_module=cloudpickle)
     else:
         check_loads_safely(values, name=state.name)
@@ -297,10 +299,11 @@ def check_loads_safely(values: Any, *, name: str) -> None:
 
     Raises:
         CheckpointError: They hold an object that only a full unpickler could rebuild,
-            or a tensor that is sharded.
+            a tensor that is sharded, or themselves.
     """
-    _refuse_shards_among(values, name)
-    doubtful = _smallest_tensors(find_doubtful(values))
+    with _refusing_cycles(name):
+        _refuse_shards_among(values, name)
+        doubtful = _smallest_tensors(find_doubtful(values))
     if not doubtful:
         return
     buffer = io.BytesIO()
@@ -316,6 +319,18 @@ def check_loads_safely(values: Any, *, name: str) -> None:
             "dictionaries of them. Convert the rest (arrays with torch.as_tensor), or "
             "write a State with save and load. If you trust all who can write to the "
             f"checkpoint directory, init(trust_pickle=[{name!r}]) takes any object."
+        ) from error
+
+
+@contextmanager
+def _refusing_cycles(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError as error:
+        raise CheckpointError(
+            f"the state {name!r} holds something that holds itself, or that is nested "
+            "too deep to be saved. Let it name what it leads back to, by a key or a "
+            "number."
         ) from error
 
 

@@ -218,6 +218,31 @@ def test_what_the_program_lets_torch_load_stays_so() -> None:
     assert nn.parameter.UninitializedParameter in torch.serialization.get_safe_globals()
 
 
+def holding_itself(value: Any) -> Any:
+    """Put it into itself, or what is beside it."""
+    if isinstance(value, torch.Tensor):
+        return noted(value, [value])
+    value.append(value) if isinstance(value, list) else value.update(a=value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "trusted"),
+    [
+        *((holding_itself([]), []), (holding_itself({}), [])),
+        *((holding_itself(torch.ones(1)), []), (holding_itself([]), ["holder"])),
+    ],
+    ids=str,
+)
+def test_what_holds_itself_is_refused(tmp_path: Path, value: Any, trusted: Any) -> None:
+    def script() -> None:
+        register(holder=Holder(value))
+        save_all_states()
+
+    with pytest.raises(CheckpointError, match="'holder' holds something that holds it"):
+        run_once(script, tmp_path, trust_pickle=trusted)
+
+
 @pytest.mark.parametrize("trusted", [["holder", "variables"], ("variables", "holder")])
 def test_named_states_take_any_object(tmp_path: Path, trusted: Any) -> None:
     run_once(lambda: script(Custom(3)), tmp_path, trust_pickle=trusted)
