@@ -26,6 +26,7 @@ from elasticrun import (
     Variables,
     atomic_save,
     current_job,
+    init,
     register,
     save_all_states,
 )
@@ -258,6 +259,12 @@ def test_what_is_defined_in_a_function_comes_back_too(tmp_path: Path) -> None:
         lambda: script(None), tmp_path, trust_pickle=["holder", "variables"]
     )
     assert held(2) == 3
+
+
+@pytest.mark.parametrize("given", [True, None, 5, [5], [None, "variables"], b"x"])
+def test_trust_is_in_names_alone(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"trust_pickle is .*; give the names of the"):
+        init(trust_pickle=given)
 
 
 @pytest.mark.parametrize("is_module_left", [True, False])
