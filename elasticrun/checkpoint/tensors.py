@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, runtime_checkable
@@ -32,6 +33,9 @@ _NO_TENSORS_YET = frozenset((UninitializedParameter, UninitializedBuffer))
 _UNPICKLING_ERRORS = (
     *(ImportError, AttributeError, pickle.UnpicklingError),
     *(RuntimeError, ValueError, LookupError, TypeError),
+)
+_TORCHS_ADVICE = re.compile(
+    r"Please use .*| or (types|classes) allowlisted via `add_safe_globals`", re.DOTALL
 )
 _DTENSOR = "DTensor"
 _SHARDED = {_DTENSOR, "ShardedTensor", "FullyShardedDataParallel"}
@@ -263,7 +267,7 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
             source, map_location="cpu", weights_only=True, mmap=path is not None
         )
     except pickle.UnpicklingError as error:
-        raise UnsafeValuesError(_first_line(error)) from error
+        raise UnsafeValuesError(_reason(error)) from error
 
 
 def _allow_no_tensors_yet() -> None:
@@ -359,10 +363,19 @@ def _size(tensor: torch.Tensor) -> int:
     return 0 if is_lazy(tensor) else tensor.numel()
 
 
+def _reason(error: pickle.UnpicklingError) -> str:
+    """Return why torch refuses a file, without its advice: elasticrun has its own.
+
+    Around what its unpickler has said torch puts how to load the file nevertheless.
+    """
+    told = error.__context__
+    text = str(told if isinstance(told, pickle.UnpicklingError) else error)
+    return " ".join(_TORCHS_ADVICE.sub("", text).split()) or type(error).__name__
+
+
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "GLOBAL" in line or "class" in line.lower()]
-    return (telling or lines or [type(error).__name__])[0]
+    return (lines or [type(error).__name__])[0]
 
 
 def _plain_number(leaf: Any) -> Any:

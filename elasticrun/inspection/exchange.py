@@ -25,6 +25,7 @@ from elasticrun.checkpoint.tensors import (
     load_values,
     save_values,
 )
+from elasticrun.errors import text_of
 from elasticrun.inspection.contents import Opaque, load_file, names_of_state
 from elasticrun.inspection.entries import InspectionError, find_entries
 from elasticrun.inspection.fitting import check_fits, check_name, check_place
@@ -231,7 +232,8 @@ def _read(source: Path) -> Any:
     except Exception as error:  # Whatever a file of another kind makes them raise.
         raise InspectionError(
             f"{source} cannot be read as values that execute nothing when they are "
-            f"loaded: {error}"
+            f"loaded: {text_of(error)}\nGive a file of safetensors, or one in which "
+            "torch.save has put a state dictionary."
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -309,6 +310,29 @@ def test_an_import_executes_nothing(tmp_path: Path) -> None:
     assert said.code == 2
     assert "cannot be read as values that execute nothing" in said.errors
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (pickle.dumps(Surprise(Path("x"))), "Unsupported operand 149"),
+        (pickle.dumps(Surprise(Path("x")), 2), "Unsupported global: GLOBAL "),
+        (b"hello world", "KeyError: "),
+        (b"", "EOFError"),
+    ],
+    ids=["new", "old", "text", "empty"],
+)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_only_advice_that_an_import_can_take_is_given(
+    tmp_path: Path, data: bytes, reason: str
+) -> None:
+    (tmp_path / "model.pt").write_bytes(data)
+    said = run(tmp_path / "job", "import", tmp_path / "model.pt", "--job", "test")
+    assert said.code == 2
+    assert f"when they are loaded: {reason}" in said.errors
+    assert "\nGive a file of safetensors, or one in which torch.save" in said.errors
+    assert "weights_only" not in said.errors
+    assert "safe_globals" not in said.errors
 
 
 # Pruning by hand

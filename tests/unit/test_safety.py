@@ -160,6 +160,16 @@ def test_what_is_refused_is_what_could_not_be_loaded(value: Any, wrap: Any) -> N
         check_loads_safely(values, name="values")
 
 
+@pytest.mark.parametrize("value", [Custom(3), collections.deque(), Own()])
+def test_torchs_advice_is_left_out_of_a_refusal(value: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_loads_safely({"a": value}, name="values")
+    reason = str(caught.value).splitlines()[0]
+    assert type(value).__name__ in reason
+    assert "safe_globals" not in reason
+    assert "Please" not in reason
+
+
 @pytest.fixture
 def own_is_known() -> Iterator[None]:
     """Let torch load tensors of the class."""
