@@ -36,6 +36,8 @@ def main(options: argparse.Namespace) -> int:
     arguments.directory = directory
     try:
         code: int = arguments.act(arguments)
+    except BrokenPipeError:  # Whoever read the output has seen enough; what a store
+        raise  # raises is of another type.
     except (InspectionError, CheckpointError, OSError, ValueError) as error:
         sys.stderr.write(f"elasticrun: {error}\n")
         return COULD_NOT
