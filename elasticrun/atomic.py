@@ -20,7 +20,7 @@ from elasticrun.checkpoint.listing import (
     read_checkpoint,
 )
 from elasticrun.checkpoint.lock import LockedError
-from elasticrun.checkpoint.place import check_is_local
+from elasticrun.checkpoint.place import local_path
 from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
@@ -41,7 +41,7 @@ def atomic_save(
 
     Raises:
         TypeError: `f` is an open file.
-        ValueError: `f` is a directory, a device or a URL.
+        ValueError: `f` is a directory, a device or an object store's URL.
         OSError: It could not be written; the old file is as it was.
     """
     if not isinstance(f, (str, os.PathLike)):
@@ -49,8 +49,8 @@ def atomic_save(
             f"atomic_save was given a {type(f).__name__}. What is written into an "
             "open file cannot replace another one at once. Give it the path."
         )
-    check_is_local(f, what="atomic_save")
-    files.replace_file(Path(f), lambda file: torch.save(obj, file, *more, **options))
+    path = local_path(f, what="atomic_save")
+    files.replace_file(path, lambda file: torch.save(obj, file, *more, **options))
 
 
 class AtomicDirectory:
@@ -72,7 +72,7 @@ class AtomicDirectory:
         all_ranks: False for one that uses it alone, though it has a process group.
 
     Raises:
-        ValueError: `directory` is a URL.
+        ValueError: `directory` is an object store's URL.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AtomicDirectory:
         keep: int = 3,
         all_ranks: bool = True,
     ) -> None:
-        check_is_local(directory, what="AtomicDirectory")
+        directory = local_path(directory, what="AtomicDirectory")
         self._store = CheckpointStore(directory, job=JOB, keep=keep)
         self._ranks = Ranks(all_ranks=all_ranks)
         self._prepared: Preparation | None = None

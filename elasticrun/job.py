@@ -32,7 +32,7 @@ from elasticrun.registry import Registry
 from elasticrun.saves import PATIENCE, Saves
 from elasticrun.saving import Saver
 from elasticrun.schedule import Schedule
-from elasticrun.settings import check_checkpoint_dir
+from elasticrun.settings import check_checkpoint_dir, parse_trust_pickle
 from elasticrun.stops import Stops
 from elasticrun.trace import Trace
 
@@ -106,8 +106,7 @@ class Job:
             keep_best=keep_best,
             async_save=async_save,
         )
-        one_or_more = [trust_pickle] if isinstance(trust_pickle, str) else trust_pickle
-        self.trust_pickle = frozenset(one_or_more)
+        self.trust_pickle = parse_trust_pickle(trust_pickle)
         self._membership = join(environment, backend=backend)
         self.environment = self._membership.environment
         self.device = self._membership.device

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.state import BaseState, state_of_file
+from elasticrun.checkpoint.tensors import UnpicklingError
 from elasticrun.errors import CheckpointError, StateNameError
 
 
@@ -72,7 +73,10 @@ class Registry:
         if not checkpoint.has(file_name):
             return False
         with checkpoint.open(file_name) as file:
-            state.load_with(file, checkpoint.open)
+            try:
+                state.load_with(file, checkpoint.open)
+            except UnpicklingError as error:
+                raise CheckpointError(f"{checkpoint.path}: {error}") from error
         return True
 
     def value_of(self, name: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 
@@ -82,6 +83,23 @@ def parse_async_save(value: bool | str) -> bool:
             "the variable 'on' or 'off'."
         )
     return value == "on"
+
+
+def parse_trust_pickle(value: str | Iterable[str]) -> frozenset[str]:
+    """Return the names of states; one may be given as it is.
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    given: Any = [value] if isinstance(value, str) else value
+    names = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"trust_pickle is {value!r}; give the names of the states that may hold "
+            "any object, like ['history']. Trust is in each by its name, since loading "
+            "it executes what its file says."
+        )
+    return frozenset(names)
 
 
 def parse_save_every(value: int | str | None) -> SaveEvery:

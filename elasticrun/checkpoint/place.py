@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHORTENED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/[^/]")
+_LOCAL = ("file", "local")
 
 
 @dataclass(frozen=True)
@@ -43,46 +44,50 @@ class RemotePath(os.PathLike[str]):
 Place = Path | RemotePath
 
 
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether this means an object store, as far as its form tells."""
-    return isinstance(path, RemotePath) or (isinstance(path, str) and "://" in path)
-
-
 def parse_place(path: str | os.PathLike[str]) -> Place:
     """Return the absolute path, or the URL, that is meant.
 
-    `file://` and `local://` mean paths.
+    `file://` and `local://` mean paths; `~` is the home directory, as in a shell.
 
     Raises:
-        ValueError: It is a URL without a path, or one that pathlib has spoilt.
+        ValueError: It is a URL without a path, or with a slash too few.
     """
     if isinstance(path, RemotePath):
         return path
-    if isinstance(path, str) and "://" in path:
-        protocol, _, rest = path.partition("://")
-        if protocol not in ("file", "local"):
-            return RemotePath(f"{protocol}://{_check_rest(path, rest)}")
-        path = rest
-    elif not isinstance(path, str) and _SHORTENED.match(os.fspath(path)):
+    text = os.fspath(path)
+    if _SHORTENED.match(text):
         raise ValueError(
-            f"{os.fspath(path)!r} is a URL of which pathlib has removed a slash, so it "
-            "would become a directory here. Give the URL as a string."
+            f"{text!r} looks like a URL that lacks a slash (pathlib removes one), so "
+            "it would become a directory here. Give the URL as a string, as in "
+            "s3://bucket/job; or, if a directory is meant, its absolute path."
         )
-    return Path(os.path.abspath(path))
+    protocol, is_url, rest = text.partition("://")
+    if not is_url:
+        return Path(os.path.abspath(os.path.expanduser(text)))
+    if protocol not in _LOCAL:
+        return RemotePath(f"{protocol}://{_check_rest(text, rest)}")
+    if not rest.startswith("/"):
+        raise ValueError(
+            f"{text!r} names a host where {protocol}:// has none. Give three slashes "
+            f"and an absolute path, as in {protocol}:///data/job, or the path alone."
+        )
+    return Path(os.path.abspath(rest))
 
 
-def check_is_local(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a URL where only a path can be used.
+def local_path(path: str | os.PathLike[str], *, what: str) -> Path:
+    """Return a path as it is, also from a `file://`; refuse what is in a store.
 
     Raises:
         ValueError: It is a URL.
     """
-    if is_url(path):
+    place = parse_place(path)
+    if isinstance(place, RemotePath):
         raise ValueError(
             f"{what} was given {str(path)!r}. It makes files durable and gives out "
             "their paths, and an object store has neither. Give it the path of a "
             "directory or file on this machine."
         )
+    return place if "://" in os.fspath(path) else Path(path)
 
 
 def _check_rest(url: str, rest: str) -> str:

@@ -18,7 +18,7 @@ def storage_at(path: str | os.PathLike[str]) -> Storage:
     Nothing is made, and nothing is asked of a store.
 
     Raises:
-        ValueError: It is a URL without a path, or one that pathlib has spoilt.
+        ValueError: It is a URL without a path, or with a slash too few.
         CheckpointError: What is needed for such URLs is not installed.
     """
     place = parse_place(path)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import cloudpickle
@@ -15,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.serialization import safe_globals
+from torch.serialization import add_safe_globals, get_safe_globals
 from torch.utils.serialization import config
 
 from elasticrun.checkpoint.dtypes import keeping_dtypes
@@ -23,10 +25,18 @@ from elasticrun.checkpoint.nested import find_doubtful, map_leaves
 from elasticrun.checkpoint.parameter_names import by_numbers
 from elasticrun.checkpoint.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.state import BaseState
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import CheckpointError, text_of
 
 # What a lazy module has before its first batch: a dtype and a device.
-_NO_TENSORS_YET = (UninitializedParameter, UninitializedBuffer)
+_NO_TENSORS_YET = frozenset((UninitializedParameter, UninitializedBuffer))
+# What a class that is gone, or has changed, makes an unpickler raise.
+_UNPICKLING_ERRORS = (
+    *(ImportError, AttributeError, pickle.UnpicklingError),
+    *(RuntimeError, ValueError, LookupError, TypeError),
+)
+_TORCHS_ADVICE = re.compile(
+    r"Please use .*| or (types|classes) allowlisted via `add_safe_globals`", re.DOTALL
+)
 _DTENSOR = "DTensor"
 _SHARDED = {_DTENSOR, "ShardedTensor", "FullyShardedDataParallel"}
 
@@ -155,6 +165,10 @@ class UnsafeValuesError(CheckpointError):
     """Values that only a full unpickler could rebuild, which executes what they say."""
 
 
+class UnpicklingError(CheckpointError):
+    """A state that is trusted, but not rebuilt: it misses a class that it had."""
+
+
 def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
     """Write a state's values, of any kind if it is trusted to be unpickled.
 
@@ -162,7 +176,8 @@ def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
         CheckpointError: They could not be loaded safely again.
     """
     if state.trusts_pickle:
-        _refuse_shards_among(values, state.name)
+        with _refusing_cycles(state.name):
+            _refuse_shards_among(values, state.name)
         save_values(values, fileobj, pickle_module=cloudpickle)
     else:
         check_loads_safely(values, name=state.name)
@@ -177,9 +192,10 @@ def load_state(state: BaseState, fileobj: BinaryIO, *, is_copied: bool = False) 
 
     Raises:
         UnsafeValuesError: It would have to execute something.
+        UnpicklingError: It is trusted, and what it executes has failed.
     """
     if state.trusts_pickle:
-        return torch.load(fileobj, map_location="cpu", weights_only=False)
+        return _unpickle(state, fileobj)
     try:
         return load_values(fileobj, is_copied=is_copied)
     except UnsafeValuesError as error:
@@ -188,6 +204,19 @@ def load_state(state: BaseState, fileobj: BinaryIO, *, is_copied: bool = False) 
             f"rebuild: {error}\nThat executes whatever the file says. If you trust all "
             "who can write to the checkpoint directory, name the state in "
             f"init(trust_pickle=[{state.name!r}]); else start anew with another "
+            "checkpoint directory."
+        ) from error
+
+
+def _unpickle(state: BaseState, fileobj: BinaryIO) -> Any:
+    try:
+        return torch.load(fileobj, map_location="cpu", weights_only=False)
+    except _UNPICKLING_ERRORS as error:
+        raise UnpicklingError(
+            f"the saved state {state.name!r} could not be unpickled: {text_of(error)}\n"
+            "What it holds is made by classes of this program, which must be where "
+            "they were when it was saved, and take what they gave then. Put them back "
+            "(an alias under the old name will do), or start anew with another "
             "checkpoint directory."
         ) from error
 
@@ -231,14 +260,24 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     """
     path = _path_of_open(fileobj) if is_copied else None
     source: Any = fileobj if path is None else path
+    _allow_no_tensors_yet()
     try:
         # Said outright, so that no variable of the environment can say otherwise.
-        with safe_globals(list(_NO_TENSORS_YET)):
-            return torch.load(
-                source, map_location="cpu", weights_only=True, mmap=path is not None
-            )
+        return torch.load(
+            source, map_location="cpu", weights_only=True, mmap=path is not None
+        )
     except pickle.UnpicklingError as error:
-        raise UnsafeValuesError(_first_line(error)) from error
+        raise UnsafeValuesError(_reason(error)) from error
+
+
+def _allow_no_tensors_yet() -> None:
+    """Let torch load them from now on.
+
+    For good, since torch has one set for the process: to take them out again would
+    take them from the program, or from another thread that loads.
+    """
+    if missing := _NO_TENSORS_YET - set(get_safe_globals()):
+        add_safe_globals(list(missing))
 
 
 def _path_of_open(fileobj: BinaryIO) -> str | None:
@@ -264,10 +303,11 @@ def check_loads_safely(values: Any, *, name: str) -> None:
 
     Raises:
         CheckpointError: They hold an object that only a full unpickler could rebuild,
-            or a tensor that is sharded.
+            a tensor that is sharded, or themselves.
     """
-    _refuse_shards_among(values, name)
-    doubtful = _smallest_tensors(find_doubtful(values))
+    with _refusing_cycles(name):
+        _refuse_shards_among(values, name)
+        doubtful = _smallest_tensors(find_doubtful(values))
     if not doubtful:
         return
     buffer = io.BytesIO()
@@ -286,29 +326,56 @@ def check_loads_safely(values: Any, *, name: str) -> None:
         ) from error
 
 
+@contextmanager
+def _refusing_cycles(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError as error:
+        raise CheckpointError(
+            f"the state {name!r} holds something that holds itself, or that is nested "
+            "too deep to be saved. Let it name what it leads back to, by a key or a "
+            "number."
+        ) from error
+
+
 def _smallest_tensors(values: Iterable[Any]) -> list[Any]:
-    """Keep one tensor of those that load alike, the smallest."""
+    """Keep one tensor of those that load alike, the smallest.
+
+    They do if they are of one class, which decides how they are saved, and have no
+    attributes but what loads surely.
+    """
     others: list[Any] = []
-    tensors: dict[object, torch.Tensor] = {}
+    tensors: dict[type, torch.Tensor] = {}
     for value in values:
-        if not isinstance(value, torch.Tensor):
+        kind = type(value)
+        if not isinstance(value, torch.Tensor) or _has_doubtful(value):
             others.append(value)
-            continue
-        attributes = frozenset((name, type(each)) for name, each in vars(value).items())
-        kind = (type(value), attributes)
-        if _size(value) <= _size(tensors.setdefault(kind, value)):
+        elif _size(value) <= _size(tensors.setdefault(kind, value)):
             tensors[kind] = value
     return [*others, *tensors.values()]
+
+
+def _has_doubtful(tensor: torch.Tensor) -> bool:
+    return any(True for _ in find_doubtful(vars(tensor)))
 
 
 def _size(tensor: torch.Tensor) -> int:
     return 0 if is_lazy(tensor) else tensor.numel()
 
 
+def _reason(error: pickle.UnpicklingError) -> str:
+    """Return why torch refuses a file, without its advice: elasticrun has its own.
+
+    Around what its unpickler has said torch puts how to load the file nevertheless.
+    """
+    told = error.__context__
+    text = str(told if isinstance(told, pickle.UnpicklingError) else error)
+    return " ".join(_TORCHS_ADVICE.sub("", text).split()) or type(error).__name__
+
+
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "GLOBAL" in line or "class" in line.lower()]
-    return (telling or lines or [type(error).__name__])[0]
+    return (lines or [type(error).__name__])[0]
 
 
 def _plain_number(leaf: Any) -> Any:

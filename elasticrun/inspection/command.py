@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from elasticrun.checkpoint.keeping import Keeping
+from elasticrun.checkpoint.place import local_path
 from elasticrun.checkpoint.storage import Storage
 from elasticrun.env import configured_checkpoint_dir
 from elasticrun.errors import CheckpointError
@@ -36,6 +36,8 @@ def main(options: argparse.Namespace) -> int:
     arguments.directory = directory
     try:
         code: int = arguments.act(arguments)
+    except BrokenPipeError:  # Whoever read the output has seen enough; what a store
+        raise  # raises is of another type.
     except (InspectionError, CheckpointError, OSError, ValueError) as error:
         sys.stderr.write(f"elasticrun: {error}\n")
         return COULD_NOT
@@ -186,7 +188,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.exchange import export_state
 
-    target = Path(arguments.target)
+    target = local_path(arguments.target, what="export")
     if target.exists() and not arguments.force:
         raise InspectionError(f"{target} is there already; --force replaces it")
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
@@ -201,7 +203,7 @@ def _import(arguments: argparse.Namespace) -> int:
     from elasticrun.inspection.exchange import import_state
 
     storage = _storage(arguments, may_be_new=True)
-    source = Path(arguments.source)
+    source = local_path(arguments.source, what="import")
     checkpoint = import_state(
         source,
         storage,

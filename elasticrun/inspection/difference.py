@@ -34,8 +34,10 @@ class Change:
         how: ADDED, REMOVED or CHANGED.
         text: From what to what, or by how much.
         num_changed: Of a tensor: how many of its values differ.
-        largest: Of a tensor: the largest absolute difference of two finite values.
-        relative: Of a tensor: the norm of the difference by that of the first.
+        num_no_longer_finite: Of a tensor: how many were finite and are so no more.
+        largest: Of a tensor: the largest absolute difference of two finite values;
+            None if no two of those differ.
+        relative: Of a tensor: the norm of these differences by that of the first.
     """
 
     state: str
@@ -43,6 +45,7 @@ class Change:
     how: str
     text: str
     num_changed: int | None = None
+    num_no_longer_finite: int | None = None
     largest: float | None = None
     relative: float | None = None
 
@@ -163,15 +166,27 @@ def _compare_tensors(
     num_changed = int(has_changed.sum())
     if not num_changed:
         return None
-    finite = torch.isfinite(first) & torch.isfinite(second)
-    change = torch.where(finite, change, 0)
-    norm = float(torch.linalg.vector_norm(torch.where(finite, first, 0)))
-    largest = float(change.abs().max())
-    relative = float(torch.linalg.vector_norm(change)) / norm if norm else None
-    text += f", {num_changed} of {old.numel()}, at most {largest:.3g}"
+    was_finite, is_finite = torch.isfinite(first), torch.isfinite(second)
+    finite = was_finite & is_finite
+    not_finite = {
+        "no longer finite": int((was_finite & ~is_finite).sum()),
+        "finite again": int((~was_finite & is_finite).sum()),
+        "still not finite": int((has_changed & ~was_finite & ~is_finite).sum()),
+    }
+    parts = [text, f"{num_changed} of {old.numel()}"]
+    parts += [f"{number} {how}" for how, number in not_finite.items() if number]
+    largest = relative = None
+    if (has_changed & finite).any():
+        change = torch.where(finite, change, 0)
+        norm = float(torch.linalg.vector_norm(torch.where(finite, first, 0)))
+        largest = float(change.abs().max())
+        relative = float(torch.linalg.vector_norm(change)) / norm if norm else None
+        parts += [f"at most {largest:.3g}"]
     if relative is not None:
-        text += f", {relative:.2%} of the norm"
-    return Change(name, path, CHANGED, text, num_changed, largest, relative)
+        parts += [f"{relative:.2%} of the norm"]
+    text = ", ".join(parts)
+    num_lost = not_finite["no longer finite"]
+    return Change(name, path, CHANGED, text, num_changed, num_lost, largest, relative)
 
 
 def _compare_bytes(

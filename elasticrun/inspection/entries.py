@@ -19,7 +19,7 @@ from elasticrun.checkpoint.listing import (
     read_checkpoint,
 )
 from elasticrun.checkpoint.lock import Owner
-from elasticrun.checkpoint.place import Place, is_url, parse_place
+from elasticrun.checkpoint.place import Place, parse_place
 from elasticrun.checkpoint.storage import Storage
 from elasticrun.checkpoint.storages import storage_at
 from elasticrun.errors import CheckpointError
@@ -191,13 +191,14 @@ def choose_directory(
     """
     given = word or configured
     if given is not None:
+        storage = _storage(given)
         # An object store has no directories: one without checkpoints is listed so.
-        if not (may_be_new or is_url(given) or os.path.isdir(given)):
+        is_path = isinstance(storage.place, Path)
+        if is_path and not may_be_new and not os.path.isdir(storage.place):
             raise InspectionError(
                 f"{given}: there is no such directory. Give the directory that holds "
                 "the checkpoints."
             )
-        storage = _storage(given)
         _refuse_checkpoint(storage)
         return storage
     here = Path.cwd()

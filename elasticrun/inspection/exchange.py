@@ -25,9 +25,10 @@ from elasticrun.checkpoint.tensors import (
     load_values,
     save_values,
 )
+from elasticrun.errors import text_of
 from elasticrun.inspection.contents import Opaque, load_file, names_of_state
 from elasticrun.inspection.entries import InspectionError, find_entries
-from elasticrun.inspection.fitting import check_fits, check_is_there, check_name
+from elasticrun.inspection.fitting import check_fits, check_name, check_place
 from elasticrun.position import Position
 from elasticrun.version import version
 
@@ -152,8 +153,8 @@ def import_state(
     store.acquire(timeout=0)
     try:
         newest = store.find_newest()
-        if newest is not None and not is_new:
-            check_is_there(newest, state)
+        if newest is not None:
+            check_place(newest, state, is_new=is_new)
         values = _with_prefix_of(_keys_of(newest, state), values)
         if newest is not None and newest.has(state) and not is_forced:
             check_fits(newest, state, values, source=source)
@@ -231,7 +232,8 @@ def _read(source: Path) -> Any:
     except Exception as error:  # Whatever a file of another kind makes them raise.
         raise InspectionError(
             f"{source} cannot be read as values that execute nothing when they are "
-            f"loaded: {error}"
+            f"loaded: {text_of(error)}\nGive a file of safetensors, or one in which "
+            "torch.save has put a state dictionary."
         ) from error
 
 

@@ -14,10 +14,11 @@ from elasticrun.inspection.contents import Opaque, kind_of, leaves, load_file, s
 from elasticrun.inspection.entries import InspectionError
 
 _MOST_SHOWN = 10
+_OF_EACH_RANK = "random"  # Which every job has.
 
 
 def check_name(state: str) -> None:
-    """Refuse a name that no program can give to a state.
+    """Refuse a name that no program can give to a state, beside elasticrun's own.
 
     Raises:
         InspectionError: It is none.
@@ -26,13 +27,23 @@ def check_name(state: str) -> None:
         check_state_name(state)
     except StateNameError as error:
         raise InspectionError(str(error)) from error
+    if state.lower() == _OF_EACH_RANK:
+        raise InspectionError(
+            f"each rank has a {_OF_EACH_RANK!r} of its own, in which elasticrun keeps "
+            f"its random generators, so every job would refuse a {state!r} beside it. "
+            "Give the state another name."
+        )
 
 
-def check_is_there(newest: Checkpoint, state: str) -> None:
-    """Refuse a state that the checkpoint lacks, so that the program might never ask.
+def check_place(newest: Checkpoint, state: str, *, is_new: bool) -> None:
+    """Refuse a state that the program would refuse, or perhaps never ask for.
+
+    Args:
+        is_new: Whether the checkpoint may lack it.
 
     Raises:
-        InspectionError: It has none, or each rank has its own.
+        InspectionError: Each rank has its own, or another state almost this name; or
+            there is none, though it must not be new.
     """
     if newest.has(state):
         return
@@ -42,6 +53,15 @@ def check_is_there(newest: Checkpoint, state: str) -> None:
             f"in {newest.path} each rank has a {state!r} of its own, which one file "
             "cannot replace. Change it in the program."
         )
+    for other in states:
+        if other.lower() == state.lower():
+            raise InspectionError(
+                f"{newest.path} has a state {other!r}. A program cannot have one named "
+                f"{state!r} beside it, since some file systems do not tell them apart. "
+                f"Give --state {other}, or another name."
+            )
+    if is_new:
+        return
     raise InspectionError(
         f"{newest.path} has no state {state!r}, only: {', '.join(states)}. What the "
         "program does not register under that name is never loaded. Name one of them "

@@ -172,6 +172,7 @@ def test_changed_tensors_are_measured(tmp_path: Path) -> None:
     changes = run(tmp_path, "diff", 1, 2, "model", "--json").values["changes"]
     assert [each["path"] for each in changes] == ["weight", "bias"]
     assert changes[0]["num_changed"] == 6
+    assert changes[0]["num_no_longer_finite"] == 0
     assert changes[0]["largest"] == 0.5
     assert changes[0]["relative"] == pytest.approx(0.5)
 
@@ -219,6 +220,8 @@ def test_all_kinds_of_changes_are_told(tmp_path: Path) -> None:
             "same": [1, {"a": torch.ones(3)}],
             "nan": torch.tensor([1.0, math.nan]),
             "infinite": torch.tensor([1.0, math.inf]),
+            "lost": torch.zeros(1),
+            "lost_some": torch.tensor([1.0, 1.0, 1.0, math.nan]),
             "from_nothing": torch.zeros(2),
             "flags": torch.tensor([True, False]),
             "large": torch.tensor([big]),
@@ -235,6 +238,8 @@ def test_all_kinds_of_changes_are_told(tmp_path: Path) -> None:
             "same": [1, {"a": torch.ones(3)}],
             "nan": torch.tensor([2.0, math.nan]),
             "infinite": torch.tensor([1.0, -math.inf]),
+            "lost": torch.tensor([math.inf]),
+            "lost_some": torch.tensor([2.0, math.inf, math.nan, 1.0]),
             "from_nothing": torch.ones(2),
             "flags": torch.tensor([True, True]),
             "large": torch.tensor([big + 1]),
@@ -251,7 +256,12 @@ def test_all_kinds_of_changes_are_told(tmp_path: Path) -> None:
         "changed other_dtype float32 [2] to float64 [2]",
         "changed other_type int to str",
         "changed nan float32 [2], 1 of 2, at most 1, 100.00% of the norm",
-        "changed infinite float32 [2], 1 of 2, at most 0, 0.00% of the norm",
+        "changed infinite float32 [2], 1 of 2, 1 still not finite",
+        "changed lost float32 [1], 1 of 1, 1 no longer finite",
+        (
+            "changed lost_some float32 [4], 4 of 4, 2 no longer finite, 1 finite "
+            "again, at most 1, 100.00% of the norm"
+        ),
         "changed from_nothing float32 [2], 2 of 2, at most 1",
         "changed flags bool [2], 1 of 2, at most 1, 100.00% of the norm",
         "changed large int64 [1], 1 of 1, at most 1, 0.00% of the norm",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from elasticrun import (
     AdaptiveDataLoader,
+    State,
     Variables,
     register,
     remaining_epochs_until,
@@ -72,6 +74,25 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     assert (said.code, said.output) == (2, "")
     assert "has the checksum" in said.errors
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [("s3://b/x.pt", "object store"), ("s3:/b/x.pt", "looks like a URL that lacks")],
+)
+def test_a_file_in_a_store_is_refused(tmp_path: Path, file: str, reason: str) -> None:
+    save_some(tmp_path / "job", 0.5)
+    for words in (["export", "1", file], ["import", file]):
+        said = run(tmp_path / "job", *words)
+        assert said.code == 2
+        assert reason in said.errors
+
+
+def test_a_file_may_be_named_by_url(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5)
+    assert run(tmp_path / "job", "export", 1, f"file://{tmp_path}/x.pt").code == 0
+    assert (tmp_path / "x.pt").is_file()
+    assert run(tmp_path / "job", "import", f"file://{tmp_path}/x.pt").code == 0
 
 
 def test_a_prefix_must_not_merge_names() -> None:
@@ -192,10 +213,51 @@ def test_an_import_that_nobody_would_load_is_refused(tmp_path: Path) -> None:
         said = imported("--state", name, "--new")
         assert said.code == 2
         assert f"{name!r} cannot name a state: it becomes a file name" in said.errors
+    for words in (["--state=Model", "--new"], ["--state=Model"]):
+        said = imported(*words)
+        assert said.code == 2
+        assert "00000001 has a state 'model'. A program cannot have one" in said.errors
     assert numbers(tmp_path / "job") == [1]
     assert imported("--state", "net", "--new").code == 0
     assert imported("--state", "net").code == 0
     assert numbers(tmp_path / "job") == [3, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["random", "Random"])
+def test_no_import_takes_the_place_of_the_random_generators(
+    tmp_path: Path, name: str
+) -> None:
+    save_some(tmp_path / "job", 0.5)
+    source = tmp_path / "model.pt"
+    torch.save({"a": torch.ones(1)}, source)
+    for directory, words in (("job", ["--new"]), ("none", ["--job", "test"])):
+        said = run(tmp_path / directory, "import", source, "--state", name, *words)
+        assert said.code == 2
+        assert "each rank has a 'random' of its own" in said.errors
+    assert numbers(tmp_path / "job") == [1]
+    assert not (tmp_path / "none").exists()
+
+
+def test_no_import_takes_the_place_of_what_each_rank_has(tmp_path: Path) -> None:
+    class Own(State):
+        is_per_replica = True
+
+        def save(self, fileobj: BinaryIO) -> None:
+            fileobj.write(b"1")
+
+        def load(self, fileobj: BinaryIO) -> None:
+            assert fileobj.read() == b"1"
+
+    def script() -> None:
+        Own("own")
+        save_all_states()
+
+    run_once(script, tmp_path / "job")
+    torch.save({"a": 1}, tmp_path / "own.pt")
+    said = run(tmp_path / "job", "import", tmp_path / "own.pt", "--state=own", "--new")
+    assert said.code == 2
+    assert "00000001 each rank has a 'own' of its own, which one file" in said.errors
+    run_once(script, tmp_path / "job")
 
 
 def test_an_import_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -248,6 +310,29 @@ def test_an_import_executes_nothing(tmp_path: Path) -> None:
     assert said.code == 2
     assert "cannot be read as values that execute nothing" in said.errors
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (pickle.dumps(Surprise(Path("x"))), "Unsupported operand 149"),
+        (pickle.dumps(Surprise(Path("x")), 2), "Unsupported global: GLOBAL "),
+        (b"hello world", "KeyError: "),
+        (b"", "EOFError"),
+    ],
+    ids=["new", "old", "text", "empty"],
+)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_only_advice_that_an_import_can_take_is_given(
+    tmp_path: Path, data: bytes, reason: str
+) -> None:
+    (tmp_path / "model.pt").write_bytes(data)
+    said = run(tmp_path / "job", "import", tmp_path / "model.pt", "--job", "test")
+    assert said.code == 2
+    assert f"when they are loaded: {reason}" in said.errors
+    assert "\nGive a file of safetensors, or one in which torch.save" in said.errors
+    assert "weights_only" not in said.errors
+    assert "safe_globals" not in said.errors
 
 
 # Pruning by hand

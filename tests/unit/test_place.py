@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import elasticrun
 from elasticrun import AtomicDirectory, atomic_save
@@ -25,6 +26,10 @@ from elasticrun.errors import CheckpointError
         ("/a/b/", "/a/b"),
         ("file:///a/b", "/a/b"),
         ("local:///a//b", "/a/b"),
+        ("~/a", os.path.expanduser("~/a")),
+        (Path("~"), os.path.expanduser("~")),
+        ("./~/a", os.path.abspath("~/a")),
+        ("./s3:/a", os.path.abspath("s3:/a")),
     ],
 )
 def test_a_path_is_made_absolute(given: str | Path, meant: str) -> None:
@@ -63,9 +68,20 @@ def test_a_url_without_a_place_is_refused(url: str) -> None:
         parse_place(url)
 
 
-def test_a_url_that_pathlib_has_spoilt_is_refused() -> None:
-    with pytest.raises(ValueError, match="'s3:/bucket/job' is a URL of which pathlib"):
-        parse_place(Path("s3://bucket/job"))
+@pytest.mark.parametrize("given", [Path("s3://bucket/job"), "s3:/bucket/job"])
+def test_a_url_that_lacks_a_slash_is_refused(given: str | Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'s3:/bucket/job' looks like a URL that la"):
+        parse_place(given)
+    with pytest.raises(ValueError, match="looks like a URL"):
+        elasticrun.init(given)
+    with pytest.raises(ValueError, match="looks like a URL"):
+        atomic_save(1, given)
+
+
+@pytest.mark.parametrize("url", ["file://rel/x", "file://", "local://x", "file://~/x"])
+def test_a_path_by_url_must_be_absolute(url: str) -> None:
+    with pytest.raises(ValueError, match=f"'{url}' names a host where .* three slash"):
+        parse_place(url)
 
 
 def test_an_unknown_protocol_is_named() -> None:
@@ -98,9 +114,23 @@ def test_to_name_a_store_asks_nothing_of_it() -> None:
     assert isinstance(storage_at("s3://no-such-bucket/job"), RemoteStorage)
 
 
-@pytest.mark.parametrize("given", ["s3://b/x", "file:///x", RemotePath("s3://b/x")])
+@pytest.mark.parametrize("given", ["s3://b/x", RemotePath("s3://b/x")])
 def test_what_gives_out_paths_refuses_urls(given: str | RemotePath) -> None:
     with pytest.raises(ValueError, match=r"AtomicDirectory was given '.*x'\. It makes"):
         AtomicDirectory(given)
     with pytest.raises(ValueError, match=r"atomic_save was given '.*x'\. It makes"):
         atomic_save(1, given)
+
+
+def test_what_gives_out_paths_takes_those_by_url(tmp_path: Path) -> None:
+    atomic_save(1, f"file://{tmp_path}/saved.pt")
+    assert torch.load(tmp_path / "saved.pt") == 1
+    exports = AtomicDirectory(f"file://{tmp_path}/exports")
+    assert exports.directory == tmp_path / "exports"
+
+
+def test_a_path_that_is_given_out_leads_where_the_system_leads(tmp_path: Path) -> None:
+    (tmp_path / "far" / "there").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "there")
+    atomic_save(1, tmp_path / "link" / ".." / "saved.pt")
+    assert (tmp_path / "far" / "saved.pt").is_file()

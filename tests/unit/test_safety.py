@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import io
 import json
 import os
 import stat
+import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from elasticrun import (
     Variables,
     atomic_save,
     current_job,
+    init,
     register,
     save_all_states,
 )
@@ -156,6 +160,47 @@ def test_what_is_refused_is_what_could_not_be_loaded(value: Any, wrap: Any) -> N
         check_loads_safely(values, name="values")
 
 
+@pytest.mark.parametrize("value", [Custom(3), collections.deque(), Own()])
+def test_torchs_advice_is_left_out_of_a_refusal(value: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_loads_safely({"a": value}, name="values")
+    reason = str(caught.value).splitlines()[0]
+    assert type(value).__name__ in reason
+    assert "safe_globals" not in reason
+    assert "Please" not in reason
+
+
+@pytest.fixture
+def own_is_known() -> Iterator[None]:
+    """Let torch load tensors of the class."""
+    with torch.serialization.safe_globals([Own]):
+        yield
+
+
+@pytest.mark.usefixtures("own_is_known")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_each_tensor_with_something_beside_it_is_looked_at(is_first: bool) -> None:
+    values = [noted(Own(), {"x": 1}), noted(Own([1.0, 2.0]), {"x": Custom(3)})]
+    with pytest.raises(CheckpointError, match="cannot be loaded safely"):
+        check_loads_safely(values if is_first else values[::-1], name="values")
+
+
+@pytest.mark.usefixtures("own_is_known")
+def test_of_tensors_that_load_alike_only_the_smallest_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved: list[Any] = []
+    save = torch.save
+    monkeypatch.setattr(
+        torch,
+        "save",
+        lambda values, *a, **b: saved.append(values) or save(values, *a, **b),
+    )
+    values = {size: noted(Own(torch.ones(size)), {"x": 1}) for size in (3, 1, 2)}
+    check_loads_safely(values, name="values")
+    assert [each.numel() for each in saved[0]] == [1]
+
+
 def test_numbers_and_text_are_not_read_back_while_training_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,6 +214,44 @@ def test_numbers_and_text_are_not_read_back_while_training_waits(
     assert unpickled == []
     check_loads_safely({**values, "bytes": b"x"}, name="values")
     assert unpickled == [1]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_what_the_program_lets_torch_load_stays_so() -> None:
+    torch.serialization.add_safe_globals([nn.parameter.UninitializedParameter])
+    lazy, plain = io.BytesIO(), io.BytesIO()
+    torch.save(nn.LazyLinear(3).state_dict(), lazy)
+    save_values({"a": 1}, plain)
+    for file in (plain, lazy):
+        file.seek(0)
+    load_values(plain)
+    assert "weight" in torch.load(lazy, weights_only=True)
+    assert nn.parameter.UninitializedParameter in torch.serialization.get_safe_globals()
+
+
+def holding_itself(value: Any) -> Any:
+    """Put it into itself, or what is beside it."""
+    if isinstance(value, torch.Tensor):
+        return noted(value, [value])
+    value.append(value) if isinstance(value, list) else value.update(a=value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "trusted"),
+    [
+        *((holding_itself([]), []), (holding_itself({}), [])),
+        *((holding_itself(torch.ones(1)), []), (holding_itself([]), ["holder"])),
+    ],
+    ids=str,
+)
+def test_what_holds_itself_is_refused(tmp_path: Path, value: Any, trusted: Any) -> None:
+    def script() -> None:
+        register(holder=Holder(value))
+        save_all_states()
+
+    with pytest.raises(CheckpointError, match="'holder' holds something that holds it"):
+        run_once(script, tmp_path, trust_pickle=trusted)
 
 
 @pytest.mark.parametrize("trusted", [["holder", "variables"], ("variables", "holder")])
@@ -186,6 +269,42 @@ def test_what_is_defined_in_a_function_comes_back_too(tmp_path: Path) -> None:
         lambda: script(None), tmp_path, trust_pickle=["holder", "variables"]
     )
     assert held(2) == 3
+
+
+@pytest.mark.parametrize("given", [True, None, 5, [5], [None, "variables"], b"x"])
+def test_trust_is_in_names_alone(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"trust_pickle is .*; give the names of the"):
+        init(trust_pickle=given)
+
+
+@pytest.mark.parametrize("is_module_left", [True, False])
+def test_a_class_that_has_moved_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_module_left: bool
+) -> None:
+    (tmp_path / "moving.py").write_text("class Thing:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def alone() -> None:
+        Variables(thing=importlib.import_module("moving").Thing())
+        save_all_states()
+
+    run_once(alone, tmp_path / "job", trust_pickle="variables")
+    if is_module_left:
+        monkeypatch.delattr(importlib.import_module("moving"), "Thing")
+        missing = "AttributeError: .*Thing"
+    else:
+        monkeypatch.delitem(sys.modules, "moving")
+        (tmp_path / "moving.py").unlink()
+        importlib.invalidate_caches()
+        missing = "ModuleNotFoundError: No module named 'moving'"
+    with pytest.raises(
+        CheckpointError,
+        match=rf"checkpoint-00000001: the saved state 'variables' could not be "
+        rf"unpickled: {missing}.*\nWhat it holds .* \(an alias under the old name",
+    ):
+        run_once(
+            lambda: Variables(thing=None), tmp_path / "job", trust_pickle="variables"
+        )
 
 
 def test_one_name_may_be_given_as_it_is(tmp_path: Path) -> None:
