@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
     has_right_sizes,
+    is_own,
     is_torn,
+    list_notes,
     list_numbers,
     number_of,
     read_checkpoint,
@@ -30,6 +34,7 @@ from elasticrun.errors import CheckpointError, CheckpointWarning
 logger = logging.getLogger(__name__)
 
 _COUNTER = "generation"
+_ROOM = 1_000_000  # Numbers that must be free: a job counts on from its first one.
 
 
 class CheckpointStore:
@@ -94,12 +99,30 @@ class CheckpointStore:
         return generation
 
     def sweep(self) -> None:
-        """Remove what a killed job had begun and never committed."""
-        for number in list_numbers(self.storage):
-            if is_torn(self.storage, number):
-                path = self._path(number)
-                logger.warning("removing %s, which was never committed", path)
-                self._remove_or_warn(number, _warn)
+        """Remove what a killed job had begun and never committed.
+
+        What is only named like a checkpoint is left alone, with a CheckpointWarning.
+        """
+        left_behind = number_of(self.storage.left_behind() or "")
+        torn = {n for n in list_numbers(self.storage) if is_torn(self.storage, n)}
+        noted = set(list_notes(self.storage)) - {left_behind}
+        for number in sorted(torn & noted, reverse=True):
+            path = self._path(number)
+            logger.warning("removing %s, which was never committed", path)
+            self._remove_or_warn(number, _warn)
+        for number in noted - torn:
+            with contextlib.suppress(OSError):  # The next start will do it.
+                self.storage.remove_note(checkpoint_name(number))
+        self._warn_of_others(torn - noted - {left_behind})
+
+    def _warn_of_others(self, numbers: set[int]) -> None:
+        paths = [str(self._path(number)) for number in sorted(numbers)]
+        if paths:
+            _warn(
+                f"{', '.join(paths)}: named like a checkpoint, but elasticrun did not "
+                "make it, or its manifest was taken away. It is left alone. Give it "
+                "another name or place."
+            )
 
     def find_newest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose every byte is right, None without any.
@@ -181,12 +204,23 @@ class CheckpointStore:
             )
 
     def next_number(self) -> int:
-        """Return a number above all on the disk, whatever their condition; first 1.
+        """Return a number above all checkpoints, whatever their condition; first 1.
 
-        Also above the one that a job which has lost the directory may still write.
+        Also above the one that a job which has lost the directory may still write. What
+        somebody else has named like a checkpoint is not counted, only kept clear of.
         """
         left = number_of(self.storage.left_behind() or "")
-        return 1 + max([left or 0, *list_numbers(self.storage)])
+        newest, others = left or 0, []
+        for number in list_numbers(self.storage):
+            if is_own(self.storage, number):
+                newest = max(newest, number)
+                break
+            others.append(number)
+        free = 1 + newest
+        for number in reversed(others):
+            if free <= number < free + _ROOM:
+                free = number + 1
+        return free
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.
@@ -194,15 +228,16 @@ class CheckpointStore:
         Raises:
             ValueError: A committed checkpoint has the number.
             CheckpointError: Another job has taken the directory over.
-            OSError: It could not be made.
+            OSError: It could not be made, or something else is there.
         """
         name = checkpoint_name(number)
         if find_manifest(self.storage, number) is not None:
             raise ValueError(
                 f"{self._path(number)} is committed; begin(next_number()) instead"
             )
-        self.storage.begin(name)
-        return Draft(self.storage, name, number)
+        token = secrets.token_hex(8)
+        self.storage.begin(name, token=token)
+        return Draft(self.storage, name, number, token)
 
     def join(self, number: int) -> Draft:
         """Return the draft that rank 0 has begun.
@@ -237,7 +272,7 @@ class CheckpointStore:
             numbers, is_good=self._is_good, value_of=self._value_of
         )
         for number in numbers:
-            if number not in stay:
+            if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
 
     def _path(self, number: int) -> Place:

@@ -283,6 +283,18 @@ def test_old_ones_are_removed_and_damaged_ones_do_not_count(torn: Path) -> None:
     assert run(torn, "prune", "--keep", 2).lines == ["nothing to remove"]
 
 
+def test_what_is_only_named_like_a_checkpoint_is_no_checkpoint(torn: Path) -> None:
+    mine = torn / "checkpoint-20261122" / "weights.pt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    file = torn / "checkpoint-00000009"
+    file.write_text("mine")
+    assert numbers(torn) == [5, 4, 3, 2, 1]
+    assert run(torn, "verify").lines[0] == "4  good"
+    assert run(torn, "prune", "--keep", 1, "--json").values["removed"] == [5, 3, 2, 1]
+    assert mine.read_text() == file.read_text() == "mine"
+
+
 def test_the_best_and_every_nth_can_stay(tmp_path: Path) -> None:
     save_some(tmp_path, 5.0, 6.0, 4.0, 3.0, 2.0, 1.0, keep_best="accuracy:max")
     assert "2 has accuracy 6" in run(tmp_path).lines

@@ -253,7 +253,7 @@ def test_a_key_that_interrupts_the_commit_leaves_nothing(
         with pytest.raises(KeyboardInterrupt):
             version.commit()
     assert directory.latest() == kept
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-00000001", "lock"]
+    assert not version.path.exists()
 
 
 def interrupt(_: int) -> None:
@@ -314,6 +314,22 @@ def test_what_a_killed_writer_began_is_removed(tmp_path: Path) -> None:
     assert directory.latest() == kept
     with directory.prepare() as version:
         assert os.listdir(version.path) == []
+
+
+def test_what_is_only_named_like_a_version_stays(tmp_path: Path) -> None:
+    directory = AtomicDirectory(tmp_path, keep=1)
+    mine = tmp_path / "checkpoint-20261122" / "weights.pt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    file = tmp_path / "checkpoint-20261123"
+    file.write_text("mine")
+    assert directory.latest() is None
+    for number in (1, 2):
+        with pytest.warns(CheckpointWarning, match="did not make it"):
+            assert commit(directory, "text").name == f"checkpoint-0000000{number}"
+    assert directory.latest() == tmp_path / "checkpoint-00000002"
+    assert not (tmp_path / "checkpoint-00000001").exists()
+    assert mine.read_text() == file.read_text() == "mine"
 
 
 def test_only_plain_files_can_be_committed(tmp_path: Path) -> None:
