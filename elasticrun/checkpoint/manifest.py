@@ -27,7 +27,8 @@ class Manifest:
         position: Where the job stood: finished epochs, finished loops, index.
         time: When it was committed, in seconds since 1970.
         files: Each state's file; nothing else in the directory counts.
-        values: What the best checkpoint is told by; left out if there are none.
+        values: What the best checkpoint is told by, each by its state's name and its
+            own, `state.name`; left out if there are none.
     """
 
     job: str
@@ -65,6 +66,16 @@ class Manifest:
                 return record
         names = ", ".join(record.name for record in self.files)
         raise KeyError(f"checkpoint {self.number} has no {name!r}, only: {names}")
+
+    def value_of(self, name: str) -> float | None:
+        """Return the value of this name, with its state's or without; None for none."""
+        found = [
+            value
+            for recorded, value in self.values.items()
+            if f".{recorded}".endswith(f".{name}")
+            or f".{name}".endswith(f".{recorded}")
+        ]
+        return found[0] if len(found) == 1 else None
 
     def encode(self) -> bytes:
         """Return the manifest as JSON text that ends with its own checksum."""

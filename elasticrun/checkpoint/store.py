@@ -306,10 +306,11 @@ class CheckpointStore:
             return None
         if number not in self._values:
             try:
-                values = read_checkpoint(self.storage, number).manifest.values
+                manifest = read_checkpoint(self.storage, number).manifest
             except (CheckpointError, OSError):
-                values = {}
-            self._values[number] = values.get(self.keeping.best[0])
+                self._values[number] = None
+            else:
+                self._values[number] = manifest.value_of(self.keeping.best[0])
         return self._values[number]
 
     def _committed_generations(self) -> Iterator[int]:
