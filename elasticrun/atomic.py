@@ -61,6 +61,9 @@ class AtomicDirectory:
             torch.save(net.state_dict(), version / "model.pt")
         newest = exports.latest()
 
+    Close each file before the block ends: one that this process still has open for
+    writing is refused.
+
     With a process group its methods are collective: all ranks prepare, write their
     files, and leave the block together; rank 0 commits when all have. If one of them
     fails, nothing is committed and all raise.
@@ -107,7 +110,7 @@ class AtomicDirectory:
         error, draft = first["error"] or own["error"], None
         if error is None:
             try:
-                draft = self._store.join(first["number"])
+                draft = self._store.join(first["number"], token=first["token"])
             except CheckpointError as problem:
                 error = text_of(problem)
         errors = [text for text in self._ranks.gather(error) if text is not None]
@@ -135,7 +138,7 @@ class AtomicDirectory:
                 raise CheckpointError(told)
             self._store.sweep()
             draft = self._store.begin(self._store.next_number())
-            return {"number": draft.number, "error": None}
+            return {"number": draft.number, "token": draft.token, "error": None}
         except BaseException as error:
             self._store.release()
             if isinstance(error, (OSError, CheckpointError)):

@@ -76,6 +76,9 @@ class LocalStorage(Storage):
     def has_note(self, folder: str) -> bool:
         return files.find_size(self._note_of(folder)) is not None
 
+    def read_note(self, folder: str) -> str:
+        return self._note_of(folder).read_text(errors="replace")
+
     def remove_note(self, folder: str) -> None:
         files.remove_file(self._note_of(folder))
 

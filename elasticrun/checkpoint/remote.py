@@ -99,6 +99,9 @@ class RemoteStorage(Storage):
     def has_note(self, folder: str) -> bool:
         return self._objects.find_size(NOTE_PREFIX + folder) is not None
 
+    def read_note(self, folder: str) -> str:
+        return self._objects.get(NOTE_PREFIX + folder).decode(errors="replace")
+
     def remove_note(self, folder: str) -> None:
         self._objects.remove_object(NOTE_PREFIX + folder)
 

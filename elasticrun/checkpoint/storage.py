@@ -109,6 +109,14 @@ class Storage(ABC):
         """
 
     @abstractmethod
+    def read_note(self, folder: str) -> str:
+        """Return the token of the draft that the folder is.
+
+        Raises:
+            OSError: It is none, or cannot be read.
+        """
+
+    @abstractmethod
     def remove_note(self, folder: str) -> None:
         """Remove the note of a folder that is committed or gone; it may be gone too."""
 

@@ -239,8 +239,12 @@ class CheckpointStore:
         self.storage.begin(name, token=token)
         return Draft(self.storage, name, number, token)
 
-    def join(self, number: int) -> Draft:
+    def join(self, number: int, *, token: str | None = None) -> Draft:
         """Return the draft that rank 0 has begun.
+
+        Args:
+            token: That of rank 0's draft, where nothing else has told that the
+                directory is the same.
 
         Raises:
             CheckpointError: This replica does not see it.
@@ -250,6 +254,11 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"
+            )
+        if token is not None and self._token_of(name) != token:
+            raise CheckpointError(
+                f"{self._path(number)} on host {socket.gethostname()} is not the one "
+                f"that rank 0 has begun. {MUST_BE_SHARED}"
             )
         return Draft(self.storage, name, number)
 
@@ -274,6 +283,12 @@ class CheckpointStore:
         for number in numbers:
             if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
+
+    def _token_of(self, folder: str) -> str | None:
+        try:
+            return self.storage.read_note(folder)
+        except OSError:
+            return None
 
     def _path(self, number: int) -> Place:
         return self.storage.locate(checkpoint_name(number))

@@ -206,6 +206,17 @@ def test_join_needs_what_rank_0_has_begun(local_store: CheckpointStore) -> None:
     )
 
 
+def test_join_can_ask_for_the_very_draft(store: CheckpointStore) -> None:
+    draft = store.begin(1)
+    assert store.join(1, token=draft.token).path == draft.path
+    for token in ("", store.begin(2).token):
+        with pytest.raises(CheckpointError, match="is not the one that rank 0 has beg"):
+            store.join(1, token=token)
+    draft.commit(manifest(1))
+    with pytest.raises(CheckpointError, match="is not the one that rank 0 has begun"):
+        store.join(1, token=draft.token)
+
+
 def test_commit_needs_every_file(store: CheckpointStore) -> None:
     draft = store.begin(1)
     records = write_all(draft, STATES)
