@@ -25,6 +25,7 @@ from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
 from elasticrun.preparation import JOB, Preparation, Ranks
+from elasticrun.settings import parse_keep
 
 
 def atomic_save(
@@ -75,7 +76,7 @@ class AtomicDirectory:
         all_ranks: False for one that uses it alone, though it has a process group.
 
     Raises:
-        ValueError: `directory` is a URL.
+        ValueError: `directory` is a URL, or `keep` no whole number from 1 up.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class AtomicDirectory:
         all_ranks: bool = True,
     ) -> None:
         check_is_local(directory, what="AtomicDirectory")
+        keep = parse_keep(keep, setting="AtomicDirectory's keep")
         self._store = CheckpointStore(directory, job=JOB, keep=keep)
         self._ranks = Ranks(all_ranks=all_ranks)
         self._prepared: Preparation | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import resource
@@ -292,8 +293,10 @@ def test_the_last_good_one_stays_whatever_happens(tmp_path: Path) -> None:
         with pytest.raises(KeyError), directory.prepare():
             raise KeyError
     assert directory.latest() == kept
-    with pytest.raises(ValueError, match="keep=0"):
-        AtomicDirectory(tmp_path, keep=0)
+    wrong: Any
+    for wrong in (0, 2.5, math.inf, None, True, "many"):
+        with pytest.raises(ValueError, match=f"keep is {wrong!r}; give how many ch"):
+            AtomicDirectory(tmp_path, keep=wrong)
 
 
 @pytest.mark.slow
