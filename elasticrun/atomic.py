@@ -20,11 +20,12 @@ from elasticrun.checkpoint.listing import (
     read_checkpoint,
 )
 from elasticrun.checkpoint.lock import LockedError
+from elasticrun.checkpoint.manifest import VERSIONS_JOB
 from elasticrun.checkpoint.place import check_is_local
 from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
-from elasticrun.preparation import JOB, Preparation, Ranks
+from elasticrun.preparation import Preparation, Ranks
 from elasticrun.settings import parse_keep
 
 
@@ -88,7 +89,7 @@ class AtomicDirectory:
     ) -> None:
         check_is_local(directory, what="AtomicDirectory")
         keep = parse_keep(keep, setting="AtomicDirectory's keep")
-        self._store = CheckpointStore(directory, job=JOB, keep=keep)
+        self._store = CheckpointStore(directory, job=VERSIONS_JOB, keep=keep)
         self._ranks = Ranks(all_ranks=all_ranks)
         self._prepared: Preparation | None = None
 
@@ -176,7 +177,7 @@ class AtomicDirectory:
                 found = read_checkpoint(storage, number)
             except (FileNotFoundError, DamagedFileError):
                 continue
-            if found.manifest.job != JOB:
+            if found.manifest.job != VERSIONS_JOB:
                 return (
                     f"{found.path} is a checkpoint of the job {found.manifest.job!r}. "
                     "Versions beside a job's checkpoints would push them out, and the "

@@ -12,15 +12,13 @@ import torch
 
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Draft
-from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest
 from elasticrun.checkpoint.open_files import find_open_for_writing
 from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.gathering import gather
 from elasticrun.errors import CheckpointError, text_of
 from elasticrun.version import version
-
-JOB = "AtomicDirectory"
 
 
 class Preparation:
@@ -169,7 +167,7 @@ class Ranks:
 
 def _manifest(number: int, num_ranks: int, records: list[FileRecord]) -> Manifest:
     return Manifest(
-        job=JOB,
+        job=VERSIONS_JOB,
         number=number,
         generation=0,
         world_size=num_ranks,

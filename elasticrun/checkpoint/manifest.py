@@ -16,6 +16,7 @@ from elasticrun.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
+VERSIONS_JOB = "AtomicDirectory"  # In the place of a job's name: no job has them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +133,21 @@ def check_job(manifest: Manifest, job: str, *, source: str) -> None:
     Raises:
         CheckpointError: The names differ.
     """
-    if manifest.job != job:
+    if manifest.job == job:
+        return
+    if manifest.job == VERSIONS_JOB:
         raise CheckpointError(
-            f"{source} belongs to the job {manifest.job!r}, but this is the job "
-            f"{job!r}. One job cannot go on with another's states. Give this one a "
-            "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name "
-            f"has changed, set ELASTICRUN_JOB={shlex.quote(manifest.job)}."
+            f"{source} is a version of an AtomicDirectory, but this is the job "
+            f"{job!r}. A version has no position to go on from, and the job's "
+            "checkpoints would push the versions out. Give the job a directory of its "
+            "own (ELASTICRUN_CHECKPOINT_DIR)."
         )
+    raise CheckpointError(
+        f"{source} belongs to the job {manifest.job!r}, but this is the job "
+        f"{job!r}. One job cannot go on with another's states. Give this one a "
+        "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name "
+        f"has changed, set ELASTICRUN_JOB={shlex.quote(manifest.job)}."
+    )
 
 
 def check_file_name(name: str) -> None:

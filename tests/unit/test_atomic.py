@@ -29,7 +29,6 @@ from elasticrun import (
 )
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.lock import find_owner
-from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.generations import run_once
 
 STATE = {"weight": torch.arange(5.0), "step": 3}
@@ -402,8 +401,12 @@ def test_a_second_version_while_one_is_open_is_refused_at_once(tmp_path: Path) -
 
 def test_jobs_and_versions_do_not_mix(tmp_path: Path) -> None:
     commit(AtomicDirectory(tmp_path), "text")
-    with pytest.raises(CheckpointError, match="belongs to the job 'AtomicDirectory'"):
-        CheckpointStore(tmp_path, job="digits").find_newest()
+    with pytest.raises(
+        CheckpointError,
+        match=r"00000001 is a version of an AtomicDirectory, but this is the job 'test'"
+        r".* a directory of its own \(ELASTICRUN_CHECKPOINT_DIR\)\.$",
+    ):
+        run_once(lambda: None, tmp_path)
 
 
 def test_a_jobs_checkpoints_are_not_pushed_out(tmp_path: Path) -> None:
