@@ -210,17 +210,16 @@ class CheckpointStore:
         somebody else has named like a checkpoint is not counted, only kept clear of.
         """
         left = number_of(self.storage.left_behind() or "")
-        newest, others = left or 0, []
-        for number in list_numbers(self.storage):
-            if is_own(self.storage, number):
-                newest = max(newest, number)
-                break
-            others.append(number)
-        free = 1 + newest
-        for number in reversed(others):
+        free = 1 + max(left or 0, self.newest_number())
+        for number in reversed(list_numbers(self.storage)):
             if free <= number < free + _ROOM:
                 free = number + 1
         return free
+
+    def newest_number(self) -> int:
+        """Return the highest number of a checkpoint, whatever its condition, or 0."""
+        numbers = list_numbers(self.storage)
+        return next((n for n in numbers if is_own(self.storage, n)), 0)
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.
