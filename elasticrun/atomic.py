@@ -20,11 +20,13 @@ from elasticrun.checkpoint.listing import (
     read_checkpoint,
 )
 from elasticrun.checkpoint.lock import LockedError
+from elasticrun.checkpoint.manifest import VERSIONS_JOB
 from elasticrun.checkpoint.place import local_path
 from elasticrun.checkpoint.recorded import DamagedFileError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
-from elasticrun.preparation import JOB, Preparation, Ranks
+from elasticrun.preparation import Preparation, Ranks
+from elasticrun.settings import parse_keep
 
 
 def atomic_save(
@@ -61,6 +63,9 @@ class AtomicDirectory:
             torch.save(net.state_dict(), version / "model.pt")
         newest = exports.latest()
 
+    Close each file before the block ends: one that this process still has open for
+    writing is refused.
+
     With a process group its methods are collective: all ranks prepare, write their
     files, and leave the block together; rank 0 commits when all have. If one of them
     fails, nothing is committed and all raise.
@@ -72,7 +77,8 @@ class AtomicDirectory:
         all_ranks: False for one that uses it alone, though it has a process group.
 
     Raises:
-        ValueError: `directory` is an object store's URL.
+        ValueError: `directory` is an object store's URL, or `keep` no whole number
+            from 1 up.
     """
 
     def __init__(
@@ -83,7 +89,8 @@ class AtomicDirectory:
         all_ranks: bool = True,
     ) -> None:
         directory = local_path(directory, what="AtomicDirectory")
-        self._store = CheckpointStore(directory, job=JOB, keep=keep)
+        keep = parse_keep(keep, setting="AtomicDirectory's keep")
+        self._store = CheckpointStore(directory, job=VERSIONS_JOB, keep=keep)
         self._ranks = Ranks(all_ranks=all_ranks)
         self._prepared: Preparation | None = None
 
@@ -107,7 +114,7 @@ class AtomicDirectory:
         error, draft = first["error"] or own["error"], None
         if error is None:
             try:
-                draft = self._store.join(first["number"])
+                draft = self._store.join(first["number"], token=first["token"])
             except CheckpointError as problem:
                 error = text_of(problem)
         errors = [text for text in self._ranks.gather(error) if text is not None]
@@ -135,7 +142,7 @@ class AtomicDirectory:
                 raise CheckpointError(told)
             self._store.sweep()
             draft = self._store.begin(self._store.next_number())
-            return {"number": draft.number, "error": None}
+            return {"number": draft.number, "token": draft.token, "error": None}
         except BaseException as error:
             self._store.release()
             if isinstance(error, (OSError, CheckpointError)):
@@ -171,7 +178,7 @@ class AtomicDirectory:
                 found = read_checkpoint(storage, number)
             except (FileNotFoundError, DamagedFileError):
                 continue
-            if found.manifest.job != JOB:
+            if found.manifest.job != VERSIONS_JOB:
                 return (
                     f"{found.path} is a checkpoint of the job {found.manifest.job!r}. "
                     "Versions beside a job's checkpoints would push them out, and the "

@@ -171,7 +171,7 @@ class Capturer:
         if self._best is None:
             return {}
         try:
-            value = self._registry.value_of(self._best[0])
+            name, value = self._registry.find_value(self._best[0])
         except KeyError as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -183,4 +183,4 @@ class Capturer:
                     stacklevel=2,
                 )
             return {}
-        return {} if value is None else {self._best[0]: value}
+        return {} if value is None else {name: value}

@@ -145,7 +145,7 @@ class _Opener:
 
     def open_as_owner(self) -> Start:
         try:
-            start = self._begin()
+            start, highest = self._begin()
         except Exception as error:
             self._tell_start({"error": f"rank 0: {text_of(error)}"})
             self._wait_until_heard()
@@ -156,6 +156,7 @@ class _Opener:
                 {
                     "generation": start.generation,
                     "number": start.number,
+                    "highest": highest,
                     "newest": start.newest and start.newest.number,
                     "digest": start.newest and start.newest.manifest.digest,
                 }
@@ -166,16 +167,18 @@ class _Opener:
             raise
         return start
 
-    def _begin(self) -> Start:
+    def _begin(self) -> tuple[Start, int]:
+        """Return what to begin with, and the highest number of a checkpoint there."""
         self._directory.acquire()
         try:
             newest = self._directory.find_newest()
             self._directory.sweep()
-            return Start(
+            start = Start(
                 self._directory.next_generation(),
                 self._directory.next_number(),
                 newest,
             )
+            return start, self._directory.newest_number()
         except StoreUnreachableError as error:
             raise CheckpointError(
                 f"what is in {self._directory.directory} cannot be told: {error}. A "
@@ -221,7 +224,7 @@ class _Opener:
         refusal: str | None = None
         try:
             newest = self._find_what_owner_has(message)
-            self._check_sees_no_more(message["number"])
+            self._check_sees_no_more(message["highest"])
         except (CheckpointError, OSError) as error:
             refusal = text_of(error)
         self._store.put(f"start/{self._rank}", refusal)
@@ -254,16 +257,16 @@ class _Opener:
                     raise
             time.sleep(_LOOK_SECONDS)
 
-    def _check_sees_no_more(self, next_number: int) -> None:
+    def _check_sees_no_more(self, highest: int) -> None:
         """Refuse to start over what rank 0 does not see, whose generation may be equal.
 
         Raises:
             CheckpointError: There are checkpoints here that rank 0 does not have.
         """
-        number = self._directory.next_number()
-        if number > next_number:
+        number = self._directory.newest_number()
+        if number > highest:
             raise CheckpointError(
                 f"{self._directory.directory} on host {socket.gethostname()} has a "
-                f"checkpoint {number - 1}, but rank 0 begins with {next_number}. The "
+                f"checkpoint {number}, but rank 0 sees none above {highest}. The "
                 "checkpoint directory must be on a file system that all replicas see."
             )

@@ -12,14 +12,13 @@ import torch
 
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Draft
-from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest
+from elasticrun.checkpoint.open_files import find_open_for_writing
 from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.control.gathering import gather
 from elasticrun.errors import CheckpointError, text_of
 from elasticrun.version import version
-
-JOB = "AtomicDirectory"
 
 
 class Preparation:
@@ -69,14 +68,15 @@ class Preparation:
     def commit(self) -> Path:
         """Make the version exist, durably, and remove those that are too old.
 
-        Every file is read once for its checksum.
+        Every file is read once for its checksum, so all must be closed.
 
         Returns:
             Its directory.
 
         Raises:
             CheckpointError: Another rank failed, or has files that rank 0 does not see.
-            ValueError: It holds something else than plain files.
+            ValueError: It holds something else than plain files, or one that this
+                process still has open for writing (as far as the system tells).
             OSError: It could not be written.
         """
         try:
@@ -98,6 +98,13 @@ class Preparation:
         names = sorted(os.listdir(self.path))
         for name in names:
             files.fsync_file(self.path / name)
+        unfinished = find_open_for_writing(self.path, names)
+        if unfinished is not None:
+            raise ValueError(
+                f"{self.path / unfinished} is still open for writing in this process. "
+                "What is not flushed yet would be missing, and what is written later "
+                "would change the version. Close it before the version is committed."
+            )
         return names
 
     def _check_open(self) -> None:
@@ -160,7 +167,7 @@ class Ranks:
 
 def _manifest(number: int, num_ranks: int, records: list[FileRecord]) -> Manifest:
     return Manifest(
-        job=JOB,
+        job=VERSIONS_JOB,
         number=number,
         generation=0,
         world_size=num_ranks,

@@ -79,8 +79,10 @@ class Registry:
                 raise CheckpointError(f"{checkpoint.path}: {error}") from error
         return True
 
-    def value_of(self, name: str) -> float | None:
-        """Return the value that `name` or `state.name` means; None if it is no number.
+    def find_value(self, name: str) -> tuple[str, float | None]:
+        """Return what `name` or `state.name` means: the longer name, and the value.
+
+        The value is None if it is no number.
 
         Raises:
             KeyError: There is none, or the states have several.
@@ -98,11 +100,12 @@ class Registry:
                 if several
                 else f"no Variables have {name!r}"
             )
+        ((state_name, key, value),) = found
         try:
-            number = float(found[0][2])
+            number = float(value)
         except (TypeError, ValueError):
-            return None
-        return number if math.isfinite(number) else None
+            number = math.nan
+        return f"{state_name}.{key}", number if math.isfinite(number) else None
 
     def file_names(self, world_size: int) -> list[str]:
         """Return the files that the states of all ranks make, without carry-overs."""

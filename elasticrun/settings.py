@@ -54,8 +54,11 @@ def parse_save_interval(value: float | str) -> float | Literal["auto"]:
     return seconds
 
 
-def parse_keep(value: int | str) -> int:
+def parse_keep(value: int | str, *, setting: str = "keep (ELASTICRUN_KEEP)") -> int:
     """Return how many checkpoints to keep.
+
+    Args:
+        setting: What to call it in an error.
 
     Raises:
         ValueError: `value` is not a whole number from 1 up.
@@ -63,8 +66,7 @@ def parse_keep(value: int | str) -> int:
     keep = _whole(value)
     if keep < 1:
         raise ValueError(
-            f"keep (ELASTICRUN_KEEP) is {value!r}; give how many checkpoints to keep, "
-            "at least 1."
+            f"{setting} is {value!r}; give how many checkpoints to keep, at least 1."
         )
     return keep
 

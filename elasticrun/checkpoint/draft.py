@@ -60,12 +60,19 @@ class Checkpoint:
 
 
 class Draft:
-    """A checkpoint being written, which does not exist until it is committed."""
+    """A checkpoint being written, which does not exist until it is committed.
 
-    def __init__(self, storage: Storage, folder: str, number: int) -> None:
+    Attributes:
+        token: What tells this draft from every other one; empty for who only writes.
+    """
+
+    def __init__(
+        self, storage: Storage, folder: str, number: int, token: str = ""
+    ) -> None:
         self.storage = storage
         self.folder = folder
         self.number = number
+        self.token = token
 
     @property
     def path(self) -> Place:

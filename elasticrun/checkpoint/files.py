@@ -98,6 +98,22 @@ def write_atomically(path: Path, data: bytes) -> None:
     fsync_directory(path.parent)
 
 
+def write_note(path: Path, data: bytes) -> None:
+    """Make a file whose name is durable, and whose content matters only to the living.
+
+    It may be there already.
+    """
+    with open(path, "wb") as file:
+        file.write(data)
+    fsync_directory(path.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, which may be gone already; a crash may bring it back."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Replace a file durably by what `write` puts into a stream.
 
@@ -176,7 +192,7 @@ def find_size(path: Path) -> int | None:
     """
     try:
         return os.stat(path).st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

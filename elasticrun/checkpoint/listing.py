@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Iterable
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, decode
 from elasticrun.checkpoint.recorded import DamagedFileError
-from elasticrun.checkpoint.storage import Storage
+from elasticrun.checkpoint.storage import (
+    NOTE_PREFIX,
+    Storage,
+    StoreUnreachableError,
+)
 from elasticrun.errors import CheckpointError
 
 _NAME = re.compile("checkpoint-([0-9]{8,})")
@@ -26,9 +32,37 @@ def number_of(name: str) -> int | None:
 
 
 def list_numbers(storage: Storage) -> list[int]:
-    """Return the checkpoints in any condition, the newest first."""
-    found = (number_of(name) for name in storage.list_names())
+    """Return the numbers of what is named like a checkpoint, the newest first.
+
+    In any condition; it may even be somebody else's: see `is_own`.
+    """
+    return _numbers_of(storage.list_names())
+
+
+def list_notes(storage: Storage) -> list[int]:
+    """Return the numbers of checkpoints that have a note."""
+    notes = (name for name in storage.list_names() if name.startswith(NOTE_PREFIX))
+    return _numbers_of(name.removeprefix(NOTE_PREFIX) for name in notes)
+
+
+def _numbers_of(names: Iterable[str]) -> list[int]:
+    found = (number_of(name) for name in names)
     return sorted((number for number in found if number is not None), reverse=True)
+
+
+def is_own(storage: Storage, number: int) -> bool:
+    """Return whether elasticrun made this: it is committed, or there is a note of it.
+
+    Raises:
+        StoreUnreachableError: It cannot be told.
+    """
+    try:
+        has_manifest = find_manifest(storage, number) is not None
+        return has_manifest or storage.has_note(checkpoint_name(number))
+    except StoreUnreachableError:
+        raise
+    except OSError:  # What cannot even be looked at is left alone.
+        return False
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
@@ -42,7 +76,11 @@ def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
     """
     name = checkpoint_name(number)
     source = storage.locate(name, MANIFEST_NAME)
-    manifest = decode(storage.read(name, MANIFEST_NAME), source=str(source))
+    try:
+        data = storage.read(name, MANIFEST_NAME)
+    except NotADirectoryError as error:  # A file that is named like a checkpoint.
+        raise FileNotFoundError(errno.ENOENT, error.strerror, str(source)) from error
+    manifest = decode(data, source=str(source))
     if manifest.number != number:
         raise DamagedFileError(f"{source} is that of number {manifest.number}.")
     return Checkpoint(storage.locate(name), manifest, storage)

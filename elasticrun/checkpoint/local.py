@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import warnings
@@ -13,7 +15,7 @@ from elasticrun.checkpoint import files, recorded
 from elasticrun.checkpoint.lock import DirectoryLock, Owner, find_owner
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.checkpoint.recorded import FileRecord
-from elasticrun.checkpoint.storage import Storage
+from elasticrun.checkpoint.storage import NOTE_PREFIX, Storage, in_the_way
 from elasticrun.errors import CheckpointWarning
 
 
@@ -61,12 +63,27 @@ class LocalStorage(Storage):
     def replace(self, name: str, data: bytes) -> None:
         files.write_atomically(self.locate(name), data)
 
-    def begin(self, folder: str) -> None:
+    def begin(self, folder: str, *, token: str) -> None:
         self._lock.check()
         path = self.locate(folder)
         if files.find_size(path) is not None:
+            if not self.has_note(folder):
+                raise in_the_way(path)
             self.remove(folder)
+        files.write_note(self._note_of(folder), token.encode())
         files.make_directory(path)
+
+    def has_note(self, folder: str) -> bool:
+        return files.find_size(self._note_of(folder)) is not None
+
+    def read_note(self, folder: str) -> str:
+        return self._note_of(folder).read_text(errors="replace")
+
+    def remove_note(self, folder: str) -> None:
+        files.remove_file(self._note_of(folder))
+
+    def _note_of(self, folder: str) -> Path:
+        return self.locate(NOTE_PREFIX + folder)
 
     def has(self, folder: str) -> bool:
         return self.locate(folder).is_dir()
@@ -77,10 +94,24 @@ class LocalStorage(Storage):
         files.fsync_directory(path)
         files.write_atomically(path / name, data)
         files.fsync_directory(path.parent)
+        with contextlib.suppress(OSError):
+            self.remove_note(folder)
 
     def remove(self, folder: str) -> None:
         self._lock.check()
+        if not self.has_note(folder):
+            self._note_removal(folder)
         files.remove_tree(self.locate(folder), first=MANIFEST_NAME)
+        files.fsync_directory(self._directory)
+        self.remove_note(folder)
+
+    def _note_removal(self, folder: str) -> None:
+        try:
+            files.write_note(self._note_of(folder), b"")
+        except OSError as error:
+            # Where nothing fits, to remove something is what helps.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def measure_folder(self, folder: str) -> int:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 import zlib
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from elasticrun.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
+_END_OF_TIME = 253402300800  # The year 10000, which nothing can show.
+VERSIONS_JOB = "AtomicDirectory"  # In the place of a job's name: no job has them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,8 @@ class Manifest:
         position: Where the job stood: finished epochs, finished loops, index.
         time: When it was committed, in seconds since 1970.
         files: Each state's file; nothing else in the directory counts.
-        values: What the best checkpoint is told by; left out if there are none.
+        values: What the best checkpoint is told by, each by its state's name and its
+            own, `state.name`; left out if there are none.
     """
 
     job: str
@@ -65,6 +69,16 @@ class Manifest:
                 return record
         names = ", ".join(record.name for record in self.files)
         raise KeyError(f"checkpoint {self.number} has no {name!r}, only: {names}")
+
+    def value_of(self, name: str) -> float | None:
+        """Return the value of this name, with its state's or without; None for none."""
+        found = [
+            value
+            for recorded, value in self.values.items()
+            if f".{recorded}".endswith(f".{name}")
+            or f".{name}".endswith(f".{recorded}")
+        ]
+        return found[0] if len(found) == 1 else None
 
     def encode(self) -> bytes:
         """Return the manifest as JSON text that ends with its own checksum."""
@@ -105,7 +119,7 @@ def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
         fields = json.loads(data)
         if fields["format"] == FORMAT:
             return _decode_fields(fields)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedFileError(f"{source} is no manifest: {error!r}.") from error
     raise CheckpointError(
         f"{source} has checkpoint format {fields['format']}, written by elasticrun "
@@ -121,13 +135,21 @@ def check_job(manifest: Manifest, job: str, *, source: str) -> None:
     Raises:
         CheckpointError: The names differ.
     """
-    if manifest.job != job:
+    if manifest.job == job:
+        return
+    if manifest.job == VERSIONS_JOB:
         raise CheckpointError(
-            f"{source} belongs to the job {manifest.job!r}, but this is the job "
-            f"{job!r}. One job cannot go on with another's states. Give this one a "
-            "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name "
-            f"has changed, set ELASTICRUN_JOB={shlex.quote(manifest.job)}."
+            f"{source} is a version of an AtomicDirectory, but this is the job "
+            f"{job!r}. A version has no position to go on from, and the job's "
+            "checkpoints would push the versions out. Give the job a directory of its "
+            "own (ELASTICRUN_CHECKPOINT_DIR)."
         )
+    raise CheckpointError(
+        f"{source} belongs to the job {manifest.job!r}, but this is the job "
+        f"{job!r}. One job cannot go on with another's states. Give this one a "
+        "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name "
+        f"has changed, set ELASTICRUN_JOB={shlex.quote(manifest.job)}."
+    )
 
 
 def check_file_name(name: str) -> None:
@@ -161,9 +183,40 @@ def _encode_record(record: FileRecord) -> dict[str, Any]:
 
 
 def _decode_fields(fields: dict[str, Any]) -> Manifest:
+    """Return the manifest of these fields, which any program may have written.
+
+    Raises:
+        KeyError: One is missing.
+        TypeError: One is of another type, or there are more.
+        ValueError: One is out of its range.
+    """
     del fields["crc32"]
     files = tuple(
-        FileRecord(entry["name"], entry["size"], int(entry["crc32"], 16))
+        FileRecord(entry["name"], _count(entry["size"]), int(entry["crc32"], 16))
         for entry in fields.pop("files")
     )
-    return Manifest(**fields, files=files)
+    manifest = Manifest(**fields, files=files)
+    for count in (manifest.number, manifest.generation, manifest.world_size):
+        _count(count)
+    for text in (manifest.job, manifest.torch_version, manifest.elasticrun_version):
+        _typed(text, str)
+    _typed(manifest.position, dict)
+    if not 0 <= _typed(manifest.time, int, float) < _END_OF_TIME:
+        raise ValueError(f"{manifest.time!r} is no time")
+    for value in _typed(manifest.values, dict).values():
+        if not math.isfinite(_typed(value, int, float)):
+            raise ValueError(f"{value!r} is no finite number")
+    return manifest
+
+
+def _count(value: Any) -> int:
+    if _typed(value, int) < 0:
+        raise ValueError(f"{value!r} is below 0")
+    return int(value)
+
+
+def _typed(value: Any, *kinds: type) -> Any:
+    """Return the value if it is of just one of these types: True is no number."""
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is no {kinds[-1].__name__}")
+    return value

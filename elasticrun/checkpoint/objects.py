@@ -105,7 +105,7 @@ class Objects:
             with self._told(name):
                 self._system.invalidate_cache()
                 found = self._system.info(self._path(name))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return int(found["size"]) if found["type"] == "file" else None
 

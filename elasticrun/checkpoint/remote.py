@@ -6,7 +6,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import BinaryIO, cast
 
 from elasticrun.checkpoint.claim import Rhythm, StoreClaim
@@ -16,7 +16,12 @@ from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.checkpoint.objects import Objects, record_of
 from elasticrun.checkpoint.place import RemotePath
 from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord, compare
-from elasticrun.checkpoint.storage import Storage, StoreUnreachableError
+from elasticrun.checkpoint.storage import (
+    NOTE_PREFIX,
+    Storage,
+    StoreUnreachableError,
+    in_the_way,
+)
 from elasticrun.errors import CheckpointError
 
 _LIST_SECONDS = 10.0
@@ -83,10 +88,22 @@ class RemoteStorage(Storage):
     def replace(self, name: str, data: bytes) -> None:
         self._objects.put(name, data)
 
-    def begin(self, folder: str) -> None:
+    def begin(self, folder: str, *, token: str) -> None:
         self._claim.begin(folder)
         if self._objects.list(folder):
+            if not self.has_note(folder):
+                raise in_the_way(self.locate(folder))
             self.remove(folder)
+        self._objects.put(NOTE_PREFIX + folder, token.encode())
+
+    def has_note(self, folder: str) -> bool:
+        return self._objects.find_size(NOTE_PREFIX + folder) is not None
+
+    def read_note(self, folder: str) -> str:
+        return self._objects.get(NOTE_PREFIX + folder).decode(errors="replace")
+
+    def remove_note(self, folder: str) -> None:
+        self._objects.remove_object(NOTE_PREFIX + folder)
 
     def has(self, folder: str) -> bool:
         del folder
@@ -95,10 +112,14 @@ class RemoteStorage(Storage):
     def commit(self, folder: str, name: str, data: bytes) -> None:
         self._claim.check()
         self._objects.put(f"{folder}/{name}", data)
+        with suppress(OSError):
+            self.remove_note(folder)
 
     def remove(self, folder: str) -> None:
+        self._objects.put(NOTE_PREFIX + folder, b"")
         self._objects.remove_object(f"{folder}/{MANIFEST_NAME}")
         self._objects.remove(folder)
+        self.remove_note(folder)
 
     def measure_folder(self, folder: str) -> int:
         try:

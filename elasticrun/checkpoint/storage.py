@@ -1,7 +1,9 @@
 """What keeps checkpoints, for those who read and write them: the interface.
 
 A storage has folders, one a checkpoint, with files in them; and a few files beside the
-folders. Names are plain: no slashes in them.
+folders. Names are plain: no slashes in them. A folder is begun and
+removed under a note, a small file beside it: what has neither a note nor a manifest is
+somebody else's, whatever its name.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import BinaryIO
 from elasticrun.checkpoint.lock import Owner
 from elasticrun.checkpoint.place import Place
 from elasticrun.checkpoint.recorded import FileRecord
+
+NOTE_PREFIX = "draft."
 
 
 class StoreUnreachableError(OSError):
@@ -85,12 +89,36 @@ class Storage(ABC):
     # Folders.
 
     @abstractmethod
-    def begin(self, folder: str) -> None:
-        """Make an empty folder; what was left there goes.
+    def begin(self, folder: str, *, token: str) -> None:
+        """Make an empty folder with a note; what was left there under a note goes.
+
+        Args:
+            token: What the note says, to know this draft from every other one.
 
         Raises:
             CheckpointError: Another job has taken this over.
+            FileExistsError: What is there is not elasticrun's.
         """
+
+    @abstractmethod
+    def has_note(self, folder: str) -> bool:
+        """Return whether a folder was begun, or is being removed, by elasticrun.
+
+        Raises:
+            OSError: It cannot be told.
+        """
+
+    @abstractmethod
+    def read_note(self, folder: str) -> str:
+        """Return the token of the draft that the folder is.
+
+        Raises:
+            OSError: It is none, or cannot be read.
+        """
+
+    @abstractmethod
+    def remove_note(self, folder: str) -> None:
+        """Remove the note of a folder that is committed or gone; it may be gone too."""
 
     @abstractmethod
     def has(self, folder: str) -> bool:
@@ -100,13 +128,15 @@ class Storage(ABC):
     def commit(self, folder: str, name: str, data: bytes) -> None:
         """Put the file that makes the folder count, durably, after all others in it.
 
+        The note goes then; one that cannot be removed does not matter.
+
         Raises:
             CheckpointError: Another job has taken this over.
         """
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder in any condition; half a removal leaves one that is torn.
+        """Remove a folder in any condition; half a removal leaves one with a note.
 
         Raises:
             CheckpointError: Another job has taken this over.
@@ -177,3 +207,11 @@ class Storage(ABC):
             OSError: It cannot be told. Whoever removes what has no manifest must not
                 take an unreachable one for none.
         """
+
+
+def in_the_way(place: Place) -> FileExistsError:
+    """Return the error for what is where a folder is to be begun."""
+    return FileExistsError(
+        f"{place} is in the way: elasticrun did not make it, so it will not remove it. "
+        "Move it to another place."
+    )

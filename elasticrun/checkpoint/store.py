@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
     has_right_sizes,
+    is_own,
     is_torn,
+    list_notes,
     list_numbers,
     number_of,
     read_checkpoint,
@@ -30,6 +34,7 @@ from elasticrun.errors import CheckpointError, CheckpointWarning
 logger = logging.getLogger(__name__)
 
 _COUNTER = "generation"
+_ROOM = 1_000_000  # Numbers that must be free: a job counts on from its first one.
 
 
 class CheckpointStore:
@@ -94,12 +99,30 @@ class CheckpointStore:
         return generation
 
     def sweep(self) -> None:
-        """Remove what a killed job had begun and never committed."""
-        for number in list_numbers(self.storage):
-            if is_torn(self.storage, number):
-                path = self._path(number)
-                logger.warning("removing %s, which was never committed", path)
-                self._remove_or_warn(number, _warn)
+        """Remove what a killed job had begun and never committed.
+
+        What is only named like a checkpoint is left alone, with a CheckpointWarning.
+        """
+        left_behind = number_of(self.storage.left_behind() or "")
+        torn = {n for n in list_numbers(self.storage) if is_torn(self.storage, n)}
+        noted = set(list_notes(self.storage)) - {left_behind}
+        for number in sorted(torn & noted, reverse=True):
+            path = self._path(number)
+            logger.warning("removing %s, which was never committed", path)
+            self._remove_or_warn(number, _warn)
+        for number in noted - torn:
+            with contextlib.suppress(OSError):  # The next start will do it.
+                self.storage.remove_note(checkpoint_name(number))
+        self._warn_of_others(torn - noted - {left_behind})
+
+    def _warn_of_others(self, numbers: set[int]) -> None:
+        paths = [str(self._path(number)) for number in sorted(numbers)]
+        if paths:
+            _warn(
+                f"{', '.join(paths)}: named like a checkpoint, but elasticrun did not "
+                "make it, or its manifest was taken away. It is left alone. Give it "
+                "another name or place."
+            )
 
     def find_newest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose every byte is right, None without any.
@@ -181,12 +204,22 @@ class CheckpointStore:
             )
 
     def next_number(self) -> int:
-        """Return a number above all on the disk, whatever their condition; first 1.
+        """Return a number above all checkpoints, whatever their condition; first 1.
 
-        Also above the one that a job which has lost the directory may still write.
+        Also above the one that a job which has lost the directory may still write. What
+        somebody else has named like a checkpoint is not counted, only kept clear of.
         """
         left = number_of(self.storage.left_behind() or "")
-        return 1 + max([left or 0, *list_numbers(self.storage)])
+        free = 1 + max(left or 0, self.newest_number())
+        for number in reversed(list_numbers(self.storage)):
+            if free <= number < free + _ROOM:
+                free = number + 1
+        return free
+
+    def newest_number(self) -> int:
+        """Return the highest number of a checkpoint, whatever its condition, or 0."""
+        numbers = list_numbers(self.storage)
+        return next((n for n in numbers if is_own(self.storage, n)), 0)
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.
@@ -194,18 +227,23 @@ class CheckpointStore:
         Raises:
             ValueError: A committed checkpoint has the number.
             CheckpointError: Another job has taken the directory over.
-            OSError: It could not be made.
+            OSError: It could not be made, or something else is there.
         """
         name = checkpoint_name(number)
         if find_manifest(self.storage, number) is not None:
             raise ValueError(
                 f"{self._path(number)} is committed; begin(next_number()) instead"
             )
-        self.storage.begin(name)
-        return Draft(self.storage, name, number)
+        token = secrets.token_hex(8)
+        self.storage.begin(name, token=token)
+        return Draft(self.storage, name, number, token)
 
-    def join(self, number: int) -> Draft:
+    def join(self, number: int, *, token: str | None = None) -> Draft:
         """Return the draft that rank 0 has begun.
+
+        Args:
+            token: That of rank 0's draft, where nothing else has told that the
+                directory is the same.
 
         Raises:
             CheckpointError: This replica does not see it.
@@ -215,6 +253,11 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"
+            )
+        if token is not None and self._token_of(name) != token:
+            raise CheckpointError(
+                f"{self._path(number)} on host {socket.gethostname()} is not the one "
+                f"that rank 0 has begun. {MUST_BE_SHARED}"
             )
         return Draft(self.storage, name, number)
 
@@ -237,8 +280,14 @@ class CheckpointStore:
             numbers, is_good=self._is_good, value_of=self._value_of
         )
         for number in numbers:
-            if number not in stay:
+            if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
+
+    def _token_of(self, folder: str) -> str | None:
+        try:
+            return self.storage.read_note(folder)
+        except OSError:
+            return None
 
     def _path(self, number: int) -> Place:
         return self.storage.locate(checkpoint_name(number))
@@ -271,10 +320,11 @@ class CheckpointStore:
             return None
         if number not in self._values:
             try:
-                values = read_checkpoint(self.storage, number).manifest.values
+                manifest = read_checkpoint(self.storage, number).manifest
             except (CheckpointError, OSError):
-                values = {}
-            self._values[number] = values.get(self.keeping.best[0])
+                self._values[number] = None
+            else:
+                self._values[number] = manifest.value_of(self.keeping.best[0])
         return self._values[number]
 
     def _committed_generations(self) -> Iterator[int]:

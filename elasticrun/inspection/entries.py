@@ -13,6 +13,7 @@ from pathlib import Path
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
+    is_own,
     is_torn,
     list_numbers,
     number_of,
@@ -72,14 +73,14 @@ def find_entries(storage: Storage, *, is_used: bool | None = None) -> list[Entry
     try:
         if is_used is None:
             is_used = owner_of(storage) is not None
-        numbers = list_numbers(storage)
+        found: list[Entry] = []
+        for number in list_numbers(storage):
+            entry = _look_at(storage, number, may_be_written=is_used and not found)
+            if entry is not None:
+                found.append(entry)
     except OSError as error:
         raise InspectionError(f"{storage.place} cannot be read: {error}") from error
-    found = [
-        _look_at(storage, number, may_be_written=is_used and number == numbers[0])
-        for number in numbers
-    ]
-    return [entry for entry in found if entry is not None]
+    return found
 
 
 def owner_of(storage: Storage) -> Owner | None:
@@ -98,7 +99,7 @@ def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | 
         reason = _find_wrong_size(checkpoint)
         condition = BAD if reason else GOOD
     except FileNotFoundError:
-        if not storage.has(name):
+        if not storage.has_note(name):  # Somebody else's, or just removed.
             return None
         condition, reason = WRITING if may_be_written else TORN, ""
     except (CheckpointError, OSError) as error:
@@ -235,7 +236,7 @@ def _directories_below(path: Path) -> list[Path]:
 
 def _holds_checkpoints(storage: Storage) -> bool:
     try:
-        return bool(list_numbers(storage))
+        return any(is_own(storage, number) for number in list_numbers(storage))
     except OSError:
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from elasticrun.checkpoint.keeping import Keeping
@@ -12,6 +12,7 @@ from elasticrun.inspection.entries import (
     TORN,
     WRITING,
     Entry,
+    InspectionError,
     find_entries,
     owner_of,
 )
@@ -29,7 +30,8 @@ def prune(
     it.
 
     Raises:
-        InspectionError: The directory cannot be read.
+        InspectionError: The directory cannot be read, or nothing there has the value
+            by which the best one is told.
         CheckpointError: It cannot be written.
         OSError: Something could not be removed.
     """
@@ -86,11 +88,36 @@ def _choose_doomed(
         checkpoint = committed[number].checkpoint
         if checkpoint is None or keeping.best is None:
             return None
-        return checkpoint.manifest.values.get(keeping.best[0])
+        return checkpoint.manifest.value_of(keeping.best[0])
 
+    if keeping.best is not None:
+        _check_known(keeping.best[0], committed.values())
     stay = keeping.choose(committed, is_good=is_whole, value_of=value_of)
     return [
         entry
         for entry in entries
         if entry.number not in stay and (entry.number in committed or not is_used)
     ]
+
+
+def _check_known(name: str, entries: Iterable[Entry]) -> None:
+    """Refuse a value that no checkpoint has: the best one would go with the others.
+
+    Raises:
+        InspectionError: There are checkpoints, and none has it; or they have several of
+            that name.
+    """
+    manifests = [e.checkpoint.manifest for e in entries if e.checkpoint is not None]
+    names = {each for manifest in manifests for each in manifest.values}
+    meant = {each for each in names if each.endswith(f".{name}")}
+    if manifests and all(manifest.value_of(name) is None for manifest in manifests):
+        has = f"they have {', '.join(sorted(names))}" if names else "they have none"
+        raise InspectionError(
+            f"no checkpoint here has a value {name!r}, by which the best could be "
+            f"told ({has}), so the best would be removed with the others. Give "
+            "--keep-best a name that they have, or leave it out."
+        )
+    if len(meant) > 1:
+        raise InspectionError(
+            f"--keep-best {name!r} is {' and '.join(sorted(meant))}. Give one of them."
+        )

@@ -596,6 +596,7 @@ def test_commit_forces_all_before_the_manifest_has_its_name(tmp_path: Path) -> N
         *("create", "write", "fsync", "replace"),
         *fsync_directory,
         *fsync_directory,
+        "unlink",
     ]
 
 

@@ -368,13 +368,56 @@ def test_old_ones_are_removed_and_damaged_ones_do_not_count(torn: Path) -> None:
     assert run(torn, "prune", "--keep", 2).lines == ["nothing to remove"]
 
 
-def test_the_best_and_every_nth_can_stay(tmp_path: Path) -> None:
+def test_what_is_only_named_like_a_checkpoint_is_no_checkpoint(torn: Path) -> None:
+    mine = torn / "checkpoint-20261122" / "weights.pt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    file = torn / "checkpoint-00000009"
+    file.write_text("mine")
+    assert numbers(torn) == [5, 4, 3, 2, 1]
+    assert run(torn, "verify").lines[0] == "4  good"
+    assert run(torn, "prune", "--keep", 1, "--json").values["removed"] == [5, 3, 2, 1]
+    assert mine.read_text() == file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["accuracy", "variables.accuracy"])
+def test_the_best_and_every_nth_can_stay(tmp_path: Path, name: str) -> None:
     save_some(tmp_path, 5.0, 6.0, 4.0, 3.0, 2.0, 1.0, keep_best="accuracy:max")
-    assert "2 has accuracy 6" in run(tmp_path).lines
+    assert "2 has variables.accuracy 6" in run(tmp_path).lines
     words = ("prune", "--keep", 1, "--keep-every", 4, "--keep-best")
     assert run(tmp_path, *words, "accuracy:most").code == 2
-    assert run(tmp_path, *words, "accuracy:max").code == 0
+    assert run(tmp_path, *words, f"{name}:max").code == 0
     assert numbers(tmp_path) == [6, 4, 2]
+
+
+def test_a_value_that_no_checkpoint_has_is_refused(tmp_path: Path) -> None:
+    words = ("prune", "--keep", 1, "--keep-best")
+    assert run(tmp_path, *words, "acuracy:max").lines == ["nothing to remove"]
+    save_some(tmp_path, 5.0, 6.0, 4.0)
+    said = run(tmp_path, *words, "accuracy:max")
+    assert said.code == 2
+    assert "no checkpoint here has a value 'accuracy'" in said.errors
+    assert "(they have none)" in said.errors
+    save_some(tmp_path, 7.0, keep_best="accuracy:max")
+    said = run(tmp_path, *words, "acuracy:max")
+    assert said.code == 2
+    assert "(they have variables.accuracy), so the best would be" in said.errors
+    assert numbers(tmp_path) == [4, 3, 2, 1]
+
+
+def test_a_name_that_means_values_of_several_states_is_refused(tmp_path: Path) -> None:
+    def script() -> None:
+        for name in ("train", "valid"):
+            Variables(name=name, accuracy=0.5)
+        save_all_states()
+
+    for name in ("train", "valid"):
+        run_once(script, tmp_path, keep_best=f"{name}.accuracy:max")
+    words = ("prune", "--keep", 1, "--keep-best")
+    said = run(tmp_path, *words, "accuracy:max")
+    assert said.code == 2
+    assert "is train.accuracy and valid.accuracy. Give one of them" in said.errors
+    assert run(tmp_path, *words, "train.accuracy:max").code == 0
 
 
 def test_a_job_at_work_keeps_its_draft_and_its_newest(torn: Path) -> None:

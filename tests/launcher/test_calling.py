@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 import elasticrun
 from elasticrun import ElasticRunError
+from tests.launcher import running
 from tests.launcher.program import NUM_SAMPLES
 from tests.launcher.running import (
     processes_of,
@@ -190,7 +192,8 @@ def test_a_job_ends_with_the_process_that_launched_it(stage: Stage) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as caller:
-        wait_until((stage.root / "seen-0").exists)
+        ask = functools.partial(running.elasticrun, stage, "status", "--json")
+        wait_until(lambda: '"training"' in ask().stdout)
         caller.send_signal(signal.SIGKILL)
     wait_until_nothing_is_left(stage)
     assert list((stage.root / "kept").glob("checkpoint-*/manifest.json"))

@@ -86,6 +86,36 @@ def test_ranks_that_see_different_directories_all_refuse(tmp_path: Path) -> None
         assert "must be on a file system that all replicas see" in told
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_directory_of_its_own_is_refused_whatever_it_has(
+    tmp_path: Path, is_committed: bool
+) -> None:
+    """Rank 1's directory has a folder of the name of that which rank 0 has begun."""
+
+    def act(dist: Any, rank: int) -> Any:
+        from elasticrun import AtomicDirectory, CheckpointError
+
+        path = tmp_path / str(rank)
+        if rank == 1:
+            alone = AtomicDirectory(path, all_ranks=False)
+            version = alone.prepare()
+            (version / "model.pt").write_text("good")
+            if is_committed:
+                version.commit()
+        dist.barrier()
+        try:
+            AtomicDirectory(path).prepare()
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    for told in run_generation(on_each_rank(act), 2):
+        assert "1/checkpoint-00000001 on host" in told
+        assert "is not the one that rank 0 has begun. The checkpoint dir" in told
+    kept = tmp_path / "1" / "checkpoint-00000001" / "model.pt"
+    assert kept.read_text() == "good"
+
+
 def test_one_rank_can_use_it_alone(tmp_path: Path) -> None:
     def act(dist: Any, rank: int) -> Any:
         from elasticrun import AtomicDirectory

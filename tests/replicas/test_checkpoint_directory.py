@@ -165,10 +165,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     damage(largest(directory) if which == "state" else directory / MANIFEST_NAME)
     check_ends_right(saved, 3)
     warning = f"CheckpointWarning: {directory.name} is skipped: "
-    is_torn = which == "manifest" and damage is Path.unlink
-    assert (warning in saved.log(0)) is not is_torn
-    if is_torn:
-        assert f"{directory}, which was never committed" in saved.log(0)
+    is_taken_away = which == "manifest" and damage is Path.unlink
+    assert (warning in saved.log(0)) is not is_taken_away
+    if is_taken_away:
+        assert f"{directory}: named like a checkpoint, but" in saved.log(0)
     for line in read_trace(saved.trace):
         if line["generation"] == 1:
             assert line["batch"] >= saved_batches(directory) - 1

@@ -106,7 +106,7 @@ def test_a_node_that_sees_a_newer_checkpoint_makes_all_refuse(stage: Stage) -> N
     (stage.checkpoints / "checkpoint-00000002" / MANIFEST_NAME).unlink()
     for text in refusals(start_apart(stage, show_generation)):
         assert f"{stage.root}/elsewhere on host" in text
-        assert "has a checkpoint 2, but rank 0 begins with 2" in text
+        assert "has a checkpoint 2, but rank 0 sees none above 1" in text
 
 
 def test_a_node_that_sees_all_of_it_late_goes_on_from_the_newest(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import resource
@@ -28,7 +29,6 @@ from elasticrun import (
 )
 from elasticrun.checkpoint import files
 from elasticrun.checkpoint.lock import find_owner
-from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.generations import run_once
 
 STATE = {"weight": torch.arange(5.0), "step": 3}
@@ -253,7 +253,7 @@ def test_a_key_that_interrupts_the_commit_leaves_nothing(
         with pytest.raises(KeyboardInterrupt):
             version.commit()
     assert directory.latest() == kept
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-00000001", "lock"]
+    assert not version.path.exists()
 
 
 def interrupt(_: int) -> None:
@@ -292,8 +292,10 @@ def test_the_last_good_one_stays_whatever_happens(tmp_path: Path) -> None:
         with pytest.raises(KeyError), directory.prepare():
             raise KeyError
     assert directory.latest() == kept
-    with pytest.raises(ValueError, match="keep=0"):
-        AtomicDirectory(tmp_path, keep=0)
+    wrong: Any
+    for wrong in (0, 2.5, math.inf, None, True, "many"):
+        with pytest.raises(ValueError, match=f"keep is {wrong!r}; give how many ch"):
+            AtomicDirectory(tmp_path, keep=wrong)
 
 
 @pytest.mark.slow
@@ -314,6 +316,39 @@ def test_what_a_killed_writer_began_is_removed(tmp_path: Path) -> None:
     assert directory.latest() == kept
     with directory.prepare() as version:
         assert os.listdir(version.path) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing to ask")
+def test_a_file_that_is_still_open_for_writing_is_refused(tmp_path: Path) -> None:
+    directory = AtomicDirectory(tmp_path)
+    kept = commit(directory, "good")
+    version = directory.prepare()
+    with open(version / "text", "w") as file:
+        file.write("not flushed")
+        with pytest.raises(ValueError, match="2/text is still open for writing in th"):
+            version.commit()
+    assert directory.latest() == kept
+    with directory.prepare() as version:
+        (version / "text").write_text("whole")
+        reader = open(version / "text")  # noqa: SIM115 (to read it does no harm)
+    reader.close()
+    assert directory.latest() == version.path
+
+
+def test_what_is_only_named_like_a_version_stays(tmp_path: Path) -> None:
+    directory = AtomicDirectory(tmp_path, keep=1)
+    mine = tmp_path / "checkpoint-20261122" / "weights.pt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    file = tmp_path / "checkpoint-20261123"
+    file.write_text("mine")
+    assert directory.latest() is None
+    for number in (1, 2):
+        with pytest.warns(CheckpointWarning, match="did not make it"):
+            assert commit(directory, "text").name == f"checkpoint-0000000{number}"
+    assert directory.latest() == tmp_path / "checkpoint-00000002"
+    assert not (tmp_path / "checkpoint-00000001").exists()
+    assert mine.read_text() == file.read_text() == "mine"
 
 
 def test_only_plain_files_can_be_committed(tmp_path: Path) -> None:
@@ -366,8 +401,12 @@ def test_a_second_version_while_one_is_open_is_refused_at_once(tmp_path: Path) -
 
 def test_jobs_and_versions_do_not_mix(tmp_path: Path) -> None:
     commit(AtomicDirectory(tmp_path), "text")
-    with pytest.raises(CheckpointError, match="belongs to the job 'AtomicDirectory'"):
-        CheckpointStore(tmp_path, job="digits").find_newest()
+    with pytest.raises(
+        CheckpointError,
+        match=r"00000001 is a version of an AtomicDirectory, but this is the job 'test'"
+        r".* a directory of its own \(ELASTICRUN_CHECKPOINT_DIR\)\.$",
+    ):
+        run_once(lambda: None, tmp_path)
 
 
 def test_a_jobs_checkpoints_are_not_pushed_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from elasticrun.checkpoint.listing import list_numbers, read_checkpoint
 from elasticrun.checkpoint.storages import storage_at
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.env import read_environment
+from elasticrun.registry import Registry
 from elasticrun.settings import (
     SaveEvery,
     check_checkpoint_dir,
@@ -112,6 +114,22 @@ def test_the_best_stays_over_restarts(tmp_path: Path, which: str, best: int) -> 
     assert numbers(tmp_path) == [best, 4]
     run_once(train([0.5, 0.6]), tmp_path, **keeping)
     assert numbers(tmp_path) == [best, 6]
+
+
+@pytest.mark.parametrize("recorded", ["variables.accuracy", "accuracy"])
+def test_the_best_stays_under_either_spelling(tmp_path: Path, recorded: str) -> None:
+    """What is recorded under the short name alone is of an earlier elasticrun."""
+
+    def find(registry: Registry, name: str) -> tuple[str, float | None]:
+        return recorded, find_value(registry, name)[1]
+
+    find_value = Registry.find_value
+    with mock.patch.object(Registry, "find_value", find):
+        run_once(train([0.5, 0.75, 0.5]), tmp_path, keep=1, keep_best="accuracy:max")
+    assert numbers(tmp_path) == [2, 3]
+    for name in ("variables.accuracy", "accuracy"):
+        run_once(train([0.25, 0.5]), tmp_path, keep=1, keep_best=f"{name}:max")
+        assert numbers(tmp_path)[0] == 2
 
 
 def test_a_damaged_one_is_not_the_best(tmp_path: Path) -> None:

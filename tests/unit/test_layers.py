@@ -18,7 +18,13 @@ ROWS: list[list[str]] = [
     # 0
     ["settings"],
     ["errors", "env", "version", "signals", "leaving", "reduction", "exact", "pace"],
-    ["late_error", "checkpoint.writeback", "checkpoint.streams", "checkpoint.recorded"],
+    [
+        "late_error",
+        "checkpoint.open_files",
+        "checkpoint.writeback",
+        "checkpoint.streams",
+        "checkpoint.recorded",
+    ],
     ["checkpoint.files", "checkpoint.place"],
     ["data.partition", "data.seeding", "data.arguments", "data.progress_bar"],
     [

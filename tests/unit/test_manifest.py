@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from dataclasses import replace
 
@@ -48,7 +49,7 @@ manifests = st.builds(
     generation=COUNTS,
     world_size=COUNTS,
     position=st.dictionaries(st.text(), COUNTS | st.booleans()),
-    time=st.floats(allow_nan=False, allow_infinity=False),
+    time=st.floats(0, 1e11),
     torch_version=st.text(),
     elasticrun_version=st.text(),
     files=st.lists(
@@ -134,6 +135,42 @@ def test_damage_is_named() -> None:
 def test_text_that_is_no_manifest_is_damaged(text: str, reason: str) -> None:
     with pytest.raises(DamagedFileError, match=f"the manifest is no man.*{reason}"):
         decode(with_checksum(text))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("job", 5, "5 is no str"),
+        ("number", True, "True is no int"),
+        ("generation", "x", "'x' is no int"),
+        ("generation", -1, "-1 is below 0"),
+        ("world_size", None, "None is no int"),
+        ("position", None, "None is no dict"),
+        ("time", "abc", "'abc' is no float"),
+        ("time", 1e300, r"1e\+300 is no time"),
+        ("time", -1.0, "-1.0 is no time"),
+        ("torch_version", None, "None is no str"),
+        ("elasticrun_version", [], "no str"),
+        ("values", None, "None is no dict"),
+        ("values", [], "no dict"),
+        ("values", {"accuracy": "x"}, "'x' is no float"),
+        ("values", {"accuracy": math.nan}, "nan is no finite number"),
+        ("values", {"accuracy": 10**400}, "OverflowError"),
+        ("files", None, "TypeError"),
+        ("files", [{"name": 5, "size": 1, "crc32": "0"}], "TypeError"),
+        ("files", [{"name": "model", "size": "1", "crc32": "0"}], "'1' is no int"),
+        ("files", [{"name": "model", "size": -1, "crc32": "0"}], "-1 is below 0"),
+        ("files", [{"name": "model", "size": 1, "crc32": "zz"}], "ValueError"),
+        ("extra", 1, "TypeError"),
+    ],
+)
+def test_a_field_of_another_type_is_damage(
+    field: str, value: object, reason: str
+) -> None:
+    fields = {**json.loads(MANIFEST.encode()), field: value}
+    del fields["crc32"]
+    with pytest.raises(DamagedFileError, match=f"the manifest is no man.*{reason}"):
+        decode(with_checksum(json.dumps(fields, indent=2)))
 
 
 def test_other_format_says_who_wrote_it() -> None:

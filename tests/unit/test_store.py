@@ -206,6 +206,17 @@ def test_join_needs_what_rank_0_has_begun(local_store: CheckpointStore) -> None:
     )
 
 
+def test_join_can_ask_for_the_very_draft(store: CheckpointStore) -> None:
+    draft = store.begin(1)
+    assert store.join(1, token=draft.token).path == draft.path
+    for token in ("", store.begin(2).token):
+        with pytest.raises(CheckpointError, match="is not the one that rank 0 has beg"):
+            store.join(1, token=token)
+    draft.commit(manifest(1))
+    with pytest.raises(CheckpointError, match="is not the one that rank 0 has begun"):
+        store.join(1, token=draft.token)
+
+
 def test_commit_needs_every_file(store: CheckpointStore) -> None:
     draft = store.begin(1)
     records = write_all(draft, STATES)
@@ -528,6 +539,87 @@ def test_sweep_removes_only_what_was_never_committed(
     store.sweep()
     assert names(store) == [saved.path.name, mine]
     assert caplog.messages == [f"removing {torn}, which was never committed"]
+
+
+DATE = 20261122
+
+
+def put_mine(content: Content) -> None:
+    """Leave what somebody else has named like checkpoints: two folders and a file."""
+    content.write(f"checkpoint-{DATE}/weights.pt", b"mine")
+    content.write("checkpoint-00000003/log/text", b"mine, too")
+    content.write("checkpoint-00000007", b"a file")
+
+
+def assert_mine(content: Content) -> None:
+    assert content.read(f"checkpoint-{DATE}/weights.pt") == b"mine"
+    assert content.read("checkpoint-00000003/log/text") == b"mine, too"
+    assert content.read("checkpoint-00000007") == b"a file"
+
+
+def test_what_is_only_named_like_a_checkpoint_is_left_alone(
+    place: str, content: Content
+) -> None:
+    put_mine(content)
+    told = (
+        f"{re.escape(place)}/checkpoint-00000003, .*/checkpoint-00000007, "
+        f".*/checkpoint-{DATE}: named like a checkpoint, but elasticrun did not make"
+    )
+    with acquired(place, keep=1) as store:
+        assert store.next_generation() == 0
+        with pytest.warns(CheckpointWarning, match=told) as caught:
+            store.sweep()
+        assert len(caught) == 1
+        assert store.find_newest() is None
+        saved = [save(store).number for _ in range(3)]
+        assert saved == [8, 9, 10]
+        store.prune()
+        store.begin(11).write("model", lambda file: file.write(b"half"))
+    assert_mine(content)
+    with acquired(place, keep=1) as store:
+        with pytest.warns(CheckpointWarning, match=told):
+            store.sweep()
+        newest = store.find_newest()
+        assert newest is not None
+        assert newest.number == 10
+        assert store.next_number() == 11
+    assert_mine(content)
+    assert len(names(store)) == 4
+
+
+def test_what_comes_in_the_way_later_is_not_written_over(
+    store: CheckpointStore, content: Content
+) -> None:
+    save(store)
+    content.write("checkpoint-00000002/weights.pt", b"mine")
+    with pytest.raises(FileExistsError, match=r"00000002 is in the way: .* Move it"):
+        store.begin(2)
+    assert content.read("checkpoint-00000002/weights.pt") == b"mine"
+    assert save(store).number == 3
+    store.prune()
+    assert content.names("checkpoint-00000002") == ["weights.pt"]
+
+
+def test_one_whose_manifest_was_taken_away_is_left_alone(
+    store: CheckpointStore, content: Content
+) -> None:
+    save(store), save(store)
+    content.remove("checkpoint-00000002/manifest.json")
+    with pytest.warns(CheckpointWarning, match="or its manifest was taken away"):
+        store.sweep()
+    assert content.names("checkpoint-00000002") == sorted(STATES)
+    assert save(store).number == 3
+
+
+def test_a_note_of_what_is_committed_or_gone_is_removed(
+    store: CheckpointStore, content: Content
+) -> None:
+    save(store)
+    for number in (1, 2):
+        content.write(f"draft.checkpoint-0000000{number}", b"")
+    store.sweep()
+    assert not [name for name in content.names() if name.startswith("draft.")]
+    assert load(store.find_newest()) == STATES
 
 
 def test_a_link_is_removed_but_not_what_it_leads_to(
