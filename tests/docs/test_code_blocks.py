@@ -43,6 +43,7 @@ def run_block(code: str, name: str) -> None:
     exec(compile(code, name, "exec"), prelude())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON, ids=[block.name for block in PYTHON])
 def test_python_block_runs(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,14 @@ def test_listing_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["list"], ["verify"], ["show", "1", "model"], ["diff", "1", "2"]], ids=str
+    "words",
+    [
+        ["list"],
+        ["verify"],
+        pytest.param(["show", "1", "model"], marks=pytest.mark.slow),
+        pytest.param(["diff", "1", "2"], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_reader_who_has_seen_enough_is_no_error(
     tmp_path: Path, words: list[str]

@@ -46,7 +46,7 @@ def test_all_ranks_write_into_one_version(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoint-00000001").exists()
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_failure_of_one_is_that_of_all(tmp_path: Path, failing: int) -> None:
     def act(dist: Any, rank: int) -> Any:
         from elasticrun import AtomicDirectory, CheckpointError

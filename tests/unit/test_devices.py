@@ -66,6 +66,7 @@ def device_where_only_rank_0_sees_a_gpu() -> tuple[str, list[str]]:
     return str(er.device()), said
 
 
+@pytest.mark.slow
 def test_all_decide_alike_and_rank_0_warns() -> None:
     first, second = run_generation(device_where_only_rank_0_sees_a_gpu, 2)
     assert first == (

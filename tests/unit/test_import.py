@@ -34,6 +34,7 @@ def test_importing_it_does_not_import_torch() -> None:
     assert run(code) == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_name_is_imported_at_its_first_use() -> None:
     code = """
         import sys
