@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,55 +19,39 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_threads_of_gloo_that_still_run_are_waited_for() -> None:
-    has_begun, has_ended = threading.Event(), threading.Event()
+def start_named(name: bytes, run: Callable[[], object]) -> threading.Thread:
+    """Start a thread that the system knows by a name, and wait until it does."""
+    has_name = threading.Event()
 
-    def run_like_gloo() -> None:
-        name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
-        name.write_text("pt_gloo_runloop")
-        has_begun.set()
+    def take_name_and_run() -> None:
+        path = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+        path.write_bytes(name)
+        has_name.set()
+        run()
+
+    thread = threading.Thread(target=take_name_and_run)
+    thread.start()
+    has_name.wait()
+    return thread
+
+
+def test_threads_of_gloo_that_still_run_are_waited_for() -> None:
+    has_ended = threading.Event()
+
+    def work() -> None:
         hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # Without the lock.
         has_ended.set()
 
-    thread = threading.Thread(target=run_like_gloo)
-    thread.start()
-    has_begun.wait()
+    thread = start_named(b"pt_gloo_runloop", work)
     wait_for_threads(math.inf)
     assert has_ended.is_set()
     thread.join()
 
 
-def test_other_threads_may_have_any_name() -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def sleep_with_half_a_letter() -> None:
-        name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
-        name.write_bytes(b"half a letter \xc3")
-        has_begun.set()
-        may_end.wait()
-
-    thread = threading.Thread(target=sleep_with_half_a_letter)
-    thread.start()
-    has_begun.wait()
-    try:
-        wait_for_threads(math.inf)
-    finally:
-        may_end.set()
-        thread.join()
-
-
-def test_threads_of_gloo_that_sleep_are_not() -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def sleep_like_gloo() -> None:
-        name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
-        name.write_text("pt_gloo_runloop")
-        has_begun.set()
-        may_end.wait()
-
-    thread = threading.Thread(target=sleep_like_gloo)
-    thread.start()
-    has_begun.wait()
+@pytest.mark.parametrize("name", [b"pt_gloo_runloop", b"half a letter \xc3"])
+def test_threads_that_sleep_are_not(name: bytes) -> None:
+    may_end = threading.Event()
+    thread = start_named(name, may_end.wait)
     waiting = threading.Thread(target=wait_for_threads, args=[math.inf])
     waiting.start()
     wait_until(lambda: not waiting.is_alive())
