@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.held import Held, held_writer
+from tests.support.places import KINDS, Content, make_place
+from tests.support.stores import acquired
 
 
 @pytest.fixture
@@ -14,3 +18,31 @@ def held() -> Iterator[Held]:
     """Hold every save in flight until the test lets it go."""
     with held_writer() as held:
         yield held
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "digits"
+
+
+@pytest.fixture
+def local_store(directory: Path) -> Iterator[CheckpointStore]:
+    with acquired(directory) as store:
+        yield store
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return a directory, or the URL of an object store."""
+    return make_place(request.param, tmp_path)
+
+
+@pytest.fixture
+def store(place: str) -> Iterator[CheckpointStore]:
+    with acquired(place) as store:
+        yield store
+
+
+@pytest.fixture
+def content(place: str) -> Content:
+    return Content(place)

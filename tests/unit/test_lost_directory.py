@@ -10,7 +10,7 @@ import pytest
 
 from elasticrun import CheckpointError, Variables, save_all_states
 from tests.support.generations import run_once
-from tests.unit.test_store import (
+from tests.support.stores import (
     STATES,
     acquired,
     load,

@@ -1,0 +1,71 @@
+"""Stores, and checkpoints of a few bytes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.manifest import Manifest
+from elasticrun.checkpoint.recorded import FileRecord
+from elasticrun.checkpoint.store import CheckpointStore
+from tests.support.places import Content
+
+STATES = {"model": b"parameters", "random.0": b"generators", "empty": b""}
+
+
+@contextmanager
+def acquired(place: str | Path, **settings: Any) -> Iterator[CheckpointStore]:
+    store = CheckpointStore(place, job="digits", **settings)
+    store.acquire(timeout=0)
+    try:
+        yield store
+    finally:
+        store.release()
+
+
+def manifest(number: int, *files: FileRecord, generation: int = 0) -> Manifest:
+    return Manifest(
+        job="digits",
+        number=number,
+        generation=generation,
+        world_size=2,
+        position={"epoch": 1, "index": number},
+        time=1700000000.5,
+        torch_version="2.13.0",
+        elasticrun_version="0.1.0",
+        files=files,
+    )
+
+
+def write_all(draft: Draft, states: Mapping[str, bytes]) -> list[FileRecord]:
+    return [
+        draft.write(name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+        for name, data in states.items()
+    ]
+
+
+def save(
+    store: CheckpointStore,
+    states: Mapping[str, bytes] = STATES,
+    *,
+    generation: int = 0,
+) -> Checkpoint:
+    draft = store.begin(store.next_number())
+    records = write_all(draft, states)
+    return draft.commit(manifest(draft.number, *records, generation=generation))
+
+
+def load(checkpoint: Checkpoint | None) -> dict[str, bytes]:
+    assert checkpoint is not None
+    loaded = {}
+    for name in checkpoint.names():
+        with checkpoint.open(name) as file:
+            loaded[name] = file.read()
+    return loaded
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return Content(store.directory).checkpoints()
