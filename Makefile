@@ -10,7 +10,7 @@ IN_PARALLEL := -n auto --dist worksteal
 # Many tests start processes, which compile every module anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo style check test soak gpu bench docs clean
+.PHONY: demo style check fast matrix test soak gpu bench docs installed clean
 
 demo: $(INSTALLED)  ## interrupt a training four times; compare it with one that ran through
 	$(RUN) examples/demo.py
@@ -20,8 +20,13 @@ style: $(INSTALLED)  ## format, lint, types
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-check: style  ## style, fast tests
+check: style fast  ## style, fast tests
+
+fast: $(INSTALLED)  ## the tests that take a minute
 	$(PYTEST) $(IN_PARALLEL) -m "not slow and not gpu and not soak"
+
+matrix:  ## the fast tests on each Python that this machine has
+	$(PYTHON) tests/matrix.py
 
 test: $(INSTALLED)  ## every test that needs neither a GPU nor an hour
 	$(PYTEST) $(IN_PARALLEL) -m "not gpu and not soak"
@@ -39,7 +44,9 @@ docs: $(INSTALLED)  ## run the code in README.md and docs/, and follow the links
 	$(PYTEST) tests/docs
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+
+installed: $(INSTALLED)
 
 $(INSTALLED): setup.py requirements-dev.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or later is needed; name one: make PYTHON=python3.12')"

@@ -23,9 +23,9 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["elasticrun", "elasticrun.*"]),
     package_data={"elasticrun": ["py.typed"]},
-    install_requires=["torch>=2.6,<3", "numpy", "cloudpickle", "psutil"],
+    install_requires=["torch>=2.7,<3", "numpy", "cloudpickle", "psutil"],
     entry_points={
-        "console_scripts": ["elasticrun = elasticrun.cli:main"],
+        "console_scripts": ["elasticrun = elasticrun.__main__:main"],
         "flake8.extension": ["ER = elasticrun.lint.flake8:Plugin"],
     },
     extras_require={

@@ -6,25 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elasticrun.atomic import AtomicDirectory as AtomicDirectory
-    from elasticrun.atomic import atomic_save as atomic_save
-    from elasticrun.current import current_dataloader as current_dataloader
-    from elasticrun.current import current_job as current_job
-    from elasticrun.current import device as device
-    from elasticrun.current import generation as generation
-    from elasticrun.current import init as init
-    from elasticrun.current import load_state as load_state
-    from elasticrun.current import local_rank as local_rank
-    from elasticrun.current import rank as rank
-    from elasticrun.current import request_checkpoint as request_checkpoint
-    from elasticrun.current import request_stop as request_stop
-    from elasticrun.current import save_all_states as save_all_states
-    from elasticrun.current import world_size as world_size
-    from elasticrun.data.elastic_sampler import ElasticSampler as ElasticSampler
+    from elasticrun.checkpoint.atomic import AtomicDirectory as AtomicDirectory
+    from elasticrun.checkpoint.atomic import atomic_save as atomic_save
     from elasticrun.data.loader import AdaptiveDataLoader as AdaptiveDataLoader
-    from elasticrun.epoch import current_epoch as current_epoch
-    from elasticrun.epoch import finished_epochs as finished_epochs
-    from elasticrun.epoch import remaining_epochs_until as remaining_epochs_until
+    from elasticrun.data.loader import current_dataloader as current_dataloader
+    from elasticrun.data.order.ready import LengthGroups as LengthGroups
+    from elasticrun.data.order.ready import RandomWindows as RandomWindows
+    from elasticrun.data.order.ready import WeightedDraws as WeightedDraws
+    from elasticrun.data.sampler import ElasticSampler as ElasticSampler
     from elasticrun.errors import AgreementError as AgreementError
     from elasticrun.errors import CheckpointError as CheckpointError
     from elasticrun.errors import CheckpointWarning as CheckpointWarning
@@ -32,19 +21,33 @@ if TYPE_CHECKING:
     from elasticrun.errors import JobStopped as JobStopped
     from elasticrun.errors import LoopOrderError as LoopOrderError
     from elasticrun.errors import StateNameError as StateNameError
+    from elasticrun.job.accumulator import Accumulator as Accumulator
+    from elasticrun.job.current import current_job as current_job
+    from elasticrun.job.current import device as device
+    from elasticrun.job.current import generation as generation
+    from elasticrun.job.current import init as init
+    from elasticrun.job.current import load_state as load_state
+    from elasticrun.job.current import local_rank as local_rank
+    from elasticrun.job.current import rank as rank
+    from elasticrun.job.current import request_checkpoint as request_checkpoint
+    from elasticrun.job.current import request_stop as request_stop
+    from elasticrun.job.current import save_all_states as save_all_states
+    from elasticrun.job.current import world_size as world_size
+    from elasticrun.job.epochs import current_epoch as current_epoch
+    from elasticrun.job.epochs import finished_epochs as finished_epochs
+    from elasticrun.job.epochs import remaining_epochs_until as remaining_epochs_until
+    from elasticrun.job.states import State as State
+    from elasticrun.job.states import Variables as Variables
+    from elasticrun.job.states import once as once
+    from elasticrun.job.states import register as register
+    from elasticrun.job.steps import remaining_steps_until as remaining_steps_until
     from elasticrun.launcher.calling import launch as launch
-    from elasticrun.metrics import Accumulator as Accumulator
-    from elasticrun.parallel import AdaptiveDataParallel as AdaptiveDataParallel
-    from elasticrun.states import State as State
-    from elasticrun.states import Variables as Variables
-    from elasticrun.states import once as once
-    from elasticrun.states import register as register
+    from elasticrun.parallel.module import AdaptiveDataParallel as AdaptiveDataParallel
 
 # Handed on at first use (PEP 562), so that importing elasticrun does not import torch.
 _MODULES = {
-    "elasticrun.atomic": ("AtomicDirectory", "atomic_save"),
-    "elasticrun.current": (
-        "current_dataloader",
+    "elasticrun.checkpoint.atomic": ("AtomicDirectory", "atomic_save"),
+    "elasticrun.job.current": (
         "current_job",
         "device",
         "generation",
@@ -57,9 +60,10 @@ _MODULES = {
         "save_all_states",
         "world_size",
     ),
-    "elasticrun.data.elastic_sampler": ("ElasticSampler",),
-    "elasticrun.data.loader": ("AdaptiveDataLoader",),
-    "elasticrun.epoch": (
+    "elasticrun.data.order.ready": ("LengthGroups", "RandomWindows", "WeightedDraws"),
+    "elasticrun.data.sampler": ("ElasticSampler",),
+    "elasticrun.data.loader": ("AdaptiveDataLoader", "current_dataloader"),
+    "elasticrun.job.epochs": (
         "current_epoch",
         "finished_epochs",
         "remaining_epochs_until",
@@ -74,9 +78,10 @@ _MODULES = {
         "StateNameError",
     ),
     "elasticrun.launcher.calling": ("launch",),
-    "elasticrun.metrics": ("Accumulator",),
-    "elasticrun.parallel": ("AdaptiveDataParallel",),
-    "elasticrun.states": ("State", "Variables", "once", "register"),
+    "elasticrun.job.accumulator": ("Accumulator",),
+    "elasticrun.parallel.module": ("AdaptiveDataParallel",),
+    "elasticrun.job.steps": ("remaining_steps_until",),
+    "elasticrun.job.states": ("State", "Variables", "once", "register"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -85,7 +90,7 @@ __all__ = sorted(_MODULE_OF)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("elasticrun.version").version()
+        return import_module("elasticrun.checkpoint.manifest").version()
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'elasticrun' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)

@@ -1,10 +1,192 @@
-"""`python -m elasticrun` is `elasticrun`."""
+"""The command line: what can be said, and which module does it.
+
+Nothing heavy is imported before it is known what is asked for.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
+import signal
 import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
-from elasticrun.cli import main
+from elasticrun.errors import BY_SIGNAL
+from elasticrun.launcher.program_words import add_program
+
+_DESCRIPTION = "Train PyTorch models through restarts, at any number of replicas."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    _open_standard_streams()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _make_parser(arguments[0] if arguments else "")
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # It ends already.
+        return BY_SIGNAL[signal.SIGINT]
+    except BrokenPipeError:  # Whoever read the output has seen enough.
+        sys.stderr.close()
+        return 141
+
+
+def _open_standard_streams() -> None:
+    """Open those that are closed, as by `>&-`, before others get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest number that is free.
+            os.set_inheritable(number, True)
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _make_parser(chosen: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="elasticrun", description=_DESCRIPTION)
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text)
+
+    _add_run(add("run", "start a script's replicas, and keep the job alive"))
+    _add_scale(add("scale", "change the number of replicas of a running job"))
+    _add_status(add("status", "show the running jobs"))
+    _add_stop(add("stop", "save and end a running job"))
+    _add_logs(add("logs", "show what replicas printed"))
+    _add_checkpoints(commands)
+    for name, package, text, add_name, main_name in (
+        ("lint", "lint", "find what a restart would break", "add_arguments", "main"),
+        ("rule", "lint", "explain a rule of the linter", "add_rule_arguments",
+         "rule_main"),
+        ("check", "check", "run a script with and without restarts, and compare",
+         "add_arguments", "main"),
+    ):  # fmt: skip
+        command = add(name, text)
+        if name == chosen:
+            module = import_module(f"elasticrun.{package}.command")
+            getattr(module, add_name)(command)
+            command.set_defaults(run=getattr(module, main_name))
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--replicas", default="auto", metavar="N|auto|MIN:MAX",
+        help="how many; auto: one a GPU, else one a core (at most 8)")  # fmt: skip
+    add("--checkpoint-dir", metavar="DIR|URL",
+        help="default: SCRIPT-checkpoints")  # fmt: skip
+    add("--fresh", action="store_true",
+        help="start anew; checkpoints that are there are moved aside")  # fmt: skip
+    add("--max-restarts", type=int, default=3, metavar="N",
+        help="after crashes without a newer checkpoint between them")  # fmt: skip
+    add("--grace", default="60", metavar="SECONDS",
+        help="how long saving and ending may take")  # fmt: skip
+    add("--save-interval", metavar="SECONDS",
+        help="between checkpoints; 0: every boundary; auto; off")  # fmt: skip
+    add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
+        help="how long a replica may pass no boundary")  # fmt: skip
+    add("--stop-signals", metavar="NAMES",
+        help="that mean to save and stop, as TERM,INT,HUP,USR1,USR2")  # fmt: skip
+    add("--start", choices=["fork", "exec"], default="fork",
+        help="fork replicas from a process that has imported torch, or start each "
+        "one anew")  # fmt: skip
+    add("--no-lint", dest="lint", action="store_false",
+        help="do not show what the linter finds in the script")  # fmt: skip
+    add("--name", metavar="JOB", help="default: the script's file name")
+    add("--log-dir", metavar="DIR", help="default: logs in the checkpoint directory")
+    add("--nodes", metavar="N|MIN:MAX",
+        help="how many machines take part; the same command on each")  # fmt: skip
+    add("--rdzv-endpoint", metavar="HOST:PORT",
+        help="where they meet: the address of one, and a free port")  # fmt: skip
+    add("--lifeline", type=int, help=argparse.SUPPRESS)
+    add("--function", action="store_true", help=argparse.SUPPRESS)
+    add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
+    add_program(parser)
+    add("--nproc-per-node", "--nproc_per_node", action=_Torchruns,
+        help=argparse.SUPPRESS)  # fmt: skip
+    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "run"))
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("replicas", type=int, metavar="N")
+    _add_job(parser)
+    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "scale"))
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    _add_job(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON line a job")
+    parser.add_argument("--watch", action="store_true", help="again every second")
+    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "status"))
+
+
+def _add_stop(parser: argparse.ArgumentParser) -> None:
+    _add_job(parser)
+    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "stop"))
+
+
+def _add_logs(parser: argparse.ArgumentParser) -> None:
+    _add_job(parser)
+    add = parser.add_argument
+    add("--rank", type=int, metavar="R", help="of this rank only")
+    add("--generation", type=int, metavar="G", help="default: the newest")
+    add("-f", "--follow", action="store_true", help="go on while the job runs")
+    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "logs"))
+
+
+def _add_checkpoints(commands: Any) -> None:
+    """Hand on all words as they are; who can do something with them looks at them."""
+    text = "look into the checkpoints of a job"
+    parser = commands.add_parser(
+        "checkpoints", help=text, add_help=False, prefix_chars="\0"
+    )
+    parser.add_argument("words", nargs="*")
+    parser.set_defaults(run=_lazily("elasticrun.checkpoint.inspection.command", "main"))
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="its name or the process number of its launcher; may be left out if "
+        "there is one",
+    )
+
+
+def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    def call(options: argparse.Namespace) -> int:
+        return int(getattr(import_module(module), function)(options))
+
+    return call
+
+
+class _Torchruns(argparse.Action):
+    """Says what torchrun's option is called here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error("--nproc-per-node is torchrun's; here it is --replicas N")
+
+
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show the version")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from elasticrun.checkpoint.manifest import version
+
+        sys.stdout.write(f"elasticrun {version()}\n")
+        parser.exit()
+
 
 if __name__ == "__main__":
     sys.exit(main())

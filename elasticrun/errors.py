@@ -1,6 +1,29 @@
-"""Every exception and warning that elasticrun raises on purpose; errors in words."""
+"""Every exception and warning that elasticrun raises on purpose, and the exit codes."""
 
 from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from types import FrameType
+
+# A process that has saved and exited ends with one of these: because somebody asked for
+# it (EX_TEMPFAIL, neither success nor failure), or with what a shell says of a signal.
+# These are the signals with which terminals, people and schedulers end processes.
+STOPPED = 75
+BY_SIGNAL = {
+    signal.SIGHUP: 129,
+    signal.SIGINT: 130,
+    signal.SIGQUIT: 131,
+    signal.SIGUSR1: 128 + signal.SIGUSR1,  # Numbers that differ between systems.
+    signal.SIGUSR2: 128 + signal.SIGUSR2,
+    signal.SIGALRM: 142,
+    signal.SIGTERM: 143,
+    signal.SIGXCPU: 152,
+}
+STOP_CODES = frozenset({STOPPED, *BY_SIGNAL.values()})
 
 
 class ElasticRunError(RuntimeError):
@@ -43,3 +66,36 @@ class JobStopped(SystemExit):
 
     A `SystemExit`, so that `except Exception` does not swallow it.
     """
+
+
+def warn_at_program(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the program's line that has led here, past elasticrun and torch.
+
+    In a thread of autograd's, where none has, at the line where the main thread is.
+    """
+    here = _line_of_program(sys._getframe(1))
+    if here is None:
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        here = _line_of_program(main)
+    if here is None:
+        warnings.warn(text, category, stacklevel=2)
+        return
+    warnings.warn_explicit(
+        text,
+        category,
+        here.f_code.co_filename,
+        here.f_lineno,
+        module=here.f_globals.get("__name__"),
+        registry=here.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _line_of_program(frame: FrameType | None) -> FrameType | None:
+    own = f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}"
+    torchs = f"{os.sep}site-packages{os.sep}torch{os.sep}"
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((own, "<")) and torchs not in name:
+            return frame
+        frame = frame.f_back
+    return None

@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import settings
 
-from elasticrun import current
+from elasticrun.job import current
 from elasticrun.testing import Job
 from tests.support.generations import generation
+from tests.support.held import Held, held_writer
 from tests.support.object_store import Bucket, Door, credentials, s3_server
 
 _VARIABLES = (
@@ -46,6 +48,7 @@ settings.load_profile("elasticrun")
 multiprocessing.set_forkserver_preload(["elasticrun.testing.preloaded"])
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many processes run the tests, which mostly wait for others."""
     return min(2 * (os.cpu_count() or 1), 8)
@@ -81,6 +84,21 @@ def job(tmp_path: Path) -> Iterator[Job]:
     """Install a job that keeps its checkpoints in `tmp_path`."""
     with generation(tmp_path / "checkpoints") as installed:
         yield installed
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Let this process be the only member of a process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    """Hold every save in flight until the test lets it go."""
+    with held_writer() as held:
+        yield held
 
 
 @pytest.fixture(scope="session")

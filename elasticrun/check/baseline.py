@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from elasticrun.check.comparing import Mask
-from elasticrun.check.moments import Moment, compared
-from elasticrun.check.runs import Run
-from elasticrun.traces import read_trace, samples_of_loop
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.moments import Moment, compared
+from elasticrun.job.trace import read_trace, samples_of_loop
 
 
 class Candidate(NamedTuple):
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     names: frozenset[str]
 
 
-def samples_of(run: Run) -> dict[tuple[int, int, int], list[int]]:
+def samples_of(run: CheckedRun) -> dict[tuple[int, int, int], list[int]]:
     """Return the samples of each global batch by (epoch, loop, batch)."""
     lines = read_trace(run.trace)
     places = sorted({(line["epoch"], line["loop"]) for line in lines})
@@ -40,7 +40,7 @@ def samples_of(run: Run) -> dict[tuple[int, int, int], list[int]]:
     }
 
 
-def candidates_of(run: Run) -> list[Candidate]:
+def candidates_of(run: CheckedRun) -> list[Candidate]:
     """Return what changes in the zones between loops, once for each loop."""
     found: dict[int, Candidate] = {}
     moments = [m for m in run.moments if m.key.kind in ("begin", "enter", "leave")]
@@ -67,7 +67,7 @@ def _changed(before: Moment, after: Moment) -> Iterator[str]:
         yield from (n for n in {*one, *other} if one.get(n) != other.get(n))
 
 
-def drawing_zones(run: Run) -> set[str]:
+def drawing_zones(run: CheckedRun) -> set[str]:
     """Return the zones in which the program moves a random generator."""
     zones = set()
     for before, after in itertools.pairwise(run.moments):
@@ -80,7 +80,7 @@ def drawing_zones(run: Run) -> set[str]:
     return zones
 
 
-def variables_that_differ(base: Run, again: Run) -> set[str]:
+def variables_that_differ(base: CheckedRun, again: CheckedRun) -> set[str]:
     """Return the plain variables that are not the same in two equal runs."""
     found = set()
     others = compared(again.moments, last_leg=0)
@@ -90,7 +90,7 @@ def variables_that_differ(base: Run, again: Run) -> set[str]:
     return found
 
 
-def note_what_differs(mask: Mask, base: Run, again: Run) -> None:
+def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
     """Let what differs between two equal runs, and may, be compared no more."""
     others = compared(again.moments, last_leg=0)
     for key, moment in compared(base.moments, last_leg=0).items():

@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from elasticrun.check.comparing import MISSING, Difference, Mask, show
-from elasticrun.check.file_watch import FILE_PREFIX
-from elasticrun.check.moments import LineChange, Moment, Replay, replays_of
-from elasticrun.check.runs import Run
-from elasticrun.check.scratch import Source, original_path
-from elasticrun.check.source_lines import end_of_block, source_line
+from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
+from elasticrun.check.replica.file_watch import FILE_PREFIX
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.moments import LineChange, Moment, Replay, replays_of
+from elasticrun.check.runs.source import (
+    ProgramSource,
+    end_of_block,
+    original_path,
+    source_line,
+)
 from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
@@ -70,7 +74,7 @@ class Cause(NamedTuple):
         return "no registered state and no variable that was looked at explains it"
 
 
-def replayed_changes(run: Run, mask: Mask) -> list[Change]:
+def replayed_changes(run: CheckedRun, mask: Mask) -> list[Change]:
     """Return what the replays of a run changed, with the zone that did it."""
     changes: list[Change] = []
     for replay in replays_of(run.moments):
@@ -110,7 +114,7 @@ def _zone_of(name: str, replay: Replay) -> str:
     return replay.steps[-1][0]
 
 
-def lost_variables(run: Run, noise: Iterable[str]) -> list[Change]:
+def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Change]:
     """Return the plain variables that were something else when the program went on."""
     changes = []
     for replay in replays_of(run.moments):
@@ -135,7 +139,7 @@ class Detective:
 
     def __init__(
         self,
-        source: Source,
+        source: ProgramSource,
         findings: Sequence[Finding],
         *,
         mask: Mask,
@@ -149,7 +153,10 @@ class Detective:
         self.drawing = drawing
 
     def causes(
-        self, run: Run, differences: Sequence[Difference], lines: Sequence[LineChange]
+        self,
+        run: CheckedRun,
+        differences: Sequence[Mismatch],
+        lines: Sequence[LineChange],
     ) -> list[Cause]:
         """Return what explains the differences of a run, the best explanation first.
 
@@ -170,7 +177,7 @@ class Detective:
         return [*lost, *drawn] or [Cause("unknown", "", "", None, None)]
 
     def _replayed(
-        self, changes: Sequence[Change], lines: Sequence[LineChange], run: Run
+        self, changes: Sequence[Change], lines: Sequence[LineChange], run: CheckedRun
     ) -> list[Cause]:
         by_place: dict[tuple[str, ...], Cause] = {}
         for change in changes:
@@ -187,7 +194,7 @@ class Detective:
             by_place.setdefault(cause.place, cause)
         return list(by_place.values())
 
-    def lost(self, run: Run) -> list[Cause]:
+    def lost(self, run: CheckedRun) -> list[Cause]:
         """Return the plain variables that a restart lost, and what is known of them."""
         causes = []
         for change in lost_variables(run, self._noise):
@@ -268,7 +275,7 @@ def _rank(change: Change) -> tuple[int, bool, str]:
     return (2 - is_count - is_plain, is_hidden, change.name)
 
 
-def _likely_rule(change: Change, run: Run) -> str:
+def _likely_rule(change: Change, run: CheckedRun) -> str:
     """Return the rule for such a change where the linter has nothing at its line."""
     if change.name.startswith(FILE_PREFIX):
         is_appended = change.before and change.after
@@ -283,7 +290,7 @@ def _likely_rule(change: Change, run: Run) -> str:
     return "ER102"
 
 
-def _kinds_of(name: str, run: Run) -> set[str]:
+def _kinds_of(name: str, run: CheckedRun) -> set[str]:
     kinds = run.moments[-1].kinds if run.moments else {}
     bare = name.removeprefix("len(")
     found = [

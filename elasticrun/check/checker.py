@@ -16,20 +16,20 @@ from elasticrun.check.baseline import (
     variables_that_differ,
 )
 from elasticrun.check.blame import Detective, replayed_changes
-from elasticrun.check.comparing import Difference, Mask, show
-from elasticrun.check.engine import Engine
-from elasticrun.check.file_watch import FILE_PREFIX
-from elasticrun.check.moments import LineChange, epochs_of, line_changes_of
-from elasticrun.check.places import Place
-from elasticrun.check.plan import KILL, STOP
+from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
+from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.report import Report, Result, Stage
-from elasticrun.check.routes import Route, num_replicas, straight, through
-from elasticrun.check.runs import Run
-from elasticrun.check.sweep import first_place_in, middle_of, places_to_try
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.engine import Engine
+from elasticrun.check.runs.moments import LineChange, epochs_of, line_changes_of
+from elasticrun.check.runs.places import RestartPlace
+from elasticrun.check.runs.plan import KILL, STOP
+from elasticrun.check.runs.routes import Route, num_replicas, straight, through
+from elasticrun.check.runs.sweep import first_place_in, middle_of, places_to_try
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
-from elasticrun.lint.options import Options as LintOptions
+from elasticrun.lint.options import LintOptions
 
 _MOST_WATCHED = 200  # Fields at once, in a search for the lines that change them.
 _MOST_HITS = 4  # Differing runs of one stage: more of them seldom say more.
@@ -47,7 +47,7 @@ class Wish:
         command: The command that reproduces something, for the options of a route.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[RestartPlace, ...]
     sizes: tuple[int, ...]
     is_killed: bool
     ignored: tuple[str, ...]
@@ -131,7 +131,7 @@ class Checker:
             f"loops: {len(trials.loops)}, batches: {num_batches}"
         )
 
-    def _check_reproducible(self, differences: Sequence[Difference]) -> None:
+    def _check_reproducible(self, differences: Sequence[Mismatch]) -> None:
         if not differences:
             return
         first = differences[0]
@@ -245,7 +245,7 @@ class Checker:
 
     # Restarts.
 
-    def _stopped_at(self, *places: Place | None) -> list[Route]:
+    def _stopped_at(self, *places: RestartPlace | None) -> list[Route]:
         """Return the route that is restarted there, if there are such places."""
         there = tuple(place for place in places if place is not None)
         if len(there) < len(places) or list(there) != sorted(set(there)):
@@ -267,7 +267,7 @@ class Checker:
                 if self._num_hits >= _MOST_HITS:
                     break
 
-    def _add(self, run: Run, differences: list[Difference]) -> None:
+    def _add(self, run: CheckedRun, differences: list[Mismatch]) -> None:
         self._num_hits += 1
         detective = self._trials.detective
         assert detective is not None
@@ -279,7 +279,7 @@ class Checker:
         command = self._wish.command(run.route.options())
         self._report.results.append(Result(run.route, differences, causes, command))
 
-    def _lines_of(self, run: Run, detective: Detective) -> list[LineChange]:
+    def _lines_of(self, run: CheckedRun, detective: Detective) -> list[LineChange]:
         """Take a route again, and see which lines of its replays change what."""
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
         names = changed[:_MOST_WATCHED]

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from elasticrun.check import report as verdicts
 from elasticrun.check.checker import Checker, Wish
-from elasticrun.check.engine import Engine, EngineError
-from elasticrun.check.places import parse_place
-from elasticrun.check.plan import Limits
 from elasticrun.check.report import Report, as_json, as_text
-from elasticrun.check.scratch import find_source
+from elasticrun.check.runs.engine import Engine, EngineError
+from elasticrun.check.runs.places import parse_place
+from elasticrun.check.runs.plan import Limits
+from elasticrun.check.runs.source import find_source
+from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher.options import OptionError, parse_seconds
 from elasticrun.launcher.program_words import add_program
 
@@ -79,7 +80,7 @@ def check(options: argparse.Namespace) -> Report:
     source = find_source(options.script, directory=os.getcwd(), linked=options.link)
     hang_timeout = parse_seconds("--hang-timeout", options.hang_timeout)
     # So that neither replicas nor copies are left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(BY_SIGNAL[signal.SIGTERM]))
     with tempfile.TemporaryDirectory(prefix="elasticrun-check-") as folder:
         engine = Engine(
             source,

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from elasticrun.check.file_watch import FILE_PREFIX
-from elasticrun.check.moments import Key, Moment, compared
+from elasticrun.check.replica.file_watch import FILE_PREFIX
+from elasticrun.check.runs.moments import Key, Moment, compared
 from elasticrun.check.tolerance import Tolerances, is_within
 
 MISSING = {"missing": True}
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """Something that is not as it is without a restart.
 
     Attributes:
@@ -76,7 +76,7 @@ def compare_moments(
     mask: Mask,
     tolerances: Tolerances | None = None,
     is_killed: bool = False,
-) -> list[Difference]:
+) -> list[Mismatch]:
     """Return what differs at the first moment at which anything does.
 
     Args:
@@ -87,7 +87,7 @@ def compare_moments(
     there = compared(found, last_leg=last_leg)
     for key, moment in wanted.items():
         if key not in there:
-            return [Difference("loops", key.describe(), "never came", key)]
+            return [Mismatch("loops", key.describe(), "never came", key)]
         differences = _differences(
             moment, there[key], mask, tolerances, is_killed=is_killed
         )
@@ -95,7 +95,7 @@ def compare_moments(
             return [each._replace(key=key) for each in differences]
     extra = [key for key in there if key not in wanted]
     if extra:
-        return [Difference("loops", "never came", extra[0].describe(), extra[0])]
+        return [Mismatch("loops", "never came", extra[0].describe(), extra[0])]
     return []
 
 
@@ -106,10 +106,10 @@ def _differences(
     tolerances: Tolerances | None,
     *,
     is_killed: bool,
-) -> list[Difference]:
+) -> list[Mismatch]:
     differences = []
     if expected.num_batches != found.num_batches:
-        batches = Difference("batches", expected.num_batches, found.num_batches)
+        batches = Mismatch("batches", expected.num_batches, found.num_batches)
         differences.append(batches)
     differences += compare_fields(
         expected.fields, found.fields, mask, tolerances, key=expected.key
@@ -119,7 +119,7 @@ def _differences(
         for name in expected.random.keys() - mask.unseeded:
             one, other = expected.random[name], found.random.get(name)
             if one != other and not mask.hides(name):
-                differences.append(Difference(name, one, other))
+                differences.append(Mismatch(name, one, other))
     differences += compare_files(
         expected.files,
         found.files,
@@ -137,7 +137,7 @@ def compare_fields(
     tolerances: Tolerances | None,
     *,
     key: Key | None = None,
-) -> list[Difference]:
+) -> list[Mismatch]:
     """Return the fields that differ."""
     differences = []
     for name in dict.fromkeys([*expected, *found]):
@@ -149,7 +149,7 @@ def compare_fields(
                 continue
             if is_within(one, other, tolerances.of(key, name)):
                 continue
-        differences.append(Difference(name, one, other))
+        differences.append(Mismatch(name, one, other))
     return differences
 
 
@@ -160,7 +160,7 @@ def compare_files(
     *,
     is_killed: bool = False,
     is_rounded: bool = False,
-) -> list[Difference]:
+) -> list[Mismatch]:
     """Return the files that differ, as far as they can be compared."""
     differences = []
     for path in dict.fromkeys([*expected, *found]):
@@ -177,13 +177,13 @@ def compare_files(
                 continue
             if is_killed and other.get("size", 0) >= one.get("size", 0):
                 continue
-        differences.append(Difference(name, one, other))
+        differences.append(Mismatch(name, one, other))
     return differences
 
 
 def compare_samples(
     expected: Mapping[Any, Any], found: Mapping[Any, Any]
-) -> list[Difference]:
+) -> list[Mismatch]:
     """Return the first global batch whose samples differ.
 
     Args:
@@ -194,7 +194,7 @@ def compare_samples(
         if one != other:
             epoch, loop, batch = key
             name = f"samples of batch {batch + 1} in loop {loop} of epoch {epoch}"
-            return [Difference(name, one, other)]
+            return [Mismatch(name, one, other)]
     return []
 
 

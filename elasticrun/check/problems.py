@@ -8,10 +8,10 @@ from typing import Any
 
 from elasticrun.check import report as verdicts
 from elasticrun.check.blame import Detective
-from elasticrun.check.places import LoopPlace
-from elasticrun.check.routes import Route
-from elasticrun.check.runs import Run
-from elasticrun.check.scratch import Source
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.places import LoopPlace
+from elasticrun.check.runs.routes import Route
+from elasticrun.check.runs.source import ProgramSource
 from elasticrun.check.waiting import waits_of
 
 _LAST_LINES = 20
@@ -37,9 +37,9 @@ class Problem(Exception):
 
 
 def problem_of(
-    run: Run,
+    run: CheckedRun,
     *,
-    source: Source,
+    source: ProgramSource,
     loops: Sequence[LoopPlace],
     detective: Detective | None,
 ) -> Problem:
@@ -56,7 +56,7 @@ def problem_of(
     return problem
 
 
-def _missed(run: Run, loops: Sequence[LoopPlace]) -> Problem:
+def _missed(run: CheckedRun, loops: Sequence[LoopPlace]) -> Problem:
     assert run.missed is not None
     have = ", ".join(f"{loop.at(loop.num_batches)}" for loop in loops[:6])
     return Problem(
@@ -67,7 +67,7 @@ def _missed(run: Run, loops: Sequence[LoopPlace]) -> Problem:
     )
 
 
-def _hung(run: Run, source: Source) -> Problem:
+def _hung(run: CheckedRun, source: ProgramSource) -> Problem:
     waits = waits_of(run.output, run.route.legs[run.last_leg].size, source)
     return Problem(
         verdicts.HANG,
@@ -77,7 +77,7 @@ def _hung(run: Run, source: Source) -> Problem:
     )
 
 
-def _failed(run: Run, detective: Detective | None) -> Problem:
+def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
     assert run.failure is not None
     failure = run.failure.failure
     if failure is not None:
@@ -96,7 +96,7 @@ def _failed(run: Run, detective: Detective | None) -> Problem:
     )
 
 
-def _when(run: Run) -> str:
+def _when(run: CheckedRun) -> str:
     if not run.route.places:
         return run.route.describe()
     where = "before its restart" if run.last_leg == 0 else "after it is restarted"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticrun.check.blame import Cause
-from elasticrun.check.comparing import Difference, show
-from elasticrun.check.routes import Route
+from elasticrun.check.comparing import Mismatch, show
+from elasticrun.check.runs.routes import Route
 
 EQUAL, DIFFERENT, USAGE, NOT_REPRODUCIBLE, SCRIPT_FAILS, HANG = range(6)
 VERDICTS = {
@@ -37,14 +37,14 @@ class Result:
     """
 
     route: Route
-    differences: list[Difference]
+    differences: list[Mismatch]
     causes: list[Cause]
     command: list[str]
     base: Route | None = None
     also: list[Route] = field(default_factory=list)
 
     @property
-    def first(self) -> Difference:
+    def first(self) -> Mismatch:
         """The difference to show first: that of the cause, if it is among them."""
         by_name = {each.name: each for each in self.differences}
         for cause in self.causes:
@@ -81,7 +81,7 @@ class Report:
     problem: str = ""
     detail: str = ""
     waits: list[dict[str, Any]] = field(default_factory=list)
-    difference: Difference | None = None
+    difference: Mismatch | None = None
     command: list[str] = field(default_factory=list)
     num_runs: int = 0
     seconds: float = 0.0
@@ -208,7 +208,7 @@ def _route_as_json(route: Route) -> dict[str, Any]:
     }
 
 
-def _difference_as_json(difference: Difference) -> dict[str, Any]:
+def _difference_as_json(difference: Mismatch) -> dict[str, Any]:
     key = difference.key
     return {
         "name": difference.name,

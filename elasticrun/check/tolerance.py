@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from elasticrun.check.moments import Key, Moment, compared
+from elasticrun.check.runs.moments import Key, Moment, compared
 
 # One perturbed run is one sample of what rounding does to a field.
 _TIMES_SEEN = 4.0

@@ -9,17 +9,17 @@ from elasticrun.check import report as verdicts
 from elasticrun.check.baseline import samples_of
 from elasticrun.check.blame import Detective
 from elasticrun.check.comparing import (
-    Difference,
     Mask,
+    Mismatch,
     compare_moments,
     compare_samples,
 )
-from elasticrun.check.engine import Engine
-from elasticrun.check.moments import loops_of
-from elasticrun.check.places import LoopPlace
 from elasticrun.check.problems import Problem, problem_of
-from elasticrun.check.routes import Route, straight
-from elasticrun.check.runs import Run
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.engine import Engine
+from elasticrun.check.runs.moments import loops_of
+from elasticrun.check.runs.places import LoopPlace
+from elasticrun.check.runs.routes import Route, straight
 from elasticrun.check.tolerance import Tolerances
 
 
@@ -39,7 +39,7 @@ class Trials:
         self.loops: list[LoopPlace] = []
         self.num_runs = 0
         self.detective: Detective | None = None
-        self._baselines: dict[int, Run] = {}
+        self._baselines: dict[int, CheckedRun] = {}
         self._tolerances: dict[int, Tolerances] = {}
 
     def take(
@@ -48,7 +48,7 @@ class Trials:
         *,
         watched: Sequence[str] = (),
         is_perturbed: bool = False,
-    ) -> Run:
+    ) -> CheckedRun:
         """Take a route to its end.
 
         Raises:
@@ -58,7 +58,7 @@ class Trials:
             self.engine.run(route, watched=watched, is_perturbed=is_perturbed)
         )
 
-    def take_each(self, routes: Sequence[Route]) -> Generator[Run, None, None]:
+    def take_each(self, routes: Sequence[Route]) -> Generator[CheckedRun, None, None]:
         """Take routes to their ends, several at once where there are cores.
 
         Raises:
@@ -67,7 +67,7 @@ class Trials:
         with contextlib.closing(self.engine.run_each(routes)) as runs:
             yield from map(self._checked, runs)
 
-    def _checked(self, run: Run) -> Run:
+    def _checked(self, run: CheckedRun) -> CheckedRun:
         self.num_runs += 1
         if not run.has_finished:
             raise problem_of(
@@ -78,7 +78,7 @@ class Trials:
             )
         return run
 
-    def baseline(self, size: int) -> Run:
+    def baseline(self, size: int) -> CheckedRun:
         """Return the run without a restart with so many replicas.
 
         Raises:
@@ -100,7 +100,7 @@ class Trials:
                 "that trains with elasticrun, with arguments with which it does.",
             )
 
-    def differences(self, base: Run, run: Run) -> list[Difference]:
+    def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
         """Return what differs first: samples, and what does at one moment."""
         tolerances = None
         if len({*base.route.sizes, *run.route.sizes}) > 1:
@@ -115,7 +115,7 @@ class Trials:
         )
         return [*compare_samples(samples_of(base), samples_of(run)), *moments]
 
-    def is_exact(self, base: Run, differences: Sequence[Difference]) -> bool:
+    def is_exact(self, base: CheckedRun, differences: Sequence[Mismatch]) -> bool:
         """Return whether rounding, and what it leads to, cannot explain these.
 
         Weights may differ, and then all that is computed from them; what differs
@@ -141,7 +141,7 @@ class Trials:
         return self._tolerances[size]
 
 
-def _is_schedule(name: str, run: Run) -> bool:
+def _is_schedule(name: str, run: CheckedRun) -> bool:
     """Return whether a field says how fast to learn, as the program planned it."""
     for state, kinds in run.moments[-1].kinds.items():
         if name.startswith(f"{state}.") and "ReduceLROnPlateau" not in kinds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from elasticrun.check.scratch import Source, original_path
+from elasticrun.check.runs.source import ProgramSource, original_path
 
 _FRAME = re.compile(
     r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>.+)'
@@ -53,12 +53,14 @@ class Wait(NamedTuple):
         return f"rank {self.rank} {what}{where}"
 
 
-def waits_of(output: dict[int, list[str]], size: int, source: Source) -> list[Wait]:
+def waits_of(
+    output: dict[int, list[str]], size: int, source: ProgramSource
+) -> list[Wait]:
     """Return where each replica waits."""
     return [_wait(rank, output.get(rank, []), source) for rank in range(size)]
 
 
-def _wait(rank: int, lines: list[str], source: Source) -> Wait:
+def _wait(rank: int, lines: list[str], source: ProgramSource) -> Wait:
     main = _main_stack(lines)
     if not main:
         return Wait(rank, "", "", 0, "")
@@ -95,8 +97,12 @@ def _collective(path: str, function: str) -> str:
         return "a backward pass, whose gradients all replicas sum"
     if "torch/nn/parallel/distributed.py" in path:
         return "DistributedDataParallel"
-    if "/elasticrun/" in path and path.endswith(("saving.py", "gathering.py")):
+    if "/elasticrun/" in path and path.endswith(
+        ("saving/saver.py", "replicas/gathering.py")
+    ):
         return "a checkpoint, or sums over replicas"
-    if "/elasticrun/" in path and path.endswith(("joining.py", "opening.py")):
+    if "/elasticrun/" in path and path.endswith(
+        ("replicas/membership.py", "saving/opening.py")
+    ):
         return "the start, for other replicas"
     return ""

@@ -6,13 +6,14 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import BinaryIO
 
+from elasticrun.checkpoint.files.memory import Captured
+from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
-from elasticrun.checkpoint.memory import Captured
-from elasticrun.checkpoint.place import Place
-from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord
-from elasticrun.checkpoint.storage import Storage
+from elasticrun.checkpoint.storage.place import Place
+from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -24,15 +25,33 @@ MUST_BE_SHARED = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint, open for reading."""
+    """A committed checkpoint, open for reading.
+
+    Attributes:
+        time: When it was committed, in seconds since 1970.
+        read: Returns the manifest.
+    """
 
     path: Place
-    manifest: Manifest
+    number: int
+    time: float
+    read: Callable[[], Manifest] = field(compare=False, repr=False)
     storage: Storage = field(compare=False, repr=False)
 
-    @property
-    def number(self) -> int:
-        return self.manifest.number
+    @classmethod
+    def of(cls, path: Place, manifest: Manifest, storage: Storage) -> Checkpoint:
+        """Return the checkpoint whose manifest is known."""
+        number, time = manifest.number, manifest.time
+        return cls(path, number, time, lambda: manifest, storage)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What it says about itself; read when it is first asked for, once.
+
+        Raises:
+            CheckpointError: It cannot be read here.
+        """
+        return self.read()
 
     def names(self) -> tuple[str, ...]:
         """Return the names of its files."""
@@ -134,7 +153,7 @@ class Draft:
             raise ValueError(f"{self.path} cannot have the number {manifest.number}")
         self._check_present(manifest.files)
         self.storage.commit(self.folder, MANIFEST_NAME, manifest.encode())
-        return Checkpoint(self.path, manifest, self.storage)
+        return Checkpoint.of(self.path, manifest, self.storage)
 
     def abandon(self) -> None:
         """Remove what was written; rank 0 only. What cannot be removed now is torn."""

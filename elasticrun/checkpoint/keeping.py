@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -72,3 +74,68 @@ class Keeping:
             if (value := value_of(number)) is not None
         )
         return {next((n for _, n in ranked if is_good(n)), -1)} - {-1}
+
+
+def parse_keep(value: int | str, *, setting: str = "keep (ELASTICRUN_KEEP)") -> int:
+    """Return how many checkpoints to keep.
+
+    Args:
+        setting: What to call it in an error.
+
+    Raises:
+        ValueError: `value` is not a whole number from 1 up.
+    """
+    keep = whole_number(value)
+    if keep < 1:
+        raise ValueError(
+            f"{setting} is {value!r}; give how many checkpoints to keep, at least 1."
+        )
+    return keep
+
+
+def parse_keep_every(value: int | str | None) -> int | None:
+    """Return whose multiples stay for ever, None for no checkpoint.
+
+    Raises:
+        ValueError: `value` is not a whole number from 1 up.
+    """
+    if value is None:
+        return None
+    if whole_number(value) < 1:
+        raise ValueError(
+            f"keep_every (ELASTICRUN_KEEP_EVERY) is {value!r}; give a whole number n "
+            "from 1 up: every n-th checkpoint stays for ever."
+        )
+    return whole_number(value)
+
+
+def parse_keep_best(value: tuple[str, str] | str | None) -> tuple[str, str] | None:
+    """Return a value's name, and "max" or "min".
+
+    Raises:
+        ValueError: `value` is no such pair, nor one as text like "accuracy:max".
+    """
+    if value is None:
+        return None
+    pair: Any = value.split(":") if isinstance(value, str) else value
+    if (
+        not (isinstance(pair, (tuple, list)) and len(pair) == 2)
+        or not (isinstance(pair[0], str) and pair[0])
+        or pair[1] not in ("max", "min")
+    ):
+        raise ValueError(
+            f"keep_best (ELASTICRUN_KEEP_BEST) is {value!r}; give the name of a value "
+            "in Variables and 'max' or 'min', like ('accuracy', 'max') or "
+            "'accuracy:max'."
+        )
+    return pair[0], pair[1]
+
+
+def whole_number(value: Any) -> int:
+    """Return a whole number, given as one or as text; 0 for anything else."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    try:
+        return 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return 0

@@ -1,15 +1,16 @@
-"""The checkpoints in a storage, found by their names, read by their manifests."""
+"""What a storage holds: checkpoints, by name and manifest, and a count beside them."""
 
 from __future__ import annotations
 
 import errno
 import re
+import zlib
 from collections.abc import Iterable
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files.recorded import DamagedFileError
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, decode
-from elasticrun.checkpoint.recorded import DamagedFileError
-from elasticrun.checkpoint.storage import (
+from elasticrun.checkpoint.storage.storage import (
     NOTE_PREFIX,
     Storage,
     StoreUnreachableError,
@@ -56,13 +57,8 @@ def is_own(storage: Storage, number: int) -> bool:
     Raises:
         StoreUnreachableError: It cannot be told.
     """
-    try:
-        has_manifest = find_manifest(storage, number) is not None
-        return has_manifest or storage.has_note(checkpoint_name(number))
-    except StoreUnreachableError:
-        raise
-    except OSError:  # What cannot even be looked at is left alone.
-        return False
+    has_manifest = find_manifest(storage, number) is not None
+    return has_manifest or storage.has_note(checkpoint_name(number))
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
@@ -83,7 +79,7 @@ def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
     manifest = decode(data, source=str(source))
     if manifest.number != number:
         raise DamagedFileError(f"{source} is that of number {manifest.number}.")
-    return Checkpoint(storage.locate(name), manifest, storage)
+    return Checkpoint.of(storage.locate(name), manifest, storage)
 
 
 def is_committed(storage: Storage, number: int) -> bool:
@@ -122,3 +118,29 @@ def has_right_sizes(storage: Storage, number: int) -> bool:
         return all(sizes[record.name] == record.size for record in records)
     except (CheckpointError, OSError):
         return False
+
+
+def write_counter(storage: Storage, name: str, value: int) -> None:
+    """Replace the count that a file keeps, durably."""
+    storage.replace(name, _encode_counter(value))
+
+
+def read_counter(storage: Storage, name: str) -> int:
+    """Return the count that a file keeps, -1 if it is missing, damaged, unreadable.
+
+    Raises:
+        StoreUnreachableError: It may be there, but its store cannot be asked.
+    """
+    try:
+        data = storage.read(name)
+        value = int(data.split()[0])
+    except StoreUnreachableError:
+        raise
+    except (CheckpointError, OSError, IndexError, ValueError):
+        return -1
+    return value if data == _encode_counter(value) else -1
+
+
+def _encode_counter(value: int) -> bytes:
+    text = str(value).encode()
+    return text + b" %08x\n" % zlib.crc32(text)

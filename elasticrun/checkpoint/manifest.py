@@ -9,10 +9,12 @@ import shlex
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
 from typing import Any
 
-from elasticrun.checkpoint.files import TEMPORARY_SUFFIX
-from elasticrun.checkpoint.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX
+from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
 from elasticrun.errors import CheckpointError
 
 FORMAT = 1
@@ -119,7 +121,7 @@ def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
         fields = json.loads(data)
         if fields["format"] == FORMAT:
             return _decode_fields(fields)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise DamagedFileError(f"{source} is no manifest: {error!r}.") from error
     raise CheckpointError(
         f"{source} has checkpoint format {fields['format']}, written by elasticrun "
@@ -220,3 +222,12 @@ def _typed(value: Any, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"{value!r} is no {kinds[-1].__name__}")
     return value
+
+
+@cache
+def version() -> str:
+    """Return the installed version, or "unknown" when run from a plain source tree."""
+    try:
+        return metadata.version("elasticrun")
+    except metadata.PackageNotFoundError:
+        return "unknown"

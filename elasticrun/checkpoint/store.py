@@ -7,11 +7,13 @@ import logging
 import os
 import secrets
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from elasticrun.checkpoint.counter import read_counter, write_counter
 from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
+from elasticrun.checkpoint.files.recorded import DamagedFileError
 from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
@@ -23,16 +25,21 @@ from elasticrun.checkpoint.listing import (
     list_numbers,
     number_of,
     read_checkpoint,
+    read_counter,
+    write_counter,
 )
 from elasticrun.checkpoint.manifest import Manifest, check_job
-from elasticrun.checkpoint.place import Place
-from elasticrun.checkpoint.recorded import DamagedFileError
-from elasticrun.checkpoint.storage import StoreUnreachableError
-from elasticrun.checkpoint.storages import storage_at
+from elasticrun.checkpoint.storage.place import Place
+from elasticrun.checkpoint.storage.remote import storage_at
+from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError, CheckpointWarning
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+LAG_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
 _COUNTER = "generation"
 _ROOM = 1_000_000  # Numbers that must be free: a job counts on from its first one.
 
@@ -147,7 +154,7 @@ class CheckpointStore:
                 continue
             except StoreUnreachableError:  # To take an older one would lose work.
                 raise
-            except (DamagedFileError, OSError) as error:
+            except DamagedFileError as error:
                 if is_torn(self.storage, number):  # It was removed while it was read.
                     continue
                 damaged[name] = str(error)
@@ -162,7 +169,7 @@ class CheckpointStore:
         return None
 
     def open(self, number: int, digest: str) -> Checkpoint:
-        """Open the checkpoint that rank 0 found, without reading its files.
+        """Open the checkpoint that rank 0 found or made, without reading its files.
 
         Raises:
             CheckpointError: This replica sees no such checkpoint, or another one.
@@ -175,14 +182,23 @@ class CheckpointStore:
             checkpoint, found = None, f"cannot be read ({error})"
         if checkpoint is None or checkpoint.manifest.digest != digest:
             raise CheckpointError(
-                f"{path} {found} on host {socket.gethostname()}, but rank 0 resumes "
-                f"from one with the digest {digest}. {MUST_BE_SHARED}"
+                f"{path} {found} on host {socket.gethostname()}, but rank 0 has one "
+                f"with the digest {digest}. {MUST_BE_SHARED}"
             )
         return checkpoint
 
-    def committed(self, manifest: Manifest) -> Checkpoint:
-        """Return the checkpoint that rank 0 has just committed with this manifest."""
-        return Checkpoint(self._path(manifest.number), manifest, self.storage)
+    def committed(self, number: int, *, digest: str, time: float) -> Checkpoint:
+        """Return the checkpoint that rank 0 has just committed.
+
+        Its manifest, which grows with the number of replicas, is read when something
+        asks for it: most replicas never do, and this one may be cut off from the
+        storage just now.
+        """
+
+        def read() -> Manifest:
+            return wait_until_seen(lambda: self.open(number, digest)).manifest
+
+        return Checkpoint(self._path(number), number, time, read, self.storage)
 
     def check_shared(self, generation: int) -> None:
         """Check that this replica sees the directory in which rank 0 has just begun.
@@ -286,7 +302,7 @@ class CheckpointStore:
     def _token_of(self, folder: str) -> str | None:
         try:
             return self.storage.read_note(folder)
-        except OSError:
+        except (CheckpointError, OSError):
             return None
 
     def _path(self, number: int) -> Place:
@@ -335,6 +351,26 @@ class CheckpointStore:
                 raise
             except (CheckpointError, OSError):
                 continue
+
+
+def wait_until_seen(look: Callable[[], T]) -> T:
+    """Return what `look` returns of something that rank 0 has just written.
+
+    A file system may show late what another machine has written there, so it is given
+    some seconds.
+
+    Raises:
+        CheckpointError: What `look` raises to the end.
+    """
+    deadline = time.monotonic() + LAG_SECONDS
+    while True:
+        is_last = time.monotonic() >= deadline
+        try:
+            return look()
+        except CheckpointError:
+            if is_last:
+                raise
+        time.sleep(_LOOK_SECONDS)
 
 
 def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:

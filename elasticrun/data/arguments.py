@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from operator import index
 from typing import Any
 
 from torch.utils.data import IterableDataset
+
+from elasticrun.data.order.batches import SizePlan
 
 
 def check_dataset(dataset: Any) -> None:
@@ -35,8 +38,10 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def check_sizes(batch_size: Any, max_local_batch_size: Any) -> tuple[int, int | None]:
-    """Return the sizes as plain integers.
+def check_sizes(
+    batch_size: Any, max_local_batch_size: Any
+) -> tuple[int | SizePlan, int | None]:
+    """Return the sizes as plain integers, or the plan of them.
 
     Raises:
         ValueError: One is not a whole number from 1 up; the text names it.
@@ -46,11 +51,31 @@ def check_sizes(batch_size: Any, max_local_batch_size: Any) -> tuple[int, int | 
             "batch_size=None turns torch's batching off, but a global batch must have "
             "a size. Give it, and undo the batching in collate_fn if you must."
         )
-    return (
-        _check_size("batch_size", batch_size),
-        None
-        if max_local_batch_size is None
-        else _check_size("max_local_batch_size", max_local_batch_size),
+    size: int | SizePlan
+    if isinstance(batch_size, Mapping):
+        size = _check_plan(batch_size)
+    else:
+        size = _check_size("batch_size", batch_size)
+    if max_local_batch_size is None:
+        return size, None
+    return size, _check_size("max_local_batch_size", max_local_batch_size)
+
+
+def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
+    are_counts = all(
+        hasattr(samples, "__index__") and not isinstance(samples, bool) and samples >= 0
+        for samples in sizes
+    )
+    if not are_counts or 0 not in sizes:
+        raise ValueError(
+            f"batch_size={dict(sizes)!r}: a plan gives the size from each number of "
+            "samples seen on, 0 among them, as {0: 64, 100_000: 128}."
+        )
+    return SizePlan(
+        {
+            index(samples): _check_size(f"batch_size[{samples}]", size)
+            for samples, size in sizes.items()
+        }
     )
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from elasticrun.checkpoint.state import BaseState
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointError
-from elasticrun.position import Position
+from elasticrun.job.current import current_job
+from elasticrun.job.cursor import Cursor
 
 _STATE_FORMAT = 1
+_CURSOR = "cursor"
+_RUN = "passes_by_hand"
 
 _WORDS = {
     "num_samples": "samples in the data set (or its sampler)",
@@ -27,7 +31,7 @@ class Fingerprint:
     """What the order and the batches of a loader depend on."""
 
     num_samples: int
-    batch_size: int
+    batch_size: int | list[list[int]]
     shuffle: bool
     seed: int
     drop_last: bool
@@ -63,73 +67,117 @@ class Fingerprint:
             )
 
 
+class Run(NamedTuple):
+    """Passes in a row that the program asked by hand, each when one had ended.
+
+    Attributes:
+        epoch: The epochs that were finished.
+        in_epoch: Whether they are in an epoch.
+        first: The number of the first one's loop.
+        last: That of the last one's.
+    """
+
+    epoch: int
+    in_epoch: bool
+    first: int
+    last: int
+
+
 class LoaderState(BaseState):
-    """Keeps a loader's fingerprint; its index is part of the job's position."""
+    """Keeps a loader's fingerprint; its index is part of the job's position.
+
+    Attributes:
+        fingerprint: What must not change.
+        cursor: How far its endless passes have come; kept once there are any.
+        run: The passes in a row that the program asked by hand, if it did last.
+    """
 
     def __init__(
         self, *, name: str | None, default: str, fingerprint: Fingerprint
     ) -> None:
         super().__init__(default if name is None else f"loader.{name}")
         self._loader_name = default
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
+        self.cursor = Cursor()
+        self.run: Run | None = None
 
     def save(self, fileobj: BinaryIO) -> None:
-        """Write the fingerprint as JSON."""
-        fileobj.write(json.dumps(self._fingerprint.encode()).encode())
+        """Write the fingerprint as JSON, and what else there is."""
+        values = self.fingerprint.encode()
+        if self.cursor.place:
+            values[_CURSOR] = self.cursor.encode()
+        if self.run is not None:
+            values[_RUN] = list(self.run)
+        fileobj.write(json.dumps(values).encode())
 
     def load(self, fileobj: BinaryIO) -> None:
-        """Check the saved fingerprint.
+        """Check the saved fingerprint, and take the cursor.
 
         Raises:
             CheckpointError: It differs.
         """
-        self._fingerprint.check(json.loads(fileobj.read()), name=self._loader_name)
+        values = json.loads(fileobj.read())
+        has_keys = isinstance(values, dict)
+        cursor = values.pop(_CURSOR, None) if has_keys else None
+        run = values.pop(_RUN, None) if has_keys else None
+        self.fingerprint.check(values, name=self._loader_name)
+        if cursor is not None:
+            self.cursor.decode(cursor, resume=current_job().progress.body)
+        if run is not None:
+            self.run = Run(*run)
 
 
 def encode_state(
-    fingerprint: Fingerprint, position: Position, index: int | None
+    state: LoaderState, position: Position, index: int | None
 ) -> dict[str, Any]:
     """Return what `state_dict()` of a loader does.
 
     Args:
-        index: Samples consumed in the loader's own loop; None when it is in none.
+        index: Where in the loader's own loop it stands; None when it is in none.
     """
     values = {**position.encode(), "index": index}
     del values["loader"]  # Its state is its own, whatever it is called when loaded.
+    if state.cursor.place:
+        values[_CURSOR] = state.cursor.encode()
     return {
         "format": _STATE_FORMAT,
-        "fingerprint": fingerprint.encode(),
+        "fingerprint": state.fingerprint.encode(),
         **values,
     }
 
 
-def decode_state(state: Any, fingerprint: Fingerprint, *, name: str) -> Position:
-    """Return the position in what `encode_state` returned.
+def decode_state(values: Any, state: LoaderState, *, name: str) -> Position:
+    """Return the position in what `encode_state` returned, and take the cursor.
 
     Raises:
         CheckpointError: It is no such state, or that of another loader.
     """
-    keys = encode_state(fingerprint, Position(), None).keys()
-    if not isinstance(state, dict) or set(state) != set(keys):
+    keys = {"format", "fingerprint", *Position().encode()} - {"loader"}
+    if not isinstance(values, dict) or set(values) - {_CURSOR} != keys:
         raise CheckpointError(
-            f"{state!r} is not the state of an AdaptiveDataLoader, which has the keys "
+            f"{values!r} is not the state of an AdaptiveDataLoader, which has the keys "
             f"{', '.join(keys)}. Load what state_dict() returned."
         )
-    if state["format"] != _STATE_FORMAT:
+    if values["format"] != _STATE_FORMAT:
         raise CheckpointError(
-            f"the state of `{name}` has format {state['format']!r}, but this version "
+            f"the state of `{name}` has format {values['format']!r}, but this version "
             f"of elasticrun reads {_STATE_FORMAT}. Load it with the version that wrote "
             "it."
         )
-    fingerprint.check(state["fingerprint"], name=name)
-    index = state["index"]
-    values = {key: state[key] for key in Position().encode() if key != "loader"}
-    values["index"] = 0 if index is None else index
-    values["loader"] = "" if index is None else name
-    position = Position.decode(values)
-    if position.index > fingerprint.num_samples:
+    state.fingerprint.check(values["fingerprint"], name=name)
+    index = values["index"]
+    place = {key: values[key] for key in Position().encode() if key != "loader"}
+    place["index"] = 0 if index is None else index
+    place["loader"] = "" if index is None else name
+    position = Position.decode(place)
+    cursor = Cursor()
+    if _CURSOR in values:
+        cursor.decode(values[_CURSOR], resume=())
+    num_samples = state.fingerprint.num_samples
+    if position.index > num_samples and cursor.place != position.place:
         raise CheckpointError(
             f"the state of `{name}` is at sample {position.index}, but a loop has "
-            f"{fingerprint.num_samples}. It was not written by this loader."
+            f"{num_samples}. It was not written by this loader."
         )
+    state.cursor = cursor
     return position

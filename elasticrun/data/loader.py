@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Any, Literal
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch.utils.data import DataLoader
 
-from elasticrun.current import current_job
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.alike import check_alike, publish
 from elasticrun.data.arguments import (
     check_dataset,
@@ -20,41 +25,53 @@ from elasticrun.data.arguments import (
 from elasticrun.data.fingerprint import (
     Fingerprint,
     LoaderState,
+    Run,
     decode_state,
     encode_state,
 )
-from elasticrun.data.order import (
-    EveryPosition,
-    check_sampler,
-    checksum_of_map,
-    order_of,
+from elasticrun.data.loop import (
+    Ending,
+    LoopStart,
+    RunningLoop,
+    check_place,
+    trace_batch,
 )
-from elasticrun.data.plan import (
+from elasticrun.data.order.batches import Batches
+from elasticrun.data.order.of_loader import (
+    EveryPosition,
+    ListedOrder,
+    SampleOrder,
+    check_sampler,
+    checksum_of_batches,
+    checksum_of_map,
+)
+from elasticrun.data.order.plan import (
+    NOTHING,
     LoopPlan,
+    Part,
     Seeding,
     Shares,
     loop_key,
+    passes_key,
 )
-from elasticrun.data.progress_bar import (
-    ProgressBar,
-    check_progress_bar,
-    open_progress_bar,
-)
-from elasticrun.data.running import (
-    RunningLoop,
-    check_place,
-    describe,
-    trace_batch,
-)
-from elasticrun.data.seeding import derive_seed
-from elasticrun.data.workers import BatchReader
+from elasticrun.data.progress_bar import check_progress_bar, open_progress_bar
+from elasticrun.data.workers.device import on_device
+from elasticrun.data.workers.reader import BatchReader, Source
 from elasticrun.errors import CheckpointError
-from elasticrun.job import Job
-from elasticrun.leaving import is_left_on_purpose
-from elasticrun.position import Position
+from elasticrun.job.current import current_job
+from elasticrun.job.epochs import whole_number
+from elasticrun.job.job import Job
+from elasticrun.job.leaving import describe, is_asked_by_for, is_left_on_purpose
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Sample = TypeVar("Sample", covariant=True, default=Any)
+else:  # Python has defaults from 3.13 on, and has no use for them.
+    Sample = typing.TypeVar("Sample", covariant=True)
 
 
-class AdaptiveDataLoader(DataLoader[Any]):
+class AdaptiveDataLoader(DataLoader[Sample]):
     """A DataLoader that resumes at the sample, at any world size.
 
     Each turn of a loop delivers this replica's part of a global batch, or of a
@@ -72,7 +89,9 @@ class AdaptiveDataLoader(DataLoader[Any]):
     Args:
         dataset: A map-style data set: it has `len` and takes an index (or, with
             `__getitems__`, a list of them).
-        batch_size: Samples in a global batch, over all replicas.
+        batch_size: Samples in a global batch, over all replicas; or a plan of it, from
+            samples seen to size, as {0: 64, 100_000: 128}. Samples seen are those of
+            the epochs before, and of the loop; with `batches`, of all passes.
         shuffle: Deliver each loop in an order of its own.
         seed: What orders and the random draws of workers depend on.
         drop_last: Leave out a last global batch that is not full.
@@ -85,7 +104,15 @@ class AdaptiveDataLoader(DataLoader[Any]):
             batch; "sample" before each sample, so that augmentation depends on neither
             world size nor worker count (and with `num_workers=0` too).
         sampler: The order to deliver in, as a map from position to index: something
-            with a length and `__getitem__`.
+            with a length and `__getitem__`, or `take`, which gets an array of positions
+            and returns one of indices. `WeightedDraws`, `RandomWindows` and
+            `LengthGroups` have another order in each loop.
+        batch_sampler: Global batches of any sizes, as a map from a batch's number to
+            its indices: something with a length and `__getitem__`. With `shuffle` they
+            come in another order in each loop.
+        device: Where to deliver the batches. A GPU gets the next one while the program
+            computes with this one (`pin_memory=True` makes the copy a fast one); it
+            counts as consumed when the program has used it.
         name: What the loader is called in checkpoints and messages; without one,
             loaders are known by the order in which the program makes them.
         progress: Show a tqdm bar on rank 0.
@@ -103,7 +130,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
+        batch_size: int | Mapping[int, int] = 1,
         shuffle: bool = False,
         *,
         seed: int = 0,
@@ -112,15 +139,22 @@ class AdaptiveDataLoader(DataLoader[Any]):
         max_local_batch_size: int | None = None,
         seed_each: Literal["batch", "sample"] = "batch",
         sampler: Any = None,
-        batch_sampler: None = None,
+        batch_sampler: Any = None,
+        device: torch.device | str | int | None = None,
         name: str | None = None,
         progress: bool = False,
         **dataloader_kwargs: Any,
     ) -> None:
         job = current_job()
         check_dataset(dataset)
-        batch_size, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
-        check_sampler(sampler, batch_sampler, shuffle=shuffle)
+        size, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
+        check_sampler(
+            sampler,
+            batch_sampler,
+            shuffle=shuffle,
+            batch_size=batch_size,
+            drop_last=drop_last,
+        )
         seed = check_seed(seed)
         check_seed_each(seed_each)
         if progress:
@@ -136,69 +170,126 @@ class AdaptiveDataLoader(DataLoader[Any]):
         self.shuffle = bool(shuffle)
         self.seed_each = seed_each
         self.progress = progress
-        self._order_length = len(dataset) if sampler is None else len(sampler)
-        self._order_sampler = sampler
-        num_samples = job.samples_of(self._order_length, batch_size)
+        self.device = None if device is None else torch.device(device)
+        self._order: SampleOrder | ListedOrder
+        if batch_sampler is not None:
+            num_samples = job.samples_of(len(batch_sampler), 1)
+            self._order = ListedOrder(batch_sampler, num_samples, shuffle=self.shuffle)
+        else:
+            length = len(dataset) if sampler is None else len(sampler)
+            first_size = size if isinstance(size, int) else size.steps[0][1]
+            num_samples = job.samples_of(length, first_size)
+            self._order = SampleOrder(
+                length,
+                num_samples,
+                size,
+                shuffle=self.shuffle,
+                drop_last=bool(drop_last),
+                sampler=sampler,
+            )
         self._shares = Shares(
-            num_samples=num_samples,
-            batch_size=batch_size,
-            drop_last=bool(drop_last),
             rank=job.rank,
             world_size=job.world_size,
             max_local_batch_size=max_local_batch_size,
             is_padded=bool(even_batches),
         )
-        self._fingerprint = Fingerprint(
+        order = None
+        if batch_sampler is not None:
+            order = checksum_of_batches(batch_sampler)
+        elif sampler is not None:
+            order = checksum_of_map(sampler)
+        fingerprint = Fingerprint(
             num_samples,
-            batch_size,
+            size if isinstance(size, int) else size.encode(),
             self.shuffle,
             seed,
-            self._shares.drop_last,
-            order=None if sampler is None else checksum_of_map(sampler),
+            bool(drop_last),
+            order=order,
         )
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None
-        job.register(
-            LoaderState(name=name, default=self.name, fingerprint=self._fingerprint)
-        )
-        publish(
-            job,
-            self.name,
-            self._fingerprint.encode()
-            | {"even_batches": self._shares.is_padded, "seed_each": seed_each},
-        )
+        self._state = LoaderState(name=name, default=self.name, fingerprint=fingerprint)
+        job.register(self._state)
+        made = {"even_batches": self._shares.is_padded, "seed_each": seed_each}
+        self._made = fingerprint.encode() | made
+        publish(job, self.name, self._made)
         self._is_compared = False
         # Set past torch's guard against changing them: torch itself was given none.
-        object.__setattr__(self, "batch_size", batch_size)
-        object.__setattr__(self, "drop_last", self._shares.drop_last)
+        is_one_size = batch_sampler is None and isinstance(size, int)
+        object.__setattr__(self, "batch_size", size if is_one_size else None)
+        object.__setattr__(self, "drop_last", bool(drop_last))
         self.running_loop = RunningLoop()
-        self._batch_reader = BatchReader(self, each_sample=seed_each == "sample")
+        self._left: tuple[int, Position] | None = None
+        self._batch_reader = BatchReader(each_sample=seed_each == "sample")
 
     # What the loop body may ask.
 
     @property
     def index(self) -> int:
-        """Samples of the loop consumed before this global batch, by all replicas."""
-        job = current_job()
-        return job.progress.position.index if job.loader is self else 0
+        """Samples of the loop consumed before this global batch, by all replicas.
+
+        Batches, with `batch_sampler`.
+        """
+        loop = self.running_loop
+        if loop.start is None:
+            return 0
+        batches = self._batches(loop.start)
+        return batches.start(loop.current[0]) - batches.start(loop.first)
 
     @property
     def num_samples(self) -> int:
-        """Samples in a whole loop, over all replicas."""
-        shares = self._shares
-        if shares.drop_last:
-            return shares.num_batches * shares.batch_size
-        return shares.num_samples
+        """Samples in a whole loop, over all replicas; in one of `batches(n)`, in that.
+
+        Batches, with `batch_sampler`. 0 in one of `batches()`, which has no end.
+        """
+        loop = self.running_loop
+        if loop.start is None or loop.start.offset is None:
+            batches = self._order.batches(current_job().progress.finished_epochs)
+            return batches.start(len(batches))
+        if loop.num_batches is None:
+            return 0
+        batches = self._batches(loop.start)
+        return batches.start(loop.first + loop.num_batches) - loop.start.offset
 
     @property
     def batch_index(self) -> int:
         """Number of the current global batch within the loop."""
-        return self.running_loop.current[0]
+        return self.running_loop.current[0] - self.running_loop.first
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the global batch with which the next loop begins.
+
+        Above 0 if that is the one to continue, as progress bars need to know:
+        `tqdm(train, initial=train.first_batch)`.
+        """
+        progress = current_job().progress
+        index = progress.next_index(self.name)
+        cursor = self._state.cursor
+        if cursor.place != progress.place:
+            return self.batch_at(index)
+        batches = self._order.endless_batches()
+        first = batches.number_at(cursor.start)
+        return batches.number_at(cursor.start + index) - first
+
+    def batch_at(self, index: int) -> int:
+        """Return the number of the global batch that begins at an index of a loop."""
+        epoch = current_job().progress.finished_epochs
+        return self._order.batches(epoch).number_at(index)
+
+    @property
+    def finished_batches(self) -> int:
+        """Global batches that `batches` has delivered in the whole job, before this."""
+        loop = self.running_loop
+        if loop.start is not None and loop.start.offset is not None:
+            return int(loop.current[0])
+        return self._order.endless_batches().number_at(self._state.cursor.end)
 
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
-        return self.running_loop.part.global_batch_size or self._shares.batch_size
+        size = self.running_loop.part.global_batch_size
+        return size or self._order.batches(0).size(0)
 
     @property
     def local_batch_size(self) -> int:
@@ -229,6 +320,11 @@ class AdaptiveDataLoader(DataLoader[Any]):
         return self.running_loop.part.is_step
 
     @property
+    def is_first(self) -> bool:
+        """Whether this micro-batch is its global batch's first; True outside a loop."""
+        return self.running_loop.part.micro == 0
+
+    @property
     def even_batches(self) -> bool:
         """Whether every replica takes part in every step, by padding if need be."""
         return self._shares.is_padded
@@ -240,7 +336,7 @@ class AdaptiveDataLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole loop, resumed or not."""
-        return self._shares.num_batches
+        return len(self._order.batches(current_job().progress.finished_epochs))
 
     # Loops.
 
@@ -250,92 +346,205 @@ class AdaptiveDataLoader(DataLoader[Any]):
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of the global batch in the loop, batch), resumed or not."""
         for batch in self:
-            yield self.running_loop.current[0], batch
+            yield self.batch_index, batch
 
-    def _deliver(self) -> Iterator[Any]:
+    def batches(self, num_batches: int | None = None) -> NextBatches:
+        """Return the next global batches of passes over the data that never end.
+
+        For programs that count steps, and not epochs. Each pass has an order of its
+        own; batches lie across the ends of passes, or with `drop_last` each pass ends
+        with its last full batch. The loader remembers how many batches it has
+        delivered so in the whole job (`finished_batches`), and goes on from there.
+
+            for x, y in train.batches(100_000):
+                ...
+
+        Collective: iterate it on every replica.
+        Replay: as a loop over the loader. Outside of epochs, the end of the loop writes
+        a checkpoint.
+
+        Args:
+            num_batches: How many; without a number, the loop ends by `break`.
+
+        Raises:
+            ValueError: The number is below 0, or no pass would deliver anything.
+        """
+        if num_batches is not None:
+            num_batches = whole_number(num_batches, "batches", "global batches")
+        self._order.endless_order(0)
+        return NextBatches(self, num_batches)
+
+    def _deliver(
+        self, num_batches: int | None = None, *, is_endless: bool = False
+    ) -> Iterator[Any]:
         job = current_job()
-        where = describe(sys._getframe(1))
         self._compare(job)
-        start = job.begin_loop(self, where)
+        start = self._begin(job, sys._getframe(1), is_endless=is_endless)
         if start is None:
             return
-        is_finished = False
-        bar: ProgressBar | None = None
+        ending: Ending = "failed"
         batches: Iterator[Any] = iter(())
         try:
-            loop = self.running_loop = RunningLoop(where)
-            plan = self._plan(start)
-            if self.progress and job.rank == 0:
-                bar = open_progress_bar(self.name, plan.first_batch, len(self))
-            key = loop_key(self.seed, start.finished_epochs, start.finished_loops)
-            batches = self._batch_reader.start(self, plan, key)
-            job.continue_loop()
-            in_flight, trace, progress = plan.in_flight, job.trace, job.progress
+            where = describe(sys._getframe(1))
+            loop = self.running_loop = self._running(where, start, num_batches)
+            plan, batches = self._read(job, loop)
+            in_flight, trace, counter = plan.in_flight, job.trace, loop.counter
+            reach = loop.reach
             for batch in batches:
-                if not in_flight[0][1]:
-                    self._pass_empty(job, plan)
+                if in_flight[0][1] is NOTHING:
+                    loop.pass_empty(in_flight)
                 loop.current = in_flight.popleft()
                 if trace is not None:
-                    trace_batch(trace, loop.current, start)
+                    trace_batch(trace, loop)
                 yield batch
+                if job.loader is not self:
+                    raise job.loops.overlap(self)
                 part = loop.current[2]
                 if part.is_step:
-                    progress.advance(part.global_batch_size)
-                    if bar is not None:
-                        bar.update()
-                    job.pass_boundary()
-            self._pass_empty(job, plan)
-            is_finished = True
+                    counter.advance(part.advance)
+                    reach()
+            loop.pass_empty(in_flight)
+            ending = "over"
         except GeneratorExit:
-            is_finished = is_left_on_purpose(sys._getframe(1))
+            is_break = is_left_on_purpose(sys._getframe().f_back)
+            ending = "break" if is_break else "exception"
             raise
         finally:
             try:
-                self._batch_reader.end(batches)
+                self._batch_reader.end(self.running_loop.reading)
             finally:
                 # An exception may keep this frame, and with it persistent workers; the
                 # garbage collector takes 5 s to end each of them.
                 del batches
-                self.running_loop = RunningLoop()
-                job.end_loop(is_finished=is_finished)
-                if bar is not None:
-                    bar.close()
+                self._end(job, start, ending)
+        if is_endless and not (start.inside or job.is_in_epoch):
+            job.boundary.finish_epochs()
 
     def _compare(self, job: Job) -> None:
         """Raise, in the first loop, if other replicas have made another loader."""
         if not self._is_compared:
-            check_alike(job, self.name)
+            check_alike(job, self.name, self._made)
             self._is_compared = True
 
-    def _pass_empty(self, job: Job, plan: LoopPlan) -> None:
-        """Pass the boundaries of global batches that had nothing for this replica."""
-        while plan.in_flight and not plan.in_flight[0][1]:
-            _, _, part = plan.in_flight.popleft()
-            job.progress.advance(part.global_batch_size)
-            job.pass_boundary()
+    def _begin(
+        self, job: Job, frame: FrameType, *, is_endless: bool
+    ) -> LoopStart | None:
+        """Begin a loop; return where, or None if it is to be skipped."""
+        where = describe(frame)
+        cursor = self._state.cursor
+        if job.loader is not None:
+            outer = job.loader.running_loop
+            inside = job.begin_inside(self, where)
+            body = job.progress.body
+            offset = cursor.begin_inside(body, outer) if is_endless else None
+            return LoopStart(body[0], body[1], inside, 0, offset)
+        is_by_hand = not is_asked_by_for(frame)
+        run = self._state.run if is_by_hand else None
+        is_replaying = job.progress.is_replaying
+        if (
+            run
+            and is_replaying
+            and job.progress.place == (run.epoch, run.first, run.in_epoch)
+        ):
+            # It would be told as often as before that a pass is over; but who has just
+            # been told so, and asks for the next pass, cannot be told again.
+            job.progress.pass_loops(run.last)
+        position = job.begin_loop(self, where)
+        if position is None:
+            return None
+        self._state.run = _run_with(run, position) if is_by_hand else None
+        offset = cursor.begin(position.place) if is_endless else None
+        return LoopStart(*position.place[:2], (), position.index, offset)
 
-    def _plan(self, start: Position) -> LoopPlan:
-        shares = self._shares
-        if start.index % shares.batch_size and start.index < self.num_samples:
+    def _read(self, job: Job, loop: RunningLoop) -> tuple[LoopPlan, Iterator[Any]]:
+        """Start to read a loop's batches, and enter it."""
+        start = loop.start
+        assert start is not None
+        source = self._batch_reader.source(self)
+        key = self._key(start)
+        plan = self._plan(loop, start, key, source)
+        if not start.inside:
+            bar = None
+            if self.progress and job.rank == 0:
+                first = plan.first_batch - loop.first
+                bar = open_progress_bar(self.name, first, loop.num_batches)
+            loop.enter(job, bar)
+        batches = self._batch_reader.start(self, source, plan, key)
+        loop.reading = batches
+        if self.device is not None:
+            batches = on_device(batches, self.device)
+        if not start.inside:
+            job.continue_loop()
+        return plan, batches
+
+    def _end(self, job: Job, start: LoopStart, ending: Ending) -> None:
+        """Leave a loop."""
+        loop, self.running_loop = self.running_loop, RunningLoop()
+        behind = loop.part.advance if ending in ("break", "exception") else 0
+        if start.offset is not None:
+            end = start.offset + loop.counter.index + behind
+            self._state.cursor.leave(end, is_complete=ending == "over")
+        if start.inside:
+            job.end_inside(self)
+        else:
+            if ending == "break":
+                self._note_break(job, loop.part)
+            job.end_loop(is_finished=ending in ("over", "break"))
+        if loop.bar is not None:
+            loop.bar.close()
+
+    def _note_break(self, job: Job, part: Part) -> None:
+        """Remember its place, for who asks for the state before another loop begins."""
+        position = job.progress.position
+        index = position.index + part.advance * part.is_step
+        self._left = (job.progress.num_begun_loops, replace(position, index=index))
+
+    def _key(self, start: LoopStart) -> int:
+        if start.offset is None:
+            return loop_key(self.seed, start.epoch, start.num_loops, start.inside)
+        return passes_key(self.seed, self.name)
+
+    def _batches(self, start: LoopStart, key: int = 0) -> Batches:
+        """Return the batches of a loop; those of lists have sizes only with its key."""
+        if start.offset is None:
+            return self._order.batches(start.epoch, key)
+        return self._order.endless_batches(key)
+
+    def _running(
+        self, where: str, start: LoopStart, num_batches: int | None
+    ) -> RunningLoop:
+        batches = self._batches(start)
+        if start.offset is None:
+            return RunningLoop(where, start, num_batches=len(batches))
+        first = batches.number_at(start.offset)
+        return RunningLoop(where, start, first=first, num_batches=num_batches)
+
+    def _plan(
+        self, loop: RunningLoop, start: LoopStart, key: int, source: Source
+    ) -> LoopPlan:
+        batches = self._batches(start, key)
+        is_endless = start.offset is not None
+        index = start.at + (start.offset or 0)
+        if batches.start(batches.number_at(index)) != index:
             raise CheckpointError(
-                f"`{self.name}` is to continue at sample {start.index} of "
+                f"`{self.name}` is to continue at sample {start.at} of "
                 f"{self.num_samples}, which is not the beginning of a global batch of "
-                f"{shares.batch_size}. Give it the batch size that it had."
+                f"{self.batch_size}. Give it the batch size that it had."
             )
-        key = loop_key(self.seed, start.finished_epochs, start.finished_loops)
+        order = self._order
+        end = None if loop.num_batches is None else loop.first + loop.num_batches
         return LoopPlan(
-            shares,
-            order_of(
-                self._order_length,
-                self._order_sampler,
-                key=derive_seed(key, 1) if self.shuffle else None,
-            ),
-            index=start.index,
+            batches,
+            self._shares,
+            order.endless_order(key) if is_endless else order.order(key),
+            index=index,
+            end=end,
             seeding=(
                 Seeding(derive_seed(key, 2), self.seed_each == "sample")
-                if self._batch_reader.is_seeded
+                if source.is_seeded
                 else None
             ),
+            cut=source.cut,
         )
 
     # Checkpoints of one's own.
@@ -343,18 +552,22 @@ class AdaptiveDataLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return position and fingerprint, for people who keep checkpoints themselves.
 
-        In a loop's body the current batch counts as consumed once it is complete;
-        batches that workers have fetched ahead never do.
+        In a loop's body the current batch counts as consumed once it is complete; after
+        a `break` the place is that of the break, until another loop begins. Batches
+        that workers have fetched ahead never count.
         """
-        job = current_job()
-        position = job.progress.position
+        progress = current_job().progress
+        position = progress.position
         index = None
-        if job.loader is self:
-            part = self.running_loop.part
-            index = position.index + part.global_batch_size * part.is_step
+        loop = self.running_loop
+        if loop.start is not None and not loop.start.inside:
+            index = position.index + loop.part.advance * loop.part.is_step
+        elif self._left is not None and self._left[0] == progress.num_begun_loops:
+            position = self._left[1]
+            index = position.index
         elif position.loader == self.name:
             index = position.index
-        return encode_state(self._fingerprint, position, index)
+        return encode_state(self._state, position, index)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop continue where `state_dict` was taken, at any world size.
@@ -364,5 +577,45 @@ class AdaptiveDataLoader(DataLoader[Any]):
                 size, order or seed.
             LoopOrderError: A loop is running, or another loader is to be continued.
         """
-        position = decode_state(state_dict, self._fingerprint, name=self.name)
+        position = decode_state(state_dict, self._state, name=self.name)
         current_job().progress.resume_at(position)
+
+
+def _run_with(run: Run | None, position: Position) -> Run:
+    """Return the passes by hand of which this is the last."""
+    epoch, loop, in_epoch = position.place
+    new = Run(epoch, in_epoch, loop, loop)
+    if run is None or run[:2] != new[:2]:
+        return new
+    # One follows the other if the program has just been told that that is over.
+    follows = sys.exc_info()[0] is StopIteration or run.last == loop
+    return run._replace(last=loop) if follows else new
+
+
+class NextBatches:
+    """The next global batches of a loader's endless passes; iterated once.
+
+    Args:
+        num_batches: How many; None without an end.
+    """
+
+    def __init__(
+        self, loader: AdaptiveDataLoader[Any], num_batches: int | None
+    ) -> None:
+        self._loader = loader
+        self._num_batches = num_batches
+
+    def __len__(self) -> int:
+        """Return how many there are, resumed or not."""
+        if self._num_batches is None:
+            raise TypeError("batches() without a number has no end, and no length.")
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loader._deliver(self._num_batches, is_endless=True)
+
+
+def current_dataloader() -> AdaptiveDataLoader | None:
+    """Return the loader whose loop is running, or None."""
+    loader = current_job().loader
+    return loader if isinstance(loader, AdaptiveDataLoader) else None

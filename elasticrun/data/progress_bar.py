@@ -18,7 +18,9 @@ class ProgressBar(Protocol):
         ...
 
 
-def open_progress_bar(name: str, first_batch: int, num_batches: int) -> ProgressBar:
+def open_progress_bar(
+    name: str, first_batch: int, num_batches: int | None
+) -> ProgressBar:
     """Return a bar that begins where the loop does; it has been checked for."""
     from tqdm.auto import tqdm
 

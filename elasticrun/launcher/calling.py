@@ -13,24 +13,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from elasticrun.errors import ElasticRunError
-from elasticrun.launcher.client import Job, JobError, find_job
-from elasticrun.launcher.functions import keep_function, read_results
-from elasticrun.launcher.replica import PACKAGE_PARENT
+from elasticrun.errors import STOP_CODES, ElasticRunError
+from elasticrun.launcher.interpreter import command
+from elasticrun.launcher.replica.functions import keep_function, read_results
+from elasticrun.launcher.talk.client import JobConnection, JobError, find_job
+from elasticrun.saving.settings import Settings
 
-_BOOT = """
-import sys
-if sys.path and sys.path[0] == "":
-    del sys.path[0]
-if sys.argv[1] not in sys.path:
-    sys.path.append(sys.argv[1])
-from elasticrun.cli import main
-sys.exit(main(sys.argv[2:]))
-"""
 _LAST_LINES = 40
 _FIND_SECONDS = 30.0
 _LAST = "Its last lines:\n"
@@ -75,7 +67,7 @@ class LaunchedJob:
 
     def scale(self, replicas: int) -> None:
         """Go on with so many replicas; returns when they train."""
-        with self._find() as job, _as_own_error():
+        with self._find() as job:
             for _ in job.scale(replicas):
                 continue
 
@@ -90,7 +82,7 @@ class LaunchedJob:
         Raises:
             ElasticRunError: It ended without saving what was trained.
         """
-        with self._find() as job, _as_own_error():
+        with self._find() as job:
             for _ in job.stop():
                 continue
         self._process.wait()
@@ -127,7 +119,7 @@ class LaunchedJob:
     def _explain(self, code: int) -> str:
         """Say how the job ended, and give back what is of no use after that."""
         logs = self._folder / "checkpoints" / "logs"
-        is_failed = code not in (75, 130, 143)
+        is_failed = code not in STOP_CODES
         if is_failed and self._is_temporary and logs.exists():
             if self._leave.detach() is not None:
                 os.close(self._lifeline)
@@ -151,7 +143,7 @@ class LaunchedJob:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 
-    def _find(self) -> Job:
+    def _find(self) -> JobConnection:
         """Return a connection, as soon as the launcher listens."""
         deadline = time.monotonic() + _FIND_SECONDS
         while True:
@@ -181,7 +173,7 @@ def launch(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     fresh: bool = False,
     max_restarts: int = 3,
-    grace: float = 60.0,
+    grace: float = Settings.grace,
     save_interval: float | str | None = None,
     hang_timeout: float | str = "auto",
     start: str = "fork",
@@ -230,19 +222,7 @@ def launch(
         "--log-dir": log_dir,
         "--lifeline": reader,
     }
-    command = [sys.executable, "-c", _BOOT, PACKAGE_PARENT, "run", "--function"]
-    command += ["--fresh"] if fresh else []
-    for option, value in options.items():
-        command += [] if value is None else [option, os.fspath(_plain(value))]
-    process = subprocess.Popen(
-        [*command, str(folder), *(path or os.getcwd() for path in sys.path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=[reader],
-        start_new_session=True,
-    )
-    os.close(reader)
+    process = _start(folder, options, fresh=fresh, lifeline=reader)
     job = LaunchedJob(process, folder, writer, is_temporary=checkpoint_dir is None)
     if not wait:
         return job
@@ -253,6 +233,27 @@ def launch(
         with contextlib.suppress(ElasticRunError):
             job.result()
         raise
+
+
+def _start(
+    folder: Path, options: Mapping[str, object], *, fresh: bool, lifeline: int
+) -> subprocess.Popen[bytes]:
+    words: list[object] = ["--fresh"] if fresh else []
+    for option, value in options.items():
+        if value is not None:
+            text = os.fspath(value) if isinstance(value, os.PathLike) else value
+            words += [option, text]
+    words += [folder, *(path or os.getcwd() for path in sys.path)]
+    process = subprocess.Popen(
+        command("__main__", "main", "run", "--function", *words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[lifeline],
+        start_new_session=True,
+    )
+    os.close(lifeline)
+    return process
 
 
 def _leave(
@@ -276,15 +277,3 @@ def _remove_all_but(kept: Path, folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif path != kept:
             path.unlink(missing_ok=True)
-
-
-def _plain(value: object) -> str | os.PathLike[str]:
-    return value if isinstance(value, os.PathLike) else str(value)
-
-
-@contextlib.contextmanager
-def _as_own_error() -> Any:
-    try:
-        yield
-    except JobError as error:
-        raise ElasticRunError(str(error)) from error

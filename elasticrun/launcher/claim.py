@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticrun.checkpoint import files
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.recorded import open_plain
+from elasticrun.checkpoint.storage.lock import find_owner
 from elasticrun.launcher.options import OptionError
 
 _CLAIM = "launcher.lock"
-_LOCK = "lock"
 _REPLICAS_END_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -55,8 +56,8 @@ def make_usable(directory: Path, *, what: str, option: str) -> None:
         OptionError: It cannot be made, or not be written.
     """
     try:
-        files.make_directory(directory)
-        files.check_writable(directory)
+        durable.make_directory(directory)
+        durable.check_writable(directory)
     except OSError as error:
         raise OptionError(
             f"{directory} cannot hold this job's {what}: {error.strerror}. Make it a "
@@ -69,10 +70,11 @@ def _claim(directory: Path, *, is_shared: bool) -> int:
     path = directory / _CLAIM
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
+            descriptor = open_plain(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
             raise OptionError(
-                f"{directory} cannot hold this job's checkpoints: {error.strerror} "
+                f"{directory} cannot hold this job's checkpoints: {reason} "
                 f"({_CLAIM}). Give another --checkpoint-dir."
             ) from error
         kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
@@ -86,7 +88,7 @@ def _claim(directory: Path, *, is_shared: bool) -> int:
         if _is_still(path, descriptor):
             break
         os.close(descriptor)  # Somebody has just moved the directory aside.
-        files.make_directory(directory)
+        durable.make_directory(directory)
     if not is_shared:
         _write_owner(descriptor)
     return descriptor
@@ -95,28 +97,11 @@ def _claim(directory: Path, *, is_shared: bool) -> int:
 def _wait_for_replicas(directory: Path) -> None:
     """Give replicas whose launcher was killed the moment that their end takes."""
     deadline = time.monotonic() + _REPLICAS_END_SECONDS
-    while (owner := _owner_of(directory / _LOCK)) is not None:
-        if time.monotonic() > deadline:
-            raise _refusal(directory, owner)
-        time.sleep(_LOOK_SECONDS)
-
-
-def _owner_of(path: Path) -> str | None:
-    """Return who holds a lock file, as far as it is known; None if nobody does.
-
-    For a process that does not hold it itself: to look would release it.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return None if error.errno in _UNSUPPORTED else _read_owner(descriptor)
-    finally:
-        os.close(descriptor)
-    return None
+    with contextlib.suppress(OSError):  # Where nothing can be locked, nobody has.
+        while (owner := find_owner(directory)) is not None:
+            if time.monotonic() > deadline:
+                raise _refusal(directory, str(owner))
+            time.sleep(_LOOK_SECONDS)
 
 
 def _refusal(directory: Path, owner: str) -> OptionError:
@@ -144,5 +129,5 @@ def _read_owner(descriptor: int) -> str:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
         return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "its process is not known"

@@ -7,29 +7,39 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from elasticrun.checkpoint.place import Place
-from elasticrun.checkpoint.storages import storage_at
+from elasticrun.checkpoint.storage.place import Place
+from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.errors import CheckpointError
 from elasticrun.launcher import environment
-from elasticrun.launcher.client import JobError, SilentJobError, find_job, find_jobs
 from elasticrun.launcher.directory import local_directory
 from elasticrun.launcher.options import (
+    NodeSettings,
     OptionError,
     Options,
     Program,
+    choose_stop_signals,
     make_program,
     parse_hang_timeout,
     parse_nodes,
     parse_replicas,
     parse_seconds,
 )
-from elasticrun.launcher.screen import only_colours
-from elasticrun.launcher.table import render
+from elasticrun.launcher.talk.client import (
+    EXIT_NO_JOB,
+    JobConnection,
+    JobError,
+    SilentJobError,
+    find_job,
+    find_jobs,
+)
+from elasticrun.launcher.terminal.screen import only_colours
+from elasticrun.launcher.terminal.status_table import render
+from elasticrun.saving.settings import parse_save_interval
 
 EXIT_USAGE = 2
-EXIT_NO_JOB = 3
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,18 +62,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         or f"{program.stem}-checkpoints"
     )
     local = local_directory(place)
-    interval = arguments.save_interval
-    if interval not in (None, "auto", "off", "0"):
-        parse_seconds("--save-interval", interval, also=" (or 0, auto, off)")
-    if arguments.max_restarts < 0:
-        raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
     nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint)
-    if arguments.fresh and nodes is not None:
-        raise OptionError(
-            "--fresh with --nodes: the machines start one after another, so one would "
-            "move aside what another has begun. Move the checkpoint directory yourself "
-            "before you start, or give another --checkpoint-dir."
-        )
+    _check(arguments, nodes)
     return Options(
         program=program,
         replicas=parse_replicas(arguments.replicas),
@@ -75,13 +75,30 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_fresh=arguments.fresh,
         max_restarts=arguments.max_restarts,
         grace=parse_seconds("--grace", arguments.grace),
-        save_interval=interval,
+        save_interval=arguments.save_interval,
         is_exec=arguments.start == "exec",
         hang_timeout=parse_hang_timeout(arguments.hang_timeout),
+        stop_signals=choose_stop_signals(arguments.stop_signals, variables),
         lifeline=arguments.lifeline,
         is_linted=arguments.lint,
         nodes=nodes,
     )
+
+
+def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
+    if arguments.save_interval is not None:
+        try:  # Every replica would refuse it, too.
+            parse_save_interval(arguments.save_interval, setting="--save-interval")
+        except ValueError as error:
+            raise OptionError(str(error)) from error
+    if arguments.max_restarts < 0:
+        raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
+    if arguments.fresh and nodes is not None:
+        raise OptionError(
+            "--fresh with --nodes: the machines start one after another, so one would "
+            "move aside what another has begun. Move the checkpoint directory yourself "
+            "before you start, or give another --checkpoint-dir."
+        )
 
 
 def _checkpoint_place(text: str) -> Place:
@@ -99,20 +116,21 @@ def _program(arguments: argparse.Namespace) -> Program:
 
 def scale(arguments: argparse.Namespace) -> int:
     """Change the number of replicas, and wait until they train."""
-    try:
-        with find_job(arguments.job) as job:
-            for text in job.scale(arguments.replicas):
-                _say(text)
-    except JobError as error:
-        return _fail(str(error), error.exit_code)
-    return 0
+    return _follow(arguments, lambda job: job.scale(arguments.replicas))
 
 
 def stop(arguments: argparse.Namespace) -> int:
     """Save and end a job, and wait for its end."""
+    return _follow(arguments, JobConnection.stop)
+
+
+def _follow(
+    arguments: argparse.Namespace, ask: Callable[[JobConnection], Iterator[str]]
+) -> int:
+    """Ask a job for a change, and say what happens until it is done."""
     try:
         with find_job(arguments.job) as job:
-            for text in job.stop():
+            for text in ask(job):
                 _say(text)
     except JobError as error:
         return _fail(str(error), error.exit_code)
@@ -164,7 +182,7 @@ def _statuses(
 
 def logs(arguments: argparse.Namespace) -> int:
     """Show what replicas printed."""
-    from elasticrun.launcher.reading import follow_logs, show_logs
+    from elasticrun.launcher.terminal.logs import follow_logs, show_logs
 
     chosen = {"generation": arguments.generation, "rank": arguments.rank}
     try:

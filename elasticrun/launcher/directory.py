@@ -10,13 +10,12 @@ import re
 import time
 from pathlib import Path
 
-from elasticrun.checkpoint.counter import read_counter
-from elasticrun.checkpoint.listing import is_committed, list_numbers
-from elasticrun.checkpoint.place import Place
-from elasticrun.checkpoint.storage import StoreUnreachableError
-from elasticrun.checkpoint.storages import storage_at
+from elasticrun.checkpoint.listing import is_committed, list_numbers, read_counter
+from elasticrun.checkpoint.storage.place import Place
+from elasticrun.checkpoint.storage.remote import storage_at
+from elasticrun.checkpoint.storage.storage import StoreUnreachableError
+from elasticrun.errors import CheckpointError
 from elasticrun.launcher.claim import claimed
-from elasticrun.launcher.modules import main_file
 from elasticrun.launcher.options import OptionError, Program
 
 _FINISHED = "finished.json"
@@ -42,6 +41,8 @@ def check_reachable(place: Place) -> None:
     Raises:
         OptionError: It does not answer, or not as it should.
     """
+    if isinstance(place, Path):  # Its claim will say what is wrong with it.
+        return
     try:
         storage_at(place).list_names()
     except StoreUnreachableError as error:
@@ -50,8 +51,6 @@ def check_reachable(place: Place) -> None:
             "would lose what was trained. See that the store can be reached, or give "
             "another --checkpoint-dir."
         ) from error
-    except OSError:  # A directory, whose claim will say what is wrong with it.
-        return
 
 
 def next_generation(place: Place) -> int:
@@ -82,7 +81,7 @@ def finished_at(place: Place, program: Program) -> float | None:
         is_same = note["program"] == _fingerprint(program)
         is_newest = note["checkpoint"] == newest_checkpoint(place)
         return float(note["time"]) if is_same and is_newest else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -94,7 +93,7 @@ def local_directory(place: Place) -> Path:
     return Path(os.path.abspath(f"{place.name}-launcher-{digest}"))
 
 
-def move_aside(directory: Place) -> Path | None:
+def move_aside(place: Place) -> Path | None:
     """Give the directory another name, so that the job starts anew.
 
     Returns:
@@ -103,24 +102,24 @@ def move_aside(directory: Place) -> Path | None:
     Raises:
         OptionError: It is in use, or holds what is not the job's; or is a URL.
     """
-    if not isinstance(directory, Path):
+    if not isinstance(place, Path):
         raise OptionError(
-            f"--fresh would move {directory} aside, but an object store can rename "
+            f"--fresh would move {place} aside, but an object store can rename "
             "nothing. Give a new --checkpoint-dir, or remove what is there yourself."
         )
-    if not directory.exists():
+    if not place.exists():
         return None
-    strange = sorted(name for name in os.listdir(directory) if not _OWN.fullmatch(name))
+    strange = sorted(name for name in os.listdir(place) if not _OWN.fullmatch(name))
     if strange:
         raise OptionError(
-            f"--fresh would move {directory} aside, but it holds {strange[0]!r}, which "
+            f"--fresh would move {place} aside, but it holds {strange[0]!r}, which "
             "is not elasticrun's. Move it yourself, or give another --checkpoint-dir."
         )
-    with claimed(directory, is_shared=False):
+    with claimed(place, is_shared=False):
         number = 1
-        while (target := _aside(directory, number)).exists():
+        while (target := _aside(place, number)).exists():
             number += 1
-        directory.rename(target)
+        place.rename(target)
     return target
 
 
@@ -133,14 +132,6 @@ def _fingerprint(program: Program) -> str:
     digest = hashlib.sha256(
         json.dumps([program.kind, program.target, program.arguments]).encode()
     )
-    path = _file_of(program)
-    if path is not None:
-        digest.update(path.read_bytes())
+    if program.file is not None:
+        digest.update(program.file.read_bytes())
     return digest.hexdigest()
-
-
-def _file_of(program: Program) -> Path | None:
-    """Return the file that is run, if it can be told."""
-    if program.kind == "module":
-        return main_file(program.target)
-    return Path(program.target) if program.kind == "script" else None

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from elasticrun.replicas.gpus import count_gpus
+
 Changes = Mapping[str, str | None]
 
 # With more than one thread in it, a process must not be forked.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_IN_ONE_THREAD = dict.fromkeys(_ONE_THREAD, "1")
+_MARK = "ELASTICRUN_LAUNCHER"
+_TOKEN = secrets.token_hex(8)
 
 
 def variables() -> dict[str, str]:
@@ -64,27 +70,41 @@ def noticing(names: Collection[str]) -> Iterator[set[str]]:
         os.environ.encodekey = encode
 
 
-def of_forkserver() -> dict[str, str]:
-    """Return the variables under which importing torch starts no thread."""
-    return {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
+def mark() -> dict[str, str]:
+    """Return the variable by which this launcher knows what its replicas have started.
+
+    A launcher may be started by a replica of another one, which still is to know all.
+    """
+    outer = os.environ.get(_MARK)
+    return {_MARK: f"{outer}:{_TOKEN}" if outer else _TOKEN}
+
+
+def has_mark(variables_of_process: bytes) -> bool:
+    """Return whether a process comes from a replica of this launcher."""
+    return _TOKEN.encode() in variables_of_process
+
+
+def of_forkserver(*, is_bare: bool) -> dict[str, str]:
+    """Return the variables under which importing torch starts no thread.
+
+    Args:
+        is_bare: Whether it imports nothing.
+    """
+    return {**os.environ, **mark(), **({} if is_bare else _IN_ONE_THREAD)}
 
 
 def of_rendezvous() -> dict[str, str]:
     """Return the variables of the process that meets other nodes."""
     return {
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # The launcher says what matters.
-        **of_forkserver(),
+        **os.environ,
+        **_IN_ONE_THREAD,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # Each generation has its own.
     }
 
 
-def runtime_directory() -> Path:
-    """Return where this process is to keep its control socket; it need not exist."""
-    return runtime_directories()[0]
-
-
 def runtime_directories() -> list[Path]:
-    """Return where this user's control sockets can be, its own place first.
+    """Return where this user's control sockets can be; first where this process's is.
 
     A launcher may have been started with `XDG_RUNTIME_DIR` and be asked without, as
     from a cron job, or the other way round.
@@ -98,21 +118,8 @@ def runtime_directories() -> list[Path]:
 
 
 def num_gpus() -> int:
-    """Return how many GPUs a replica would see, without asking torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        return len([name for name in names if name and name != "-1"])
-    try:
-        return len(
-            [
-                n
-                for n in os.listdir("/dev")
-                if n.removeprefix("nvidia").isdigit() and n.startswith("nvidia")
-            ]
-        )
-    except OSError:
-        return 0
+    """Return how many GPUs a replica of this node would see."""
+    return count_gpus(os.environ)
 
 
 def num_cores() -> int:

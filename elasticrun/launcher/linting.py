@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticrun.launcher.console import Console
-from elasticrun.launcher.loop import Loop
+from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.options import Program
+from elasticrun.launcher.terminal.console import Console
 
 _SECONDS = 5.0  # what a job that is already over waits for the linter
 
@@ -24,7 +24,7 @@ class Linting:
     What it says is read when its end of the pipe is closed.
     """
 
-    def __init__(self, program: Program, console: Console, loop: Loop) -> None:
+    def __init__(self, program: Program, console: Console, loop: EventLoop) -> None:
         self._console = console
         self._loop = loop
         self._output = b""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticrun.checkpoint.place import Place
+from elasticrun.checkpoint.storage.place import Place
 from elasticrun.launcher import environment
-from elasticrun.launcher.modules import why_not_runnable
+from elasticrun.launcher.modules import main_file, why_not_runnable
+from elasticrun.replicas.open_files import (
+    allow_open_files,
+    files_of_rank_0,
+    largest_world,
+)
+from elasticrun.replicas.signals import STOP_SIGNALS, parse_stop_signals
+from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
 _RENDEZVOUS_PORT = 29400  # As torchrun's.
@@ -64,6 +72,13 @@ class Program:
         return self.target if self.kind == "module" else os.path.basename(self.target)
 
     @property
+    def file(self) -> Path | None:
+        """The file that is run, if it can be told without importing anything."""
+        if self.kind == "module":
+            return main_file(self.target)
+        return Path(self.target) if self.kind == "script" else None
+
+    @property
     def stem(self) -> str:
         """The label without `.py`, to name directories."""
         return self.label.removesuffix(".py")
@@ -100,6 +115,7 @@ class Options:
         name: What `status`, `scale` and `stop` call the job.
         is_named: Whether the user gave the name, so that checkpoints get it too.
         hang_timeout: Seconds without a boundary; "auto"; None for never.
+        stop_signals: The signals that mean to save and stop.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
         is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
@@ -114,10 +130,11 @@ class Options:
     log_dir: Path
     is_fresh: bool = False
     max_restarts: int = 3
-    grace: float = 60.0
+    grace: float = Settings.grace
     save_interval: str | None = None
     is_exec: bool = False
     hang_timeout: float | str | None = AUTO
+    stop_signals: tuple[int, ...] = STOP_SIGNALS
     lifeline: int | None = None
     is_linted: bool = True
     nodes: NodeSettings | None = None
@@ -141,16 +158,21 @@ def parse_replicas(text: str) -> Replicas:
     suggested = suggested_replicas()
     if text == AUTO:
         return Replicas(suggested, 1, 1 << 16)
-    match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not match or not 1 <= least <= most:
+    least, most = _parse_range(text)
+    if not 1 <= least <= most:
         raise OptionError(
             f"--replicas {text}: give a number from 1 up, auto, or MIN:MAX with "
             "1 <= MIN <= MAX."
         )
-    if match[2] is None:
+    if ":" not in text:
         return Replicas(least, 1, 1 << 16)
     return Replicas(min(max(suggested, least), most), least, most)
+
+
+def _parse_range(text: str) -> tuple[int, int]:
+    """Return both ends of N or MIN:MAX, zeros for anything else."""
+    match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
+    return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
 
 
 def parse_nodes(nodes: str | None, endpoint: str | None) -> NodeSettings | None:
@@ -161,8 +183,7 @@ def parse_nodes(nodes: str | None, endpoint: str | None) -> NodeSettings | None:
     """
     if nodes is None and endpoint is None:
         return None
-    match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", nodes or "")
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    least, most = _parse_range(nodes or "")
     if nodes is not None and not 1 <= least <= most:
         raise OptionError(
             f"--nodes {nodes}: give a number from 1 up, or MIN:MAX with "
@@ -206,6 +227,24 @@ def parse_hang_timeout(text: str) -> float | str | None:
     return parse_seconds("--hang-timeout", text, also=" (or auto, or off)")
 
 
+def choose_stop_signals(
+    given: str | None, variables: Mapping[str, str]
+) -> tuple[int, ...]:
+    """Return the signals that mean to save and stop: the option's, the variable's.
+
+    Raises:
+        OptionError: One is named that cannot.
+    """
+    variable = "ELASTICRUN_STOP_SIGNALS"
+    text = given or variables.get(variable)
+    if not text:
+        return STOP_SIGNALS
+    try:
+        return parse_stop_signals(text, setting="--stop-signals" if given else variable)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+
+
 def parse_seconds(name: str, text: str, *, also: str = "") -> float:
     """Return a number of seconds above 0.
 
@@ -238,3 +277,55 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
         )
     folder = os.path.dirname(os.path.realpath(target))
     return Program("script", target, tuple(arguments), (folder,))
+
+
+_FILES_WAITING = 3  # Of a replica: its channel, stdout and stderr.
+_FILES_RUNNING = 5  # And its log, and what tells of its end.
+_FILES_SPARE = 16  # For callers, logs that are read, and one replica that is forked.
+
+
+def check_open_files(size: int, *, num_running: int = 0) -> None:
+    """Refuse more replicas than there can be open files for, before anything stops.
+
+    The soft limit is raised if it is too low and the hard one lets it.
+
+    Args:
+        num_running: Replicas that end when those begin.
+
+    Raises:
+        OptionError: There would be too many.
+    """
+    others = len(os.listdir("/proc/self/fd")) + _FILES_SPARE
+    without = others - _FILES_RUNNING * num_running
+    needed = max(others + _FILES_WAITING * size, without + _FILES_RUNNING * size)
+    of_rank_0 = files_of_rank_0(size)
+    limit = allow_open_files(max(needed, of_rank_0))
+    if limit >= max(needed, of_rank_0):
+        return
+    most = min(
+        (limit - others) // _FILES_WAITING,
+        (limit - without) // _FILES_RUNNING,
+        largest_world(limit),
+    )
+    who = "the launcher" if needed > limit else "rank 0"
+    raise OptionError(
+        f"{size} replica{'s' * (size > 1)}: {who} would have about "
+        f"{needed if needed > limit else of_rank_0} files open, and may have {limit}. "
+        "Raise that limit (ulimit -n) before you start it"
+        + (f", or take at most {most}." if most > 0 else ".")
+    )
+
+
+def check_gpus(size: int) -> None:
+    """Refuse more replicas than GPUs to a job that trains on GPUs.
+
+    Raises:
+        OptionError: Some would have none, and so all would train on the CPU.
+    """
+    num_gpus = environment.num_gpus()
+    if 0 < num_gpus < size:  # None where they cannot be counted.
+        raise OptionError(
+            f"{size} replicas: the job trains on GPUs, of which {num_gpus} can be seen "
+            "here. Not each replica could have one of its own, so all would train on "
+            f"the CPU. Take at most {num_gpus}."
+        )

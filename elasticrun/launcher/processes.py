@@ -6,9 +6,15 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from elasticrun.launcher import environment
+
+CLEANING_SECONDS = 5.0  # torch's waits for two after the end of who used it.
+_LOOK_SECONDS = 0.02
+_TRACKER = b"resource_tracker import main"  # Also of libraries that copy it.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -41,29 +47,116 @@ def children() -> list[int]:
     return [pid for pid in _all_processes() if _parent_of(pid) == own]
 
 
-def kill_group(leader: int) -> None:
-    """Kill a replica's process group: itself and what it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+def kill_groups(leaders: Iterable[int]) -> None:
+    """Kill replicas' process groups: themselves and what they have started.
+
+    But not who cleans up behind those: it ends by itself once they are gone.
+    """
+    groups = {leader for leader in leaders if _has_members(leader)}
+    killed: set[int] = set()
+    while victims := [
+        pid
+        for pid in (_all_processes() if groups else [])
+        if pid not in killed and _group_of(pid) in groups and not _cleans_up(pid)
+    ]:
+        _kill(victims)
+        killed.update(victims)
 
 
-def kill_children(*, but: set[int]) -> None:
+def kill_children(*, but: set[int], patience: float = 0.0) -> None:
     """Kill and wait for all children, and for those that become ours by that.
 
     Only for a process that adopts orphans: nothing that a replica has started then is
     left. A replica begins a session of its own and cannot come back to this one, so
-    who is in this one is somebody else's, or has another task.
+    who is in this one is somebody else's, or has another task. Process 1 of a container
+    adopts also what never was a descendant of it.
+
+    Args:
+        but: Who is left alone.
+        patience: Seconds that those may have who clean up behind the others. After
+            that they are killed as well, unless it is 0: then they are left.
     """
-    own = os.getsid(0)
-    while victims := [
-        pid for pid in children() if pid not in but and _session_of(pid) != own
-    ]:
-        for pid in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + patience
+    while left := [pid for pid in children() if pid not in but and _is_of_job(pid)]:
+        victims = [pid for pid in left if not _cleans_up(pid)]
+        if not victims and not patience:
+            return
+        if not victims and time.monotonic() > deadline:
+            victims = left
+        _kill(victims)
         for pid in victims:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        if not victims:
+            time.sleep(_LOOK_SECONDS)
+
+
+def reap(*, but: set[int], leaves_leaders: bool) -> None:
+    """Forget children that have ended and whose end nobody else waits for.
+
+    Args:
+        but: Those whose end somebody waits for.
+        leaves_leaders: Whether to leave leaders of sessions, too: a replica that nobody
+            has heard of yet may be one of them.
+    """
+    try:
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+    except ChildProcessError:
+        return
+    for pid in children():
+        fields = _stat(pid)
+        if pid in but or fields[:1] != ["Z"] or int(fields[3]) == os.getsid(0):
+            continue
+        if not (leaves_leaders and int(fields[3]) == pid):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_of_job(pid: int) -> bool:
+    """Return whether a child comes from a replica."""
+    if _session_of(pid) == os.getsid(0):
+        return False
+    return os.getpid() != 1 or environment.has_mark(_initial_variables(pid))
+
+
+def _cleans_up(pid: int) -> bool:
+    """Return whether a process removes shared memory and semaphores of ended ones.
+
+    Those are torch's, for tensors that workers share by files, and multiprocessing's,
+    for workers that are spawned. Killed, they would leave all that in memory.
+    """
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read()
+    except OSError:
+        return False
+    name = command.partition(b"\0")[0]
+    return name.endswith(b"torch_shm_manager") or _TRACKER in command
+
+
+def _initial_variables(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def num_threads() -> int:
@@ -141,6 +234,11 @@ def _all_processes() -> list[int]:
 def _parent_of(pid: int) -> int:
     fields = _stat(pid)
     return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _group_of(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[2]) if len(fields) > 2 else 0
 
 
 def _session_of(pid: int) -> int:

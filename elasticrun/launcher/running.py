@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
-from elasticrun.launcher import directory, processes, sockets
+from elasticrun.errors import BY_SIGNAL
+from elasticrun.launcher import directory, processes
 from elasticrun.launcher.claim import claimed, make_usable
-from elasticrun.launcher.console import Console, open_console
-from elasticrun.launcher.limits import check_open_files
+from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.linting import Linting
-from elasticrun.launcher.loop import Loop
-from elasticrun.launcher.many_nodes import ManyNodes
-from elasticrun.launcher.nodes import Listener, Nodes, OneNode
-from elasticrun.launcher.options import OptionError, Options
-from elasticrun.launcher.server import Server
-from elasticrun.launcher.status import StatusBook
+from elasticrun.launcher.nodes.many_nodes import ManyNodes
+from elasticrun.launcher.nodes.nodes import Nodes, NodesListener, OneNode
+from elasticrun.launcher.options import Options, check_open_files
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
-from elasticrun.launcher.supervisor import Supervisor
+from elasticrun.launcher.supervisor.server import Server
+from elasticrun.launcher.supervisor.status import StatusBook
+from elasticrun.launcher.supervisor.supervisor import Supervisor
+from elasticrun.launcher.talk import sockets
+from elasticrun.launcher.terminal.console import Console, open_console
 
 _LIVE_SECONDS = 0.5
 
@@ -39,19 +40,20 @@ def run_job(options: Options) -> int:
         if _is_finished(options, console):
             return 0
         with ExitStack() as stack:
-            wakeups = stack.enter_context(signals_as_bytes())
+            wakeups = stack.enter_context(signals_as_bytes(options.stop_signals))
             _claim_directories(options, stack)
             _say_where(options, console)
             processes.adopt_orphans()
-            loop = Loop()
-            listener = stack.enter_context(_listening())
+            loop = EventLoop()
+            control = sockets.ControlSocket()
+            stack.callback(control.close)
             supervisor = Supervisor(
                 options, console, loop, meet=_meeting(options, console, loop)
             )
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
-            stack.callback(Server(listener, supervisor, book).close)
-            stops = StopSignals(supervisor.stop)
+            stack.callback(Server(control, supervisor, book).close)
+            stops = StopSignals(supervisor.stop, options.stop_signals)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(options.lifeline, _on_lifeline(supervisor, options.lifeline))
@@ -64,23 +66,14 @@ def run_job(options: Options) -> int:
             return supervisor.exit_code
 
 
-@contextmanager
-def _listening() -> Iterator[socket.socket]:
-    try:
-        with sockets.listening() as listener:
-            yield listener
-    except sockets.SocketDirectoryError as error:
-        raise OptionError(str(error)) from error
-
-
 def _meeting(
-    options: Options, console: Console, loop: Loop
-) -> Callable[[Listener], Nodes]:
+    options: Options, console: Console, loop: EventLoop
+) -> Callable[[NodesListener], Nodes]:
     settings = options.nodes
     if settings is None:
         return OneNode
 
-    def meet(listener: Listener) -> Nodes:
+    def meet(listener: NodesListener) -> Nodes:
         return ManyNodes(
             settings, options.name, loop=loop, listener=listener, say=console.event
         )
@@ -138,12 +131,14 @@ def _say_where(options: Options, console: Console) -> None:
 def _on_lifeline(supervisor: Supervisor, lifeline: int) -> Callable[[], None]:
     def on_end() -> None:
         supervisor.loop.forget(lifeline)
-        supervisor.stop("the end of the process that started it", 143)
+        supervisor.stop(
+            "the end of the process that started it", BY_SIGNAL[signal.SIGTERM]
+        )
 
     return on_end
 
 
-def _keep_live(loop: Loop, console: Console, book: StatusBook) -> None:
+def _keep_live(loop: EventLoop, console: Console, book: StatusBook) -> None:
     if not console.is_live:
         return
 

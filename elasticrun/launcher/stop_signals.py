@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+from elasticrun.errors import BY_SIGNAL
+from elasticrun.replicas.signals import STOP_SIGNALS, is_impatient
+
 _SAME_SECONDS = 1.0
 
 
@@ -18,14 +20,21 @@ class StopSignals:
 
     Whoever signals a process and its group, as timeout(1) does, sends two at once. When
     a terminal is closed, the shell and the kernel both send SIGHUP; a second one must
-    not be taken for the impatience of somebody who is gone.
+    not be taken for the impatience of somebody who is gone. Nor must what a scheduler
+    sends when the time is over of which it has warned.
 
     Args:
         on_stop: Called with the name of the signal, and the exit code that it leads to.
+        numbers: The signals that mean to save and stop.
     """
 
-    def __init__(self, on_stop: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        on_stop: Callable[[str, int], None],
+        numbers: Collection[int] = STOP_SIGNALS,
+    ) -> None:
         self._on_stop = on_stop
+        self._numbers = numbers
         self._counted_at: dict[int, float] = {}
 
     def read(self, descriptor: int) -> None:
@@ -35,27 +44,29 @@ class StopSignals:
 
     def take(self, number: int, *, now: float) -> None:
         """Take one signal."""
-        if number not in STOP_CODES:
+        if number not in self._numbers:
             return
-        before = self._counted_at.get(number)
-        is_same = before is not None and now - before < _SAME_SECONDS
-        is_late = number == signal.SIGHUP and bool(self._counted_at)
-        if not is_same and not is_late:
+        last = self._counted_at.get(number)
+        is_same = last is not None and now - last < _SAME_SECONDS
+        is_first = not self._counted_at
+        means_more = any(is_impatient(number, before=n) for n in self._counted_at)
+        self._counted_at.setdefault(number, now)
+        if is_first or (means_more and not is_same):
             self._counted_at[number] = now
             self._on_stop(
-                signal.Signals(number).name, STOP_CODES[signal.Signals(number)]
+                signal.Signals(number).name, BY_SIGNAL[signal.Signals(number)]
             )
 
 
 @contextmanager
-def signals_as_bytes() -> Iterator[int]:
+def signals_as_bytes(stops: Collection[int] = STOP_SIGNALS) -> Iterator[int]:
     """Have signals write their number into a pipe, whose reading end this yields."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     # A job that was started with `nohup` goes on when its terminal is closed.
-    numbers = [n for n in STOP_CODES if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [n for n in stops if signal.getsignal(n) is not signal.SIG_IGN]
     for number in numbers:
         signal.signal(number, _ignore)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elasticrun.lint.options import (
     ConfigurationError,
-    Options,
+    LintOptions,
     find_pyproject,
     read_options,
 )
@@ -106,9 +106,9 @@ def _lint(options: argparse.Namespace) -> int:
     return FOUND if result.findings and not options.explain_zones else CLEAN
 
 
-def _chosen(options: argparse.Namespace, paths: list[Path]) -> Options:
+def _chosen(options: argparse.Namespace, paths: list[Path]) -> LintOptions:
     """Return the settings of pyproject.toml, those of the command line over them."""
-    base = Options()
+    base = LintOptions()
     if not options.isolated and paths:
         first = paths[0] if paths[0].is_dir() else paths[0].parent
         base = read_options(find_pyproject(first))

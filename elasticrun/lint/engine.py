@@ -7,29 +7,31 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticrun.lint.finding import Finding, Fix
-from elasticrun.lint.options import Options
-from elasticrun.lint.program import Program
+from elasticrun.lint.finding import Finding
+from elasticrun.lint.options import LintOptions
+from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module, Project, imports_of, python_files
 from elasticrun.lint.rules import (
     data,
     effects,
     files,
+    leaving,
     loops,
     ranks,
     replayed,
     states,
     volatile,
 )
-from elasticrun.lint.rules.table import RULES
-from elasticrun.lint.walk.walker import Walker
+from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
+from elasticrun.lint.walk.walker import walk_through
 
-Check = Callable[[Program], Iterator[Finding]]
+Check = Callable[[Walked], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
     replayed.check,
     files.check,
     effects.check,
     loops.check,
+    leaving.check,
     volatile.check,
     states.check,
     ranks.check,
@@ -37,7 +39,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-class Problem(NamedTuple):
+class LintProblem(NamedTuple):
     """A file that could not be linted, and why."""
 
     path: str
@@ -45,45 +47,45 @@ class Problem(NamedTuple):
     message: str
 
 
-class Result(NamedTuple):
+class LintResult(NamedTuple):
     """What came out of linting some paths."""
 
     findings: list[Finding]
-    problems: list[Problem]
-    programs: list[Program]
+    problems: list[LintProblem]
+    programs: list[Walked]
     modules: list[Module]
 
 
-def lint_paths(paths: Iterable[Path], options: Options | None = None) -> Result:
+def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> LintResult:
     """Lint files, and all Python files below folders."""
     project = Project()
-    result = Result([], [], [], [])
+    result = LintResult([], [], [], [])
     for path in paths:
         if not path.exists():
             text = "does not exist. Check the path, relative to the current folder."
-            result.problems.append(Problem(str(path), 1, text))
+            result.problems.append(LintProblem(str(path), 1, text))
             continue
         for file in python_files(path):
             module = project.load(file, str(file))
             if module is None:
                 text = "cannot be read as Python source in the encoding it declares."
-                result.problems.append(Problem(str(file), 1, text))
+                result.problems.append(LintProblem(str(file), 1, text))
             else:
                 result.modules.append(module)
-    return _lint(project, options or Options(), result)
+    return _lint(project, options or LintOptions(), result)
 
 
 def lint_text(
-    text: str, name: str = "script.py", options: Options | None = None
-) -> Result:
+    text: str, name: str = "script.py", options: LintOptions | None = None
+) -> LintResult:
     """Lint one program that stands in no file."""
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
-    return _lint(project, options or Options(), Result([], [], [], [module]))
+    return _lint(project, options or LintOptions(), LintResult([], [], [], [module]))
 
 
-def _lint(project: Project, options: Options, result: Result) -> Result:
+def _lint(project: Project, options: LintOptions, result: LintResult) -> LintResult:
     found: list[Finding] = []
     roots = _roots(project, result)
     walked: set[str] = set()
@@ -91,7 +93,7 @@ def _lint(project: Project, options: Options, result: Result) -> Result:
         if module.imported_by & walked:
             continue  # walked through already, from the script that imports it
         try:
-            program = _walk(project, options, module)
+            program = Walked(walk_through(project, options, module))
             for check in CHECKS:
                 found += check(program)
         except Exception as error:
@@ -99,7 +101,7 @@ def _lint(project: Project, options: Options, result: Result) -> Result:
                 f"internal error: {type(error).__name__}: {error}. Nothing is said "
                 "about this file; please report it with the file."
             )
-            result.problems.append(Problem(module.name, 1, text))
+            result.problems.append(LintProblem(module.name, 1, text))
             continue
         walked.add(module.name)
         result.programs.append(program)
@@ -107,13 +109,7 @@ def _lint(project: Project, options: Options, result: Result) -> Result:
     return result
 
 
-def _walk(project: Project, options: Options, module: Module) -> Program:
-    walker = Walker(project, options, module)
-    walker.walk()
-    return Program(walker)
-
-
-def _roots(project: Project, result: Result) -> list[Module]:
+def _roots(project: Project, result: LintResult) -> list[Module]:
     """Return the modules to begin with: scripts first, what they import last."""
     roots = []
     for module in result.modules:
@@ -125,7 +121,7 @@ def _roots(project: Project, result: Result) -> list[Module]:
             text = (
                 f"cannot be parsed: {error.msg if error is not None else 'no source'}."
             )
-            result.problems.append(Problem(module.name, line, text))
+            result.problems.append(LintProblem(module.name, line, text))
             continue
         roots.append(module)
     imported = {each for module in roots for each in _imports(project, module)}
@@ -175,13 +171,13 @@ def _leads_to_elastic(project: Project, module: Module) -> bool:
 
 
 def _reported(
-    found: list[Finding], project: Project, options: Options, modules: list[Module]
+    found: list[Finding], project: Project, options: LintOptions, modules: list[Module]
 ) -> list[Finding]:
     by_name = {each.name: each for each in project.modules.values() if each is not None}
     used: set[tuple[str, int, str]] = set()
     kept: dict[tuple[str, int, int, str], Finding] = {}
     for finding in found:
-        if _is_suppressed(finding, by_name.get(finding.path), used):
+        if is_suppressed(finding, by_name.get(finding.path), used):
             continue
         if not options.wants(finding.code):
             continue
@@ -190,57 +186,8 @@ def _reported(
         best = kept.get(finding.order)
         if best is None or "EWH".index(finding.severity) < "EWH".index(best.severity):
             kept[finding.order] = finding
-    if options.wants("ER001"):
+    if options.wants(ER001.code):
         for module in modules:
-            for finding in _unused(module, used):
+            for finding in unused(module, used):
                 kept[finding.order] = finding
     return [kept[key] for key in sorted(kept)]
-
-
-def _is_suppressed(
-    finding: Finding, module: Module | None, used: set[tuple[str, int, str]]
-) -> bool:
-    if module is None:
-        return False
-    for line in dict.fromkeys((finding.line, finding.end_line, finding.line - 1)):
-        entry = module.suppressions.get(line)
-        if entry is None:
-            continue
-        codes, column = entry
-        if line == finding.line - 1 and module.line(line)[:column].strip():
-            continue  # a comment behind code speaks for that line only
-        if codes is None or finding.code in codes:
-            used.add((finding.path, line, finding.code))
-            return True
-    return False
-
-
-def _unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]:
-    rule = RULES["ER001"]
-    for line, (codes, column) in module.suppressions.items():
-        here = {code for path, at, code in used if path == module.name and at == line}
-        unused = sorted(codes - here) if codes is not None else []
-        if not unused and (codes or here):
-            continue
-        text = module.line(line)
-        what = ", ".join(unused) or "anything"
-        message = f"nothing is found here for the suppression of {what}"
-        fix = _without_comment(text, line, column, is_whole=not here)
-        yield Finding(
-            "ER001", rule.severity, module.name, line, column + 1, line,
-            len(text) + 1, message, "", text, "", rule.help, fix,
-        )  # fmt: skip
-
-
-def _without_comment(
-    text: str, line: int, column: int, *, is_whole: bool
-) -> Fix | None:
-    from elasticrun.lint.finding import Edit
-
-    if not is_whole:
-        return None
-    if not text[:column].strip():
-        edit = Edit((line, 0), (line + 1, 0), "")
-    else:
-        edit = Edit((line, len(text[:column].rstrip())), (line, len(text)), "")
-    return Fix((edit,), True, "Remove the unused suppression")

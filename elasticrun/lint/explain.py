@@ -6,12 +6,12 @@ import ast
 from collections import defaultdict
 
 from elasticrun.lint.graph import DataLoop, EpochLoop
-from elasticrun.lint.program import Program
+from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module
 from elasticrun.lint.zones import DESCRIPTIONS
 
 
-def explain(program: Program) -> str:
+def explain(program: Walked) -> str:
     """Return the program's modules with a zone before each line that was walked."""
     zones: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     modules: dict[str, Module] = {}

@@ -78,3 +78,14 @@ def _characters(text: str, offset: int) -> int:
     if text.isascii():
         return offset
     return len(text.encode()[:offset].decode(errors="ignore"))
+
+
+def replace(
+    node: ast.AST, new: str, module: Module, *, title: str, is_safe: bool
+) -> Fix | None:
+    """Return the fix that writes something else for an expression on one line."""
+    line, column, end_line, end_column = place_of(node, module)
+    if line != end_line:
+        return None
+    edit = Edit((line, column - 1), (line, end_column - 1), new)
+    return Fix((edit,), is_safe, title)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from elasticrun.lint.engine import Result
+from elasticrun.lint.engine import LintResult
 from elasticrun.lint.finding import Edit, Finding
 
 
-def fix_files(result: Result, *, unsafe: bool = False) -> int:
+def fix_files(result: LintResult, *, unsafe: bool = False) -> int:
     """Write the fixes into the files; return how many were made."""
     by_path: dict[str, list[Finding]] = defaultdict(list)
     for finding in result.findings:

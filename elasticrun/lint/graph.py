@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
+from elasticrun.lint.project import Module
 from elasticrun.lint.values import Value
-
-if TYPE_CHECKING:
-    from elasticrun.lint.project import Module
 
 Place = tuple[int, object]  # a frame or object by its number, and a name in it
 
@@ -42,6 +40,10 @@ class Guard(NamedTuple):
     taints: frozenset[str]
     function: ast.AST
     module: Module
+
+    @property
+    def opposite(self) -> Guard:
+        return self._replace(holds=not self.holds)
 
 
 class Sink(NamedTuple):
@@ -92,21 +94,30 @@ class Write(NamedTuple):
     name: str
 
 
+class Located(Protocol):
+    """What stands at a node, and happens when a step reaches it."""
+
+    @property
+    def at(self) -> ast.AST: ...
+
+    @property
+    def step(self) -> Step: ...
+
+
+class Spot(NamedTuple):
+    """A node, and a step that reaches it."""
+
+    at: ast.AST
+    step: Step
+
+
 class EpochLoop:
     """A loop over `remaining_epochs_until`."""
 
     __slots__ = (
-        "bound",
-        "bound_value",
-        "call",
-        "guards",
-        "head",
-        "module",
-        "node",
-        "number",
-        "outer",
-        "turns",
-    )
+        "bound", "bound_value", "call", "guards", "head", "module", "node", "number",
+        "outer", "turns",
+    )  # fmt: skip
 
     def __init__(self, number: int, node: ast.AST, module: Module) -> None:
         self.number = number
@@ -128,25 +139,19 @@ class EpochLoop:
 class DataLoop:
     """A loop over a loader: while it runs, the job may save or stop.
 
+    `remaining_steps_until` is one too, without a loader.
+
     Attributes:
         text: The loader as the program calls it.
+        outer: The loop in whose body it stands.
         sure: False if only a name says that it is a loop over an elastic loader.
         is_elastic: False for a loop over a plain DataLoader.
     """
 
     __slots__ = (
-        "call",
-        "epoch",
-        "head",
-        "is_elastic",
-        "loader",
-        "module",
-        "node",
-        "outer",
-        "sure",
-        "text",
-        "turns",
-    )
+        "call", "epoch", "head", "is_elastic", "loader", "module", "node", "outer",
+        "sure", "text", "turns",
+    )  # fmt: skip
 
     def __init__(self, node: ast.AST, module: Module, text: str, loader: Value) -> None:
         self.node = node
@@ -165,24 +170,26 @@ class DataLoop:
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
+    @property
+    def is_inner(self) -> bool:
+        """Whether it belongs to a batch of another loop, and so has no boundary."""
+        return self.outer is not None and self.outer.sure
+
+    def around(self) -> Iterator[DataLoop]:
+        """Yield the loops in whose bodies it stands, the nearest first."""
+        loop = self.outer
+        while loop is not None:
+            yield loop
+            loop = loop.outer
+
 
 class Step:
     """A statement or head of a loop, in one chain of calls."""
 
     __slots__ = (
-        "call",
-        "epoch",
-        "following",
-        "frame",
-        "guards",
-        "head_of",
-        "loop",
-        "module",
-        "node",
-        "number",
-        "reads",
-        "writes",
-    )
+        "call", "epoch", "following", "frame", "guards", "head_of", "loop", "module",
+        "node", "number", "reads", "writes",
+    )  # fmt: skip
 
     def __init__(self, number: int, node: ast.AST, module: Module) -> None:
         self.number = number
@@ -202,12 +209,25 @@ class Step:
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
+    def is_in(self, loop: DataLoop) -> bool:
+        """Return whether it is in a loop's body, or in that of a loop inside."""
+        own = self.loop
+        return own is loop or (own is not None and loop in own.around())
+
 
 class Graph:
-    """All steps, by number."""
+    """All steps, by number, and the loops among them.
+
+    Attributes:
+        repeats: Heads of plain `for` loops and the steps of their bodies, inner ones
+            first.
+    """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.epochs: list[EpochLoop] = []
+        self.loops: list[DataLoop] = []
+        self.repeats: list[tuple[int, range]] = []
         self._preceding: list[list[int]] | None = None
 
     def preceding(self) -> list[list[int]]:

@@ -11,7 +11,7 @@ class ConfigurationError(Exception):
     """The settings cannot be used; the text says which one and why."""
 
 
-class Options(NamedTuple):
+class LintOptions(NamedTuple):
     """The settings of the linter.
 
     Attributes:
@@ -50,27 +50,27 @@ def find_pyproject(start: Path) -> Path | None:
     return None
 
 
-def read_options(path: Path | None) -> Options:
+def read_options(path: Path | None) -> LintOptions:
     """Return the settings under [tool.elasticrun.lint].
 
     Raises:
         ConfigurationError: The file cannot be read, or a setting is unknown or wrong.
     """
     if path is None:
-        return Options()
+        return LintOptions()
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}.") from error
     if "elasticrun" not in text:
-        return Options()
+        return LintOptions()
     table: Any = _parse(text, path)
     for key in ("tool", "elasticrun", "lint"):
         table = table.get(key, {}) if isinstance(table, dict) else {}
     return _options(table, path)
 
 
-def _options(table: dict[str, Any], path: Path) -> Options:
+def _options(table: dict[str, Any], path: Path) -> LintOptions:
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key == "pedantic" and isinstance(value, bool):
@@ -84,7 +84,7 @@ def _options(table: dict[str, Any], path: Path) -> Options:
                 f"the linter. Settings are {known}: lists of texts, and pedantic, true "
                 "or false."
             )
-    return Options(**values)
+    return LintOptions(**values)
 
 
 def _is_texts(value: Any) -> bool:

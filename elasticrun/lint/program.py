@@ -1,38 +1,49 @@
-"""One walked program, as the rules see it."""
+"""A program that was walked through, as the rules see it."""
 
 from __future__ import annotations
 
-import ast
+from typing import NamedTuple, TypeVar
 
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Fix, lowered, place_of
-from elasticrun.lint.graph import DataLoop, Step
-from elasticrun.lint.project import Module
-from elasticrun.lint.rules.table import RULES
-from elasticrun.lint.walk.core import Event
-from elasticrun.lint.walk.walker import Walker
+from elasticrun.lint.graph import DataLoop, EpochLoop, Located, Spot, Step
+from elasticrun.lint.rules.rule import Rule
+from elasticrun.lint.values import Value
+from elasticrun.lint.walk.walk import Walk
 from elasticrun.lint.zones import Zones
 
+What = TypeVar("What", bound=NamedTuple)
 
-class Program:
+
+class Walked:
     """A walk, its zones, and how to report what is found in it."""
 
-    def __init__(self, walker: Walker) -> None:
-        self.walker = walker
-        self.zones = Zones(walker)
-        self.graph = walker.graph
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.graph = walk.graph
+        self.zones = Zones(walk.graph)
 
-    def events(self, *kinds: str) -> list[Event]:
-        """Return what happened, of some kinds, in the order of the walk."""
-        return [event for event in self.walker.events if event.kind in kinds]
+    def events(self, kind: type[What]) -> list[tuple[Event, What]]:
+        """Return the events of a type, each with what happens, as the walk met them."""
+        events = self.walk.events
+        return [(each, each.what) for each in events if isinstance(each.what, kind)]
+
+    def head(self, loop: DataLoop | EpochLoop) -> Spot:
+        """Return a loop's head, where it asks for its next element."""
+        return Spot(loop.node, self.graph.steps[loop.head])
+
+    def made(self, value: Value) -> Spot:
+        """Return where an object was made."""
+        assert value.node is not None
+        return Spot(value.node, self.graph.steps[value.made_at])
 
     def zone(self, step: Step) -> str:
         return self.zones.zone(step)
 
     def finding(
         self,
-        code: str,
-        at: ast.AST,
-        step: Step,
+        rule: Rule,
+        where: Located,
         message: str,
         *,
         loop: DataLoop | None = None,
@@ -42,9 +53,9 @@ class Program:
         fix: Fix | None = None,
     ) -> Finding:
         """Return a finding at a node, with the chain that leads to a loop."""
-        rule = RULES[code]
-        module: Module = step.module
-        line, column, end_line, end_column = place_of(at, module)
+        step = where.step
+        module = step.module
+        line, column, end_line, end_column = place_of(where.at, module)
         zone = self.zone(step)
         chain = self.zones.chain(loop) if loop is not None else ""
         own = _links(step)
@@ -53,7 +64,7 @@ class Program:
         elif own:
             chain = own
         return Finding(
-            code=code,
+            code=rule.code,
             severity=lowered(severity or rule.severity, doubts),
             path=module.name,
             line=line,
@@ -76,9 +87,7 @@ class Program:
 
     def is_before_epochs(self, event: Event) -> bool:
         """Return whether an event happens again after every restart, before epochs."""
-        has_epochs = bool(
-            self.walker.epochs
-        )  # without, ER002 says that all is repeated
+        has_epochs = bool(self.graph.epochs)  # without, ER002 says that all is repeated
         return has_epochs and self.zone(event.step) == "P" and not is_once(event.step)
 
 

@@ -43,7 +43,6 @@ class Module:
         self.tree: ast.Module | None = None
         self.is_elastic = bool(ELASTIC.search(text))
         self.leads_to_elastic: bool | None = True if self.is_elastic else None
-        self.frame: object = None
         self.imported_by: set[str] = set()
         self.imports: list[Module] | None = None
         self._lines: list[str] | None = None

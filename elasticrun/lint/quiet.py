@@ -47,7 +47,7 @@ def _is_quiet_call(node: ast.Call) -> bool:
 
 
 def is_lazy(node: ast.If) -> bool:
-    """Return whether a branch makes what its test finds missing, and nothing else."""
+    """Return whether an `if` only makes what its test finds to be missing."""
     wanted = _missing(node.test)
     if wanted is None or node.orelse:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from elasticrun.lint.engine import Problem, Result
+from elasticrun.lint.engine import LintProblem, LintResult
 from elasticrun.lint.finding import Finding
 
 FORMATS = ("text", "concise", "json", "github", "sarif")
@@ -13,7 +13,7 @@ LEVELS = {"E": "error", "W": "warning", "H": "note"}
 _GITHUB = {"E": "error", "W": "warning", "H": "notice"}
 
 
-def report(result: Result, form: str) -> str:
+def report(result: LintResult, form: str) -> str:
     """Return all findings in one of `FORMATS`."""
     if form == "json":
         return json.dumps(as_json(result), indent=2)
@@ -34,7 +34,7 @@ def concise(finding: Finding) -> str:
     return f"{place}: {finding.code} {finding.message}"
 
 
-def problem_line(problem: Problem) -> str:
+def problem_line(problem: LintProblem) -> str:
     """Return a problem on one line."""
     return f"{problem.path}:{problem.line}: {problem.message}"
 
@@ -50,7 +50,7 @@ def _text(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: LintResult) -> dict[str, Any]:
     """Return the findings and problems as plain values."""
     return {
         "version": 1,
@@ -94,7 +94,7 @@ def _github(finding: Finding) -> str:
     return f"::{level} {position},title=elasticrun {finding.code}::{text}"
 
 
-def _github_problem(problem: Problem) -> str:
+def _github_problem(problem: LintProblem) -> str:
     position = f"file={_property(problem.path)},line={problem.line}"
     return f"::error {position},title=elasticrun::{_data(problem.message)}"
 

@@ -12,10 +12,11 @@ ELASTIC_ROOTS = ("elasticrun", "adaptdl")
 ELASTIC_NAMES = named(
     """
     AdaptiveDataLoader AdaptiveDataParallel CombinedLoader remaining_epochs_until
-    Variables State Accumulator register once rank local_rank world_size generation init
-    save_all_states request_checkpoint request_stop load_state current_epoch
-    finished_epochs current_dataloader device replica_rank num_replicas num_restarts
-    init_process_group ElasticSampler
+    remaining_steps_until WeightedDraws LengthGroups RandomWindows Variables State
+    Accumulator register once rank local_rank world_size generation init save_all_states
+    request_checkpoint request_stop load_state current_epoch finished_epochs
+    current_dataloader device replica_rank num_replicas num_restarts init_process_group
+    ElasticSampler
     """
 )
 
@@ -100,7 +101,7 @@ def elastic_name(dotted: str) -> str:
         return ""
     if dotted.split(".", 1)[0] in ELASTIC_ROOTS:
         return last
-    unmistakable = ("Adaptive", "remaining_epochs")
+    unmistakable = ("Adaptive", "remaining_epochs", "remaining_steps")
     return last if last.startswith(unmistakable) else ""
 
 

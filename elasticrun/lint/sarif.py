@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-from elasticrun.lint.engine import Result
+from elasticrun.lint.engine import LintResult
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.table import RULES
@@ -15,7 +15,7 @@ _LEVELS = {"E": "error", "W": "warning", "H": "note"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def as_sarif(result: Result) -> dict[str, Any]:
+def as_sarif(result: LintResult) -> dict[str, Any]:
     """Return a log with one run."""
     codes = sorted({each.code for each in result.findings})
     return {

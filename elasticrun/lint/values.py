@@ -4,40 +4,24 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from elasticrun.lint.project import Module
+from elasticrun.lint.naming import named
+from elasticrun.lint.project import Module
 
 _uids = itertools.count(1)
 
 NO_TAINTS: frozenset[str] = frozenset()
 EMPTY = "empty"  # the data of a container that is made without items
-OBJECTS = frozenset(
-    [
-        "loader",
-        "plain_loader",
-        "model",
-        "optimizer",
-        "scheduler",
-        "scaler",
-        "ema",
-        "variables",
-        "accumulator",
-        "instance",
-        "tracker",
-        "file",
-        "rng",
-        "list",
-        "dict",
-        "set",
-    ]
+OBJECTS = named(
+    "loader plain_loader model optimizer scheduler scaler ema variables accumulator "
+    "instance tracker file rng list dict set"
 )
 
 
 class Value:
-    """An abstract value.
+    """What the walk knows of one value of the program.
 
     Attributes:
         kind: What it is: `loader`, `optimizer`, `const`, `func`, `unknown`, ...
@@ -46,32 +30,25 @@ class Value:
         taints: What it was computed from: `rank`, `random`, `time`, `epoch`, ...
         attrs: Attributes, or items of a dictionary by constant key.
         parts: The elements of a sequence, or what a wrapper wraps.
-        data: A constant, a syntax node, a mode; depends on the kind.
+        data: The constant; of an open file its mode; of `super()` the class whose
+            method calls it; EMPTY for a container that is made without items.
+        node: What makes or defines it.
+        made_at: The number of the step that makes it, or -1.
+        frame: The walk's frame: of a module its names, of a function those around it,
+            of a generator its own.
+        cls: The class itself, or that of an instance or method.
+        owner: What it is a part of: a method's object, a parameter's model, ...
+        also: What else it may be, where branches meet.
         registered: Saved in every checkpoint.
         is_handed_on: Given to a function that cannot be seen, which may register it.
         in_epoch: The number of the epoch loop in whose body it was made, or 0.
     """
 
     __slots__ = (
-        "also",
-        "attrs",
-        "cls",
-        "data",
-        "frame",
-        "in_epoch",
-        "is_complete",
-        "is_handed_on",
-        "kind",
-        "loaded_by_hand",
-        "name",
-        "node",
-        "owner",
-        "parts",
-        "registered",
-        "sure",
-        "taints",
-        "uid",
-    )
+        "also", "attrs", "cls", "data", "frame", "in_epoch", "is_complete",
+        "is_handed_on", "kind", "loaded_by_hand", "made_at", "name", "node", "owner",
+        "parts", "registered", "sure", "taints", "uid",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -81,20 +58,25 @@ class Value:
         sure: bool = True,
         taints: frozenset[str] = NO_TAINTS,
         parts: Iterable[Value] = (),
+        attrs: Mapping[Any, Value] | None = None,
         data: Any = None,
         node: ast.AST | None = None,
+        owner: Value | None = None,
+        cls: Class | None = None,
+        frame: Any = None,
     ) -> None:
         self.kind = kind
         self.name = name
         self.sure = sure
         self.taints = taints
-        self.attrs: dict[Any, Value] = {}
+        self.attrs: dict[Any, Value] = dict(attrs or ())
         self.parts: list[Value] = list(parts)
         self.data = data
         self.node = node
-        self.cls: Class | None = None
-        self.owner: Value | None = None
-        self.frame: Any = None
+        self.cls = cls
+        self.owner = owner
+        self.made_at = -1
+        self.frame = frame
         self.also: list[Value] = []
         self.registered = False
         self.loaded_by_hand = False
@@ -109,6 +91,11 @@ class Value:
         return self.kind in OBJECTS
 
     @property
+    def is_container(self) -> bool:
+        """Whether it is a container that the program changes."""
+        return self.kind in ("list", "dict", "set")
+
+    @property
     def is_durable(self) -> bool:
         """Whether what it holds comes back after a restart."""
         return self.registered or self.kind in ("variables", "accumulator")
@@ -117,8 +104,23 @@ class Value:
         return f"Value({self.kind}, {self.name!r})"
 
 
+class Arguments(NamedTuple):
+    """The values that a call is given."""
+
+    args: list[Value]
+    keywords: dict[str, Value]
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.args, *self.keywords.values()]
+
+    @property
+    def taints(self) -> frozenset[str]:
+        return taints_of(self.values)
+
+
 class Class:
-    """A class of the project.
+    """A class that the project defines.
 
     Attributes:
         role: What an instance is to the rules: `model`, `state`, `scheduler`, ...
@@ -166,6 +168,11 @@ def external(name: str) -> Value:
     return Value("ext", name)
 
 
+def taints_of(values: Iterable[Value]) -> frozenset[str]:
+    """Return what any of some values was computed from."""
+    return NO_TAINTS.union(*(value.taints for value in values))
+
+
 def is_key(data: object) -> bool:
     """Return whether a constant can be the key of an attribute or item."""
     return isinstance(data, str | int)
@@ -187,7 +194,7 @@ def register(value: Value, seen: set[int] | None = None) -> None:
 
 
 def register_reachable(value: Value, depth: int = 4) -> None:
-    """Mark what a State object holds: its save and load speak for them."""
+    """Mark all that an object holds as saved: it saves and loads it itself."""
     for child in [*value.attrs.values(), *value.parts]:
         if child.is_object and not child.registered:
             register(child)
@@ -215,3 +222,40 @@ def join(first: Value, second: Value) -> Value:
         if first not in second.also:
             second.also.append(first)
     return first
+
+
+def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value]:
+    """Return what names may be where two branches meet."""
+    if first is second:
+        return first
+    result = dict(second)
+    for name, value in first.items():
+        other = second.get(name)
+        result[name] = value if other is None or other is value else join(value, other)
+    return result
+
+
+def element_of(value: Value) -> Value:
+    """Return an element of what is iterated, in no particular pass."""
+    if value.kind == "param_groups":
+        return Value("group", value.name, sure=value.sure, owner=value.owner)
+    if value.kind in ("param", "model"):
+        return value
+    if value.kind == "tuple" and value.parts:
+        return value.parts[0]
+    if value.kind == "wrapped" and value.name == "zip":
+        return Value("tuple", parts=[element_of(part) for part in value.parts])
+    if value.kind == "list" and value.parts:
+        objects = [part for part in value.parts if part.is_object]
+        if objects:
+            return objects[0]
+    return unknown(taints=value.taints)
+
+
+def loaders_in(value: Value, depth: int = 3) -> list[Value]:
+    """Return the loaders that iterating a value iterates."""
+    if value.kind in ("loader", "plain_loader"):
+        return [value]
+    if value.kind not in ("wrapped", "iterator") or depth == 0:
+        return []
+    return [each for part in value.parts for each in loaders_in(part, depth - 1)]

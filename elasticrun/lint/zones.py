@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 from elasticrun.lint.graph import Call, DataLoop, EpochLoop, Graph, Step
-from elasticrun.lint.walk.walker import Walker
 
 DESCRIPTIONS = {
     "P": "before the epochs, replayed after every restart",
@@ -18,21 +17,22 @@ DESCRIPTIONS = {
 
 
 class Zones:
-    """The zones of one walk.
+    """The zones of one flow graph.
 
     A step of an epoch is replayed exactly when some loop over an elastic loader may
     still run after it in the same epoch: if the job stops in that loop, the step runs
     again on the way to it.
     """
 
-    def __init__(self, walker: Walker) -> None:
-        self.walker = walker
-        self.graph: Graph = walker.graph
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.names: dict[int, str] = {}
         self._heads: dict[int, DataLoop] = {
-            loop.head: loop for loop in walker.loops if loop.is_elastic
+            loop.head: loop
+            for loop in graph.loops
+            if loop.is_elastic and not loop.is_inner
         }
-        for epoch in walker.epochs:
+        for epoch in graph.epochs:
             self._mark_epoch(epoch)
         self._mark_outside()
 
@@ -82,7 +82,7 @@ class Zones:
                 self.names[step.number] = "C"
 
     def _mark_outside(self) -> None:
-        epoch_heads = [epoch.head for epoch in self.walker.epochs]
+        epoch_heads = [epoch.head for epoch in self.graph.epochs]
         goals = epoch_heads + [
             loop.head for loop in self._heads.values() if loop.epoch is None
         ]

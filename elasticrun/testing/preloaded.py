@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import elasticrun.data.loader
-import elasticrun.epoch
-import elasticrun.parallel
-import elasticrun.states
+import elasticrun.job.epochs
+import elasticrun.job.states
+import elasticrun.parallel.module
 import elasticrun.testing.replicas  # noqa: F401

@@ -19,8 +19,8 @@ from typing import Any
 import cloudpickle
 from torch.distributed import TCPStore
 
-from elasticrun.env import environment_of
-from elasticrun.errors import ElasticRunError, JobStopped
+from elasticrun.errors import STOP_CODES, ElasticRunError, JobStopped
+from elasticrun.replicas.environment import environment_of
 
 
 class GenerationFailed(ElasticRunError):
@@ -43,7 +43,7 @@ class Outcome:
     error: str | None
 
 
-class Generation:
+class StartedGeneration:
     """Replicas that run; use it as a context manager, which leaves none behind."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Generation:
         self._pipes = pipes
         self._server = server
 
-    def __enter__(self) -> Generation:
+    def __enter__(self) -> StartedGeneration:
         return self
 
     def __exit__(
@@ -122,7 +122,7 @@ def start_generation(
     world_size: int,
     *args: Any,
     variables: Mapping[str, str] | None = None,
-) -> Generation:
+) -> StartedGeneration:
     """Start `world_size` real replicas of `function(*args)`.
 
     They come from a forkserver that has imported torch, meet through a store on
@@ -151,7 +151,7 @@ def start_generation(
         sender.close()
         processes.append(process)
         pipes.append(receiver)
-    return Generation(processes, pipes, server)
+    return StartedGeneration(processes, pipes, server)
 
 
 def run_generation(
@@ -173,7 +173,7 @@ def run_generation(
     failures = [
         f"rank {rank} (exit code {outcome.exit_code}):\n{outcome.error or ''}"
         for rank, outcome in enumerate(outcomes)
-        if outcome.error or outcome.exit_code not in (0, 75, 130, 143)
+        if outcome.error or outcome.exit_code not in {0, *STOP_CODES}
     ]
     if failures:
         raise GenerationFailed("\n".join(failures))
@@ -220,6 +220,6 @@ def _run_replica(
 
 def _close_job() -> None:
     """Leave the job, as `atexit` does in a script; forked processes have no atexit."""
-    from elasticrun import current
+    from elasticrun.job import current
 
     current.close_current_job()

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-_BOOT = """
-import sys
-if sys.path and sys.path[0] == "":
-    del sys.path[0]
-if sys.argv[1] not in sys.path:
-    sys.path.append(sys.argv[1])
-from elasticrun.cli import main
-sys.exit(main(sys.argv[2:]))
-"""
-_PACKAGE_PARENT = Path(__file__).parents[2]
+from elasticrun.launcher.interpreter import command
 
 
 def assert_restart_equivalent(
@@ -65,8 +54,7 @@ def assert_restart_equivalent(
     options += ["--hang-timeout", hang_timeout, os.path.abspath(script)]
     # In a process of its own, which adopts what the script leaves behind.
     process = subprocess.run(
-        [sys.executable, "-c", _BOOT, str(_PACKAGE_PARENT), "check"]
-        + [str(each) for each in [*options, "--", *arguments]],
+        command("__main__", "main", "check", *options, "--", *arguments),
         cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,

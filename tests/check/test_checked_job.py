@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,14 @@ from elasticrun import (
     JobStopped,
     Variables,
     remaining_epochs_until,
+    save_all_states,
 )
-from elasticrun.check.checked_job import CheckedJob
-from elasticrun.check.moments import loops_of, moments_of, read_notes, replays_of
-from elasticrun.check.observing import import_from_copy
-from elasticrun.check.places import Place
-from elasticrun.check.plan import Limits, Plan
-from elasticrun.testing import use_job
+from elasticrun.check.replica.checked_job import CheckedJob
+from elasticrun.check.replica.observing import import_from_copy
+from elasticrun.check.runs.moments import loops_of, moments_of, read_notes, replays_of
+from elasticrun.check.runs.places import RestartPlace
+from elasticrun.check.runs.plan import Limits, Plan
+from elasticrun.testing import Settings, use_job
 
 
 @pytest.fixture
@@ -55,6 +57,16 @@ def test_epochs_that_were_cut_do_not_come_back(plan: Plan) -> None:
         assert list(remaining_epochs_until(8)) == [2, 3]
 
 
+def test_a_checked_program_keeps_the_trust_that_it_gives(plan: Plan) -> None:
+    settings = Settings.read(trust_pickle=["counts"], save_interval=0)
+    with use_job(CheckedJob(plan, settings=settings)):
+        Variables(name="counts", last=RestartPlace(0, 0, 1))
+        save_all_states()
+    with use_job(CheckedJob(replace(plan, leg=1), settings=settings)) as job:
+        assert Variables(name="counts", last=None).last == RestartPlace(0, 0, 1)
+        assert job.settings.save_interval == math.inf
+
+
 def test_a_cut_loop_delivers_the_batches_of_the_whole_one(plan: Plan) -> None:
     with use_job(CheckedJob(plan)):
         cut = train(9)
@@ -68,7 +80,7 @@ def test_a_cut_loop_delivers_the_batches_of_the_whole_one(plan: Plan) -> None:
 def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
     with (
         pytest.raises(JobStopped) as stopped,
-        use_job(CheckedJob(replace(plan, until=Place(1, 0, 2)))),
+        use_job(CheckedJob(replace(plan, until=RestartPlace(1, 0, 2)))),
     ):
         train(9)
     assert stopped.value.code == 75

@@ -10,22 +10,22 @@ import pytest
 import torch
 
 from elasticrun.check.comparing import Mask, compare_fields, compare_files
-from elasticrun.check.fields import fields_of_state, flatten
-from elasticrun.check.moments import Key
-from elasticrun.check.places import LoopPlace, Place, parse_place
-from elasticrun.check.plan import KILL, STOP, Limits, Plan, decode_plan
-from elasticrun.check.routes import straight, through
-from elasticrun.check.scratch import (
+from elasticrun.check.replica.fields import fields_of_state, flatten
+from elasticrun.check.runs.moments import Key
+from elasticrun.check.runs.places import LoopPlace, RestartPlace, parse_place
+from elasticrun.check.runs.plan import KILL, STOP, Limits, Plan, decode_plan
+from elasticrun.check.runs.routes import straight, through
+from elasticrun.check.runs.source import (
     WORK,
     copy_source,
     find_source,
     original_path,
     own_arguments,
 )
-from elasticrun.check.sweep import first_place_in, places_to_try
+from elasticrun.check.runs.sweep import first_place_in, places_to_try
 from elasticrun.check.tolerance import Tolerance, distance, is_within
 from elasticrun.check.waiting import waits_of
-from elasticrun.checkpoint.tensors import StatefulState
+from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.launcher.options import OptionError
 
 LOOPS = [LoopPlace(epoch, loop, True, 4) for epoch in range(3) for loop in range(2)]
@@ -59,24 +59,26 @@ def test_a_sweep_restarts_at_the_edges_of_loops() -> None:
 
 
 def test_the_first_batch_of_a_loop() -> None:
-    assert first_place_in(LOOPS, 1, 1) == Place(1, 1, 1)
-    assert first_place_in(reversed(LOOPS), None, 0) == Place(2, 0, 1)
+    assert first_place_in(LOOPS, 1, 1) == RestartPlace(1, 1, 1)
+    assert first_place_in(reversed(LOOPS), None, 0) == RestartPlace(2, 0, 1)
     assert first_place_in(LOOPS, 5, 0) is None
 
 
 def test_a_route_says_how_it_is_taken() -> None:
-    route = through((Place(0, 1, 2), Place(1, -1, 0)), (1, 2, 1), STOP)
+    route = through((RestartPlace(0, 1, 2), RestartPlace(1, -1, 0)), (1, 2, 1), STOP)
     assert route.options() == [
         "--at", "0:1:2", "--at", "1:end", "--replicas", "1,2,1",
     ]  # fmt: skip
-    assert through((Place(0, 0, 1),), (2, 2), KILL).options() == [
+    assert through((RestartPlace(0, 0, 1),), (2, 2), KILL).options() == [
         "--at", "0:0:1", "--replicas", "2", "--kill",
     ]  # fmt: skip
     assert straight(3).options() == ["--replicas", "3"]
 
 
 def test_a_plan_survives_its_way_to_a_replica() -> None:
-    plan = Plan("work", ("home",), "records", "checkpoints", 1, until=Place(0, 1, 2))
+    plan = Plan(
+        "work", ("home",), "records", "checkpoints", 1, until=RestartPlace(0, 1, 2)
+    )
     assert decode_plan(plan.encode()) == plan
 
 
@@ -191,7 +193,7 @@ def test_a_directory_that_is_too_large_is_not_copied(
     (tmp_path / "train.py").touch()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "big").write_bytes(b"x" * 4096)
-    monkeypatch.setattr("elasticrun.check.scratch._MOST_BYTES", 1024)
+    monkeypatch.setattr("elasticrun.check.runs.source._MOST_BYTES", 1024)
     with pytest.raises(OptionError, match=r"--link data"):
         find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=[])
     find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=["data"])
@@ -199,7 +201,7 @@ def test_a_directory_that_is_too_large_is_not_copied(
 
 GUARDED = """
 import os, sys
-from elasticrun.check.guard import OutsideOfScratchError, guard_folders
+from elasticrun.check.replica.guard import OutsideOfScratchError, guard_folders
 guard_folders([sys.argv[1]], scratch=sys.argv[2])
 open(sys.argv[2] + "/own", "w").close()
 open(sys.argv[1] + "/kept").close()
@@ -247,7 +249,7 @@ def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
         '  File "/usr/lib/torch/distributed/c10d_logger.py", line 83 in wrapper',
         f'  File "{copy}", line 12 in train',
         f'  File "{copy}", line 20 in <module>',
-        '  File "/usr/lib/elasticrun/launcher/replica.py", line 130 in _run_script',
+        '  File "/usr/elasticrun/launcher/replica/main.py", line 130 in _run_script',
     ]
     first, second = waits_of({0: lines}, 2, source)
     assert first.describe() == f"rank 0 waits in all_reduce at {script}:12 in train"

@@ -23,15 +23,15 @@ from typing import BinaryIO
 import torch
 from torch.distributed import TCPStore
 
-from elasticrun.checkpoint.state import BaseState
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.control.store import Address, JobStore
-from elasticrun.env import Environment
 from elasticrun.errors import AgreementError
-from elasticrun.joining import Membership
-from elasticrun.opening import open_directory
-from elasticrun.registry import Registry
-from elasticrun.saving import Saver
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.membership import Membership
+from elasticrun.replicas.store import Address, JobStore
+from elasticrun.saving.opening import open_checkpoints
+from elasticrun.saving.saver import Saver
 from tests.crash.victims import Life, count_calls, killing, trace
 
 # Those that change what is on the disk or what the other rank hears.
@@ -109,11 +109,11 @@ def pair(
 
 def join(directory: Path, rank: int, store: JobStore) -> tuple[Saver, list[Text]]:
     """Return what a rank saves with, and its states."""
-    environment = Environment(rank=rank, local_rank=rank, world_size=2, job=JOB)
+    environment = Environment(rank=rank, local_rank=rank, world_size=2)
     cpu = torch.device("cpu")
     membership = Membership(environment, cpu, store, None, owns_group=False)
     checkpoints = CheckpointStore(directory, job=JOB, keep=2)
-    start = open_directory(checkpoints, membership)
+    start = open_checkpoints(checkpoints, membership)
     registry = Registry(rank)
     states = [
         Text("shared", "", is_per_replica=False),

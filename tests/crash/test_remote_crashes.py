@@ -15,24 +15,24 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from elasticrun.checkpoint import remote
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.inspection.overview import find_problems
 from elasticrun.checkpoint.listing import (
     is_committed,
     list_numbers,
     read_checkpoint,
 )
-from elasticrun.checkpoint.state import BaseState
-from elasticrun.checkpoint.storage import StoreUnreachableError
-from elasticrun.checkpoint.storages import storage_at
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.storage import remote
+from elasticrun.checkpoint.storage.remote import storage_at
+from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.env import Environment
 from elasticrun.errors import CheckpointError, CheckpointWarning
-from elasticrun.inspection.overview import find_problems
-from elasticrun.joining import Membership
-from elasticrun.opening import Start, open_directory
-from elasticrun.registry import Registry
-from elasticrun.saving import Saver
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.membership import Membership
+from elasticrun.saving.opening import Start, open_checkpoints
+from elasticrun.saving.saver import Saver
 from tests.support.generations import Crash
 from tests.support.places import Content
 
@@ -152,7 +152,7 @@ class Life:
 
     def __init__(self, url: str) -> None:
         self.store = CheckpointStore(url, job="job", keep=2)
-        self.start: Start = open_directory(self.store, ALONE)
+        self.start: Start = open_checkpoints(self.store, ALONE)
         self.state = Value("model")
         self.registry = Registry(0)
         self.registry.add(self.state)
@@ -286,7 +286,7 @@ def test_a_start_at_which_the_store_fails_begins_with_the_newest_or_not_at_all(
         with failing(after, is_lasting=is_lasting), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*is taken over from")
             try:
-                start = open_directory(store, ALONE)
+                start = open_checkpoints(store, ALONE)
             except CheckpointError as error:
                 refusal: Exception | None = error
             else:

@@ -27,17 +27,18 @@ from unittest import mock
 
 import pytest
 
-from elasticrun.checkpoint import files
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.memory import Memory, start_checksums
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files.replacing import replace_file
+from elasticrun.checkpoint.files.streams import ChecksumWriter
 from elasticrun.checkpoint.manifest import Manifest
-from elasticrun.checkpoint.memory import Memory, start_checksums
-from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.checkpoint.streams import ChecksumWriter
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.power import Recorder, Tree, lay_out
 
-REPOSITORY = Path(files.__file__).parents[2]
+REPOSITORY = Path(durable.__file__).parents[3]
 OPERATIONS = ("open", "fsync", "ftruncate", "mkdir", "unlink", "rmdir", "replace")
 
 
@@ -189,7 +190,9 @@ def before_each_operation(act: Callable[[str], None]) -> Iterator[None]:
         return io.BufferedWriter(NoticedFile(path, mode.replace("b", "")))
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(files, "open", open_noticed, create=True))
+        stack.enter_context(
+            mock.patch.object(durable, "open", open_noticed, create=True)
+        )
         for name in OPERATIONS:
             stack.enter_context(mock.patch.object(os, name, noticed(name)))
         yield
@@ -287,7 +290,7 @@ def test_short_writes_are_completed(memory: Path) -> None:
             return builtins.open(path, mode, **keywords)
         return io.BufferedWriter(ShortFile(path, mode.replace("b", "")))
 
-    with mock.patch.object(files, "open", open_short, create=True):
+    with mock.patch.object(durable, "open", open_short, create=True):
         make_old(memory / "job")
     assert_survived(memory / "job", newest=(3,))
 
@@ -469,26 +472,26 @@ def without_syncing_directories(path: Path) -> None:
 
 def write_without_renaming(path: Path, data: bytes) -> None:
     """What a commit must not be: a manifest that is there before it is whole."""
-    with files.open(path, "wb") as file:  # type: ignore[attr-defined]
+    with durable.open(path, "wb") as file:  # type: ignore[attr-defined]
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    files.fsync_directory(path.parent)
+    durable.fsync_directory(path.parent)
 
 
 def write_without_syncing(path: Path, data: bytes) -> None:
     """What a commit must not be: a name that is there before its content."""
-    with files.open(path.with_name("tmp"), "wb") as file:  # type: ignore[attr-defined]
+    with durable.open(path.with_name("tmp"), "wb") as file:  # type: ignore[attr-defined]
         file.write(data)
     os.replace(path.with_name("tmp"), path)
-    files.fsync_directory(path.parent)
+    durable.fsync_directory(path.parent)
 
 
 def write_file_without_syncing(
     path: Path, write: Callable[[Any], object]
 ) -> FileRecord:
     """What a commit must not be: states that come to the disk after the manifest."""
-    with files.open(path, "xb") as file:  # type: ignore[attr-defined]
+    with durable.open(path, "xb") as file:  # type: ignore[attr-defined]
         writer = ChecksumWriter(file)
         write(writer)
     return FileRecord(path.name, writer.size, writer.crc32)
@@ -496,7 +499,7 @@ def write_file_without_syncing(
 
 def write_blocks_without_syncing(path: Path, blocks: Any, *, checksum: Any) -> Any:
     """The same for states that come from memory."""
-    with files.open(path, "xb") as file:  # type: ignore[attr-defined]
+    with durable.open(path, "xb") as file:  # type: ignore[attr-defined]
         size = sum(file.write(block) for block in blocks)
     return FileRecord(path.name, size, checksum())
 
@@ -518,7 +521,7 @@ def test_power_failures_would_show_a_mistake(
     make_old(memory / "job")
 
     def act(committed: Callable[[], None]) -> None:
-        with mock.patch.object(files, name, mistake):
+        with mock.patch.object(durable, name, mistake):
             live_and_tell(memory / "job", committed)
 
     cuts = cut_power_during(memory / "job", act)
@@ -538,14 +541,14 @@ def test_power_failure_leaves_the_old_or_the_new_file(
     recorder = Recorder(directory)
     recorder.on_state = lambda operation, tree: states.append(tree)
     with recorder.watch():
-        files.replace_file(directory / "model.pt", lambda file: file.write(new))
+        replace_file(directory / "model.pt", lambda file: file.write(new))
     assert {tree.get("model.pt") for tree in states} == {old, new}
     assert {tree.get("model.pt") for tree in recorder.states()} == {new}
     assert any(tree.keys() - {"model.pt"} for tree in states)  # What was left ...
     for number, tree in enumerate(states):
         lay_out(tree, memory / str(number))
         path = memory / str(number) / "model.pt"
-        files.replace_file(path, lambda file: file.write(b"next"))
+        replace_file(path, lambda file: file.write(b"next"))
         assert path.read_bytes() == b"next"
         assert os.listdir(path.parent) == ["model.pt"]  # ... is cleared away.
 
@@ -605,7 +608,7 @@ def test_manifest_is_gone_for_good_before_the_rest(tmp_path: Path) -> None:
     store, _, _ = start(tmp_path)
     done: list[str] = []
     with before_each_operation(done.append):
-        files.remove_tree(
+        durable.remove_tree(
             store.directory / "checkpoint-00000002", first="manifest.json"
         )
     store.release()

@@ -45,10 +45,13 @@ class Block:
         return f"{self.document.relative_to(ROOT)}:{self.line}"
 
     @property
-    def num_replicas(self) -> int:
-        """How many replicas run it, from the option `replicas=N`."""
+    def sizes(self) -> tuple[int, ...]:
+        """At how many replicas it runs: 1 and 3, but for the option `replicas=N`.
+
+        One that starts replicas itself runs at 1, one that needs a process group at 3.
+        """
         options = dict(option.split("=") for option in self.info[1:])
-        return int(options.get("replicas", 1))
+        return (int(options["replicas"]),) if options else (1, 3)
 
 
 def blocks(*languages: str) -> list[Block]:

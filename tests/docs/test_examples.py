@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from tests.docs.documents import ROOT, blocks_of
 sys.path.insert(0, str(ROOT / "examples"))
 import demo
 
-EXAMPLES = ["digits.py", "text.py"]
+EXAMPLES = ["digits.py", "gpt.py", "text.py"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -31,6 +33,24 @@ def test_text_learns() -> None:
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (bits,) = re.findall(r"held out  ([\d.]+) bits", output)
     assert float(bits) < 4.0  # 7 without having learned anything
+
+
+@pytest.mark.slow
+def test_gpt_learns_the_same_through_a_stop(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "gpt.py"), "--steps", "60"]
+    command += ["--eval-every", "20", "--num-bytes", "200000"]
+    run = functools.partial(subprocess.run, capture_output=True, text=True)
+    whole = run(command, check=True).stdout
+    assert re.findall(r"step +(\d+)", whole) == ["20", "40", "60"]
+    assert float(re.findall(r"held out +([\d.]+)", whole)[-1]) < 5.0
+    command += ["--checkpoint-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stdout is not None
+        first = stopped.stdout.readline()
+        stopped.send_signal(signal.SIGTERM)
+        first += stopped.stdout.read()
+    assert stopped.returncode == 143
+    assert first + run(command, check=True).stdout == whole
 
 
 @pytest.mark.slow

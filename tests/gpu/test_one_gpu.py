@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,6 @@ import elasticrun
 from elasticrun.testing import run_generation
 from tests.support.held import held_writer
 from tests.support.stage import wait_until
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
 
 
 def train(checkpoint_dir: str, stop_after: int | None = None) -> dict[str, Any]:
@@ -144,3 +140,88 @@ def test_what_is_saved_is_what_was_at_the_boundary(tmp_path: Path) -> None:
     assert [value.device.type for value in saved.values()] == ["cuda", "cuda"]
     for value, expected in zip(saved.values(), kept, strict=True):
         assert torch.equal(value.cpu(), expected)
+
+
+def draw_on_a_shared_gpu(checkpoint_dir: str, *, stops: bool) -> list[float]:
+    """Draw on a GPU that is not the replica's own, since two use it."""
+    import elasticrun as er
+
+    er.init(checkpoint_dir, save_interval="off", backend="gloo")
+    assert er.device().type == "cpu"
+    torch.cuda.manual_seed(1 + er.rank())
+    drawn = []
+    for _ in er.AdaptiveDataLoader(TensorDataset(torch.arange(12)), 2):
+        drawn.append(float(torch.rand(1, device="cuda:0")))
+        if stops and len(drawn) == 3:
+            er.request_stop()
+    return drawn
+
+
+def test_the_generator_of_a_shared_gpu_comes_back(tmp_path: Path) -> None:
+    directory = str(tmp_path / "whole")
+    calm = run_generation(lambda: draw_on_a_shared_gpu(directory, stops=False), 2)
+    directory = str(tmp_path / "cut")
+    run_generation(lambda: draw_on_a_shared_gpu(directory, stops=True), 2)
+    rest = run_generation(lambda: draw_on_a_shared_gpu(directory, stops=False), 2)
+    assert rest == [drawn[3:] for drawn in calm]
+
+
+def device_and_warnings() -> tuple[str, list[str]]:
+    import elasticrun as er
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("elasticrun").addHandler(handler)
+    return str(er.device()), said
+
+
+def test_two_replicas_that_see_one_gpu_say_why_they_have_none() -> None:
+    only = {"CUDA_VISIBLE_DEVICES": "0"}
+    (first, said), (second, _) = run_generation(device_and_warnings, 2, variables=only)
+    assert first == second == "cpu"
+    assert "rank 0 and rank 1" in said[0]
+    assert "see the same GPU" in said[0]
+
+
+@pytest.mark.parametrize(("visible", "device"), [("0", "cuda:0"), ("", "cpu")])
+def test_what_the_variable_shows_is_used(visible: str, device: str) -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": visible}
+    ((found, _),) = run_generation(device_and_warnings, 1, variables=variables)
+    assert found == device
+
+
+class Kept:
+    """A tensor in host memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.tensor.copy_(state["tensor"])
+
+
+def copy_to_the_host(checkpoint_dir: str) -> None:
+    """Save while a copy of a gibibyte to pinned memory is under way."""
+    import elasticrun as er
+
+    er.init(checkpoint_dir, save_interval="off", save_every=1)
+    on_gpu = torch.zeros(2**28, device=er.device())
+    on_host = torch.zeros(2**28, pin_memory=True)
+    er.register(average=Kept(on_host))
+    for (number,) in er.AdaptiveDataLoader(TensorDataset(torch.arange(1.0, 5.0)), 1):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            on_gpu.fill_(float(number))
+            on_host.copy_(on_gpu, non_blocking=True)
+
+
+def test_a_copy_to_the_host_is_waited_for(tmp_path: Path) -> None:
+    run_generation(copy_to_the_host, 1, str(tmp_path), timeout=200)
+    saved = sorted(tmp_path.glob("checkpoint-*/average"))
+    assert saved
+    for path in saved:
+        tensor = torch.load(path, weights_only=True)["tensor"]
+        assert tensor.min() == tensor.max()

@@ -113,7 +113,12 @@ def test_a_stopped_job_goes_on_with_the_same_directory(stage: Stage) -> None:
     with pytest.raises(TimeoutError):
         job.result(timeout=0.01)
     job.stop()
-    with pytest.raises(ElasticRunError, match="was stopped"):
+    with pytest.raises(ElasticRunError, match=r"was stopped \(exit code 75\)"):
+        job.result()
+    job = elasticrun.launch(train, stage.root, 0.02, wait=False, **kept)
+    wait_until((stage.root / "seen-1").exists)
+    os.kill(job.pid, signal.SIGHUP)  # As when its terminal is closed.
+    with pytest.raises(ElasticRunError, match=r"was stopped \(exit code 129\)"):
         job.result()
     results = elasticrun.launch(train, stage.root, 0.0, **kept)
     assert results == [(0, 1, NUM_SAMPLES)]
@@ -184,7 +189,7 @@ def test_a_job_ends_with_the_process_that_launched_it(stage: Stage) -> None:
         "import sys, pathlib, elasticrun;"
         "from tests.launcher.test_calling import train;"
         "root = pathlib.Path(sys.argv[1]);"
-        "elasticrun.launch(train, root, 0.02, checkpoint_dir=root / 'kept')"
+        "elasticrun.launch(train, root, 0.2, checkpoint_dir=root / 'kept')"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(stage.root)],

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from elasticrun.cli import _make_parser
-from elasticrun.version import version
+from elasticrun.__main__ import _make_parser
+from elasticrun.checkpoint.manifest import version
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from elasticrun.cli import main\n"
+        "from elasticrun.__main__ import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'rich', 'psutil', 'asyncio', 'elasticrun.lint'}\n"

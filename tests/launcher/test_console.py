@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.launcher.console import Console
-from elasticrun.launcher.screen import LiveScreen, Screen, only_colours
+from elasticrun.launcher.terminal.console import Console
+from elasticrun.launcher.terminal.screen import LiveScreen, Screen, only_colours
 from tests.launcher.running import ELASTICRUN, elasticrun, running, variables
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 

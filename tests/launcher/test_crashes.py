@@ -61,7 +61,7 @@ def test_the_first_cause_is_the_exception_not_the_lost_connection(
     assert cause.endswith("rank 2 raised ValueError: the loss is not a number")
     trace = job.events.partition(cause)[2]
     assert 'raise ValueError("the loss is not a number")' in trace
-    assert "launcher/replica.py" not in trace
+    assert "launcher/replica/main.py" not in trace
     assert "no restarts are allowed (--max-restarts 0)" in job.events
 
 
@@ -117,7 +117,7 @@ def test_an_event_is_one_line_whatever_was_raised(stage: Stage) -> None:
     [
         ("raise KeyError('no such layer')", "rank 0 raised KeyError: 'no such layer'"),
         ("def broken(:", "SyntaxError: invalid syntax"),
-        ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
+        ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
     ],
 )
 def test_a_crash_before_the_first_batch_fails_at_once(
@@ -132,6 +132,29 @@ def test_a_crash_before_the_first_batch_fails_at_once(
     assert "before the first batch, so it is not tried again" in job.events
     assert "restart" not in job.events
     assert "elasticrun/launcher" not in job.events
+
+
+KILLED_EARLY = """
+import os, signal, elasticrun
+starts = open("starts", "a+")
+number = starts.tell()
+starts.write("."); starts.close()
+if number == 0:
+    os.kill(os.getpid(), signal.SIGTERM)  # Before there is a job that could save.
+elasticrun.init()
+if number < 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_before_the_first_batch_spends_a_restart(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text(KILLED_EARLY)
+    with running(stage, "--replicas", 1, script=script) as job:
+        assert job.wait() == 0, job.events
+    assert "killed by signal 15 (SIGTERM)" in job.events
+    assert "killed by signal 9 (SIGKILL)" in job.events
+    assert "restart 2 of 3" in job.events
 
 
 def test_a_killed_forkserver_is_replaced_and_nobody_notices(stage: Stage) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.launcher.imports import imports_of, installed_modules
+from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.options import Program
+from elasticrun.launcher.replica.reporter import installed_modules
 from tests.launcher.running import REPOSITORY, running
 from tests.launcher.test_crashes import forkserver_of
 from tests.launcher.test_starting import scaled

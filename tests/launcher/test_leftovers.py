@@ -13,6 +13,7 @@ import pytest
 from elasticrun.launcher.stop_signals import StopSignals
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
+    REPOSITORY,
     Running,
     processes_of,
     run,
@@ -20,6 +21,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.launcher.test_crashes import forkserver_of
+from tests.launcher.test_nodes import free_port
 from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
 )
 def test_a_signal_saves_at_a_boundary_and_ends_everything(
     stage: Stage, number: signal.Signals, code: int
@@ -42,6 +44,29 @@ def test_a_signal_saves_at_a_boundary_and_ends_everything(
     assert len(stage.committed()) == 1
     assert run(stage, "--replicas", 1).wait() == 0
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "given"),
+    [(signal.SIGTERM, 143, []), (signal.SIGQUIT, 131, ["--stop-signals", "QUIT"])],
+)
+def test_a_signal_to_every_process_of_the_job_saves_as_well(
+    stage: Stage, number: signal.Signals, code: int, given: list[str]
+) -> None:
+    """As Slurm sends it, and a process group: the launcher hears of it last here."""
+    nodes = ["--nodes", "1:1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    options = [*nodes, *given, "--replicas", 2, "--", "--pace", 0.01, "--workers", 1]
+    with running(stage, *options) as job:
+        wait_until(lambda: stage.num_delivered(0) > 3)
+        for pid in sorted(processes_of(stage), reverse=True):
+            os.kill(pid, number)
+        assert job.wait() == code
+        assert processes_of(stage) == []
+    assert f"{number.name}: saving at the next boundary" in job.events
+    assert "stopped; checkpoint 1 is saved" in job.events
+    assert "is lost" not in job.events
+    assert "the forkserver has ended" not in job.events
+    assert len(stage.committed()) == 1
 
 
 def test_a_signal_to_one_replica_is_told_from_a_stop_of_the_program(
@@ -88,7 +113,7 @@ def test_a_terminal_that_is_closed_costs_nothing(stage: Stage) -> None:
     with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
         job.wait_until_held(0, 2)
         job.process.send_signal(signal.SIGHUP)
-        job.wait_until_said("SIGHUP: saving at the next boundary")
+        job.wait_until_said("SIGHUP: saving at the next boundary\n")
         job.process.send_signal(signal.SIGHUP)
         # It is read in its order, so an answer shows that the signal was.
         assert job.status()["state"] == "stopping"
@@ -101,15 +126,19 @@ def test_a_signal_that_repeats_another_is_told_from_a_second_one() -> None:
     stops: list[tuple[str, int]] = []
     signals = StopSignals(lambda name, code: stops.append((name, code)))
     for number, now in (
+        (signal.SIGUSR1, 1.0),
+        (signal.SIGUSR1, 3.0),
         (signal.SIGTERM, 5.0),
         (signal.SIGTERM, 5.9),
         (signal.SIGHUP, 20.0),
         (signal.SIGWINCH, 20.0),
         (signal.SIGTERM, 6.1),
         (signal.SIGINT, 6.2),
+        (signal.SIGUSR1, 9.0),
+        (signal.SIGQUIT, 9.0),
     ):
         signals.take(number, now=now)
-    assert stops == [("SIGTERM", 143), ("SIGTERM", 143), ("SIGINT", 130)]
+    assert stops == [("SIGUSR1", 138), ("SIGTERM", 143), ("SIGINT", 130)]
 
 
 def test_who_does_not_come_to_a_boundary_in_time_is_ended(stage: Stage) -> None:
@@ -264,8 +293,11 @@ def test_who_ignored_the_ends_of_children_does_not_hide_them(
 
 
 def test_what_keeps_a_program_from_beginning_is_shown(stage: Stage) -> None:
-    before = ("bash", "-c", 'exec "$@" >&-', "bash")
-    job = run(stage, "--replicas", 1, before=before)
+    site = stage.root / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import os; del os.set_inheritable")
+    path = os.pathsep.join([str(site), str(REPOSITORY)])
+    job = run(stage, "--replicas", 1, PYTHONPATH=path)
     assert job.wait() == 1
     assert "[0] Traceback (most recent call last):" in job.events
 

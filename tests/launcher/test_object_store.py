@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.checkpoint.claim import Rhythm
-from elasticrun.checkpoint.claimant import Claim
-from elasticrun.checkpoint.lock import Owner
-from elasticrun.checkpoint.place import RemotePath
+from elasticrun.checkpoint.storage.claim import Rhythm
+from elasticrun.checkpoint.storage.claimant import Claim
+from elasticrun.checkpoint.storage.lock import OwnerProcess
+from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.launcher.directory import local_directory
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import PROGRAM, elasticrun, run, running
@@ -90,7 +90,7 @@ def test_a_job_that_cannot_reach_its_store_is_not_started(
 def test_a_job_of_a_machine_that_is_gone_is_taken_over_after_a_while(
     stage: Stage, bucket: Bucket
 ) -> None:
-    owner = Owner("gone", 12, 0.0, "2026-01-01 00:00:00 UTC")
+    owner = OwnerProcess("gone", 12, 0.0, "2026-01-01 00:00:00 UTC")
     claim = Claim("token", "gone", owner, time=time.time())
     Content(bucket.url).write("claim-00000001", claim.encode())
     begun = time.monotonic()

@@ -6,6 +6,8 @@ import ipaddress
 import json
 import os
 import re
+import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -30,7 +32,7 @@ from tests.launcher.running import (
     variables,
     wait_until_nothing_is_left,
 )
-from tests.support.stage import Stage, wait_until
+from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +43,7 @@ def sizes(stage: Stage) -> dict[int, int]:
 
 def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:
     options = ["--replicas", 2, "--max-restarts", 0, "--"]
-    options += ["--pace", 0.01, "--hold", "2:39", "--workers", 1]
+    options += ["--pace", 0.05, "--hold", "2:39", "--workers", 1]
     with running(stage, *options) as job:
         job.pid_of(0, 1)
         wait_until(lambda: stage.num_delivered(0) > 3)
@@ -124,7 +126,7 @@ def test_bounds_are_kept(stage: Stage) -> None:
 
 
 def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
-    options = ["--replicas", 2, "--", "--pace", 0.01]
+    options = ["--replicas", 2, "--", "--pace", 0.05]
     with running(stage, *options) as job:
         wait_until(lambda: stage.num_delivered(0) > 3)
         answer = job.ask("stop")
@@ -329,6 +331,26 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
     assert "epoch 0, loop 0, sample 60" in text
 
 
+def test_a_program_without_boundaries_is_told_so(stage: Stage) -> None:
+    script = stage.root / "train.py"
+    script.write_text(
+        "import itertools, torch\n"
+        "from elasticrun import AdaptiveDataLoader, register\n"
+        "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])\n"
+        "register(optimizer=optimizer)\n"
+        "for _ in itertools.cycle(AdaptiveDataLoader(torch.zeros(2))):\n"
+        "    optimizer.step()\n"
+    )
+    why = "times since the last boundary, outside of any loop over an Adaptive"
+    with running(stage, script=script, ELASTICRUN_GRACE=0.5) as job:
+        wait_until(lambda: why in job.events)
+        wait_until(lambda: why in (job.status()["no_boundary"] or ""))
+        assert why in job.ask("status").stdout
+        job.process.terminate()
+        job.wait()
+    assert f"{why}DataLoader): exiting without a new checkpoint" in job.events
+
+
 def test_logs_are_kept_by_generation_and_rank(stage: Stage) -> None:
     options = ["--replicas", 2, "--save-interval", 0, "--"]
     run(stage, *options, "--at", "0:1:5:raise")
@@ -434,6 +456,13 @@ def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> No
                 caller.sendall(json.dumps(request).encode() + b"\n")
                 assert text in json.loads(caller.makefile().readline())["error"]
         assert job.ask("status").returncode == 0
+        with socket.socket(socket.AF_UNIX) as caller:
+            connect(caller, path)
+            caller.sendall(b'{"type": "status"}\n' * 33)
+            assert "more than 32 requests" in caller.makefile().readline()
+        shutil.rmtree(folder)  # As at a logout, or by a cleaner of temporary files.
+        wait_until(path.exists)
+        assert job.ask("status", job.pid).returncode == 0
         folder.chmod(0o755)
         refused = job.ask("status")
         assert refused.returncode == 4
@@ -465,15 +494,16 @@ def test_a_job_is_found_where_another_shell_would_have_put_it(stage: Stage) -> N
             assert json.loads(shown.stdout)["pid"] == job.pid
 
 
-@pytest.mark.parametrize("problem", ["mode 755", "not writable"])
+@pytest.mark.parametrize("problem", ["mode 755", "a link"])
 def test_a_place_without_sockets_is_refused_before_anything_starts(
     stage: Stage, problem: str
 ) -> None:
     runtime = stage.root / "runtime"
     runtime.mkdir()
     (runtime / "elasticrun").mkdir(mode=0o755)
-    if problem == "not writable":
-        runtime = Path("/proc/self")
+    if problem == "a link":
+        (runtime / "elasticrun").rmdir()
+        (runtime / "elasticrun").symlink_to(runtime)
     with running(
         stage, "--replicas", 1, script=__file__, XDG_RUNTIME_DIR=runtime
     ) as job:
@@ -521,3 +551,14 @@ def test_asking_is_quick_and_the_launcher_is_small(stage: Stage) -> None:
         assert int(resident.split()[1]) < 60 * 1024
         with open(f"/proc/{job.pid}/maps") as file:
             assert "libtorch" not in file.read()
+        with socket.socket(socket.AF_UNIX) as caller:
+            connect(caller, stage.root / "runtime" / "elasticrun" / f"{job.pid}.sock")
+            freeze(job.pid)
+            caller.sendall(b'{"type": "status"}\n' * 32)
+            os.kill(job.pid, signal.SIGTERM)
+            os.kill(job.pid, signal.SIGCONT)
+            answers = caller.makefile()
+            for _ in range(32):  # The signal comes before the first of them.
+                assert json.loads(answers.readline())["state"] == "stopping"
+        stage.mark("go-0")
+        assert job.wait() == 143

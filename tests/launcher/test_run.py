@@ -134,10 +134,24 @@ def test_a_job_ends_says_that_it_has_and_starts_anew(stage: Stage) -> None:
     assert (stage.checkpoints / "checkpoint-00000001").is_dir()
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_none_to_trip_over(
+    stage: Stage, closed: str
+) -> None:
+    script = stage.root / "script.py"
+    script.write_text("print('up')")
+    before = ("bash", "-c", f'exec "$@" {closed}', "bash")
+    job = run(stage, "--replicas", 1, script=script, before=before)
+    assert job.wait() == 0
+    assert job.output == ("" if ">&- 2" in closed else "[0] up\n")
+    log = stage.checkpoints / "logs" / "generation-0000" / "rank-0.log"
+    assert log.read_text() == "up\n"
+
+
 def test_the_directory_is_named_after_the_script(stage: Stage, show: Path) -> None:
     code = (
         "import os, sys; del os.environ['ELASTICRUN_CHECKPOINT_DIR'];"
-        "from elasticrun.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from elasticrun.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
     from tests.launcher.running import variables
 

@@ -13,6 +13,9 @@ from subprocess import CompletedProcess
 import psutil
 import pytest
 
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.starter import Starter
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
@@ -96,7 +99,7 @@ def test_a_forkserver_that_cannot_come_back_is_done_without(stage: Stage) -> Non
 
 def test_a_job_that_trains_is_not_ended_by_that(stage: Stage) -> None:
     options = ["--replicas", 1, "--start", "exec", "--", "--hold", "0:9"]
-    where = "elasticrun.launcher.forkserver"
+    where = "elasticrun.launcher.forks.forkserver"
     with running(stage, *options, **breaking(stage, where)) as job:
         job.wait_until_held(0, 1)
         stage.mark("broken")
@@ -179,6 +182,34 @@ def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+def test_a_forkserver_that_does_not_answer_is_replaced() -> None:
+    """One that is stopped, when it is asked for a replica."""
+    loop, said, parked = EventLoop(), list[str](), list[Parked]()
+    starter = Starter(
+        loop, imports=[], is_exec=True, say=said.append, on_failure=said.append,
+        patience=2.0,
+    )  # fmt: skip
+
+    def wait_for_replica() -> None:
+        starter.park(1, parked.extend)
+        while not (parked or "no replica" in "".join(said)):
+            loop.turn()
+
+    starter.start()
+    wait_for_replica()
+    first = starter.pid
+    freeze(first)
+    parked.pop().discard()
+    wait_for_replica()
+    parked.pop().discard()
+    starter.close()
+    assert said[0] == (
+        "the forkserver has not answered for 0.5 s; after 2 s another one is started"
+    )
+    assert "for 2 s (stopped, or an import that does not end); starting" in said[1]
+    assert not psutil.pid_exists(first)
+
+
 def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
     stage: Stage,
 ) -> None:
@@ -231,7 +262,7 @@ def test_a_stop_before_they_wait_saves(stage: Stage) -> None:
 
 
 def test_more_replicas_than_open_files_are_refused(stage: Stage) -> None:
-    before = ("bash", "-c", 'ulimit -n 64; exec "$@"', "bash")
+    before = ("bash", "-c", 'ulimit -Sn 30; ulimit -Hn 64; exec "$@"', "bash")
     options = ["--", "--hold", "0:9"]
     with running(stage, "--replicas", 1, *options, before=before) as job:
         job.wait_until_held(0, 1)
@@ -244,3 +275,30 @@ def test_more_replicas_than_open_files_are_refused(stage: Stage) -> None:
     with running(stage, "--replicas", 20, name="-more", before=before) as job:
         assert job.wait() == 2
     assert "ulimit -n" in job.events
+    before = ("bash", "-c", 'ulimit -n 40; exec "$@"', "bash")
+    with running(stage, "--replicas", 1, name="-few", before=before) as job:
+        assert job.wait() == 2
+    assert "1 replica: rank 0 would have about 64 files open, and may have 40." in (
+        job.events
+    )
+
+
+NO_FORKSERVER = """
+import subprocess
+
+class Popen(subprocess.Popen):
+    def __init__(self, command, **options):
+        if "forkserver" in "".join(map(str, command)):
+            raise OSError("no more processes")
+        super().__init__(command, **options)
+
+subprocess.Popen = Popen
+"""
+
+
+def test_that_no_replica_can_be_started_is_said_once(stage: Stage) -> None:
+    path = breaking(stage, "")["PYTHONPATH"]
+    (stage.root / "site" / "sitecustomize.py").write_text(NO_FORKSERVER)
+    with running(stage, "--replicas", 1, PYTHONPATH=path) as job:
+        assert job.wait() == 1
+    assert job.events.count("no replica can be started: no more processes") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticrun.launcher.stragglers import Stragglers
+from elasticrun.launcher.supervisor.stragglers import Stragglers
 from tests.launcher.running import running
 from tests.support.stage import Stage
 

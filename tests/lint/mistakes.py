@@ -140,7 +140,7 @@ MISTAKES = [
         (
             (
                 "            probe_opt.step()\n        if",
-                "            probe_opt.step()\n            for a, b in loader:\n                pass\n        if",
+                "            probe_opt.step()\n            for a, b in probe_loader:\n                pass\n        if",
             ),
         ),
     ),
@@ -612,7 +612,7 @@ MISTAKES = [
         (
             (
                 "            for real, _ in loader:\n",
-                "            it = iter(loader)\n            for real, _ in it:\n",
+                "            it = iter(loader)\n            for _ in range(len(loader)):\n                real, _ = next(it)\n",
             ),
         ),
     ),
@@ -687,7 +687,7 @@ MISTAKES = [
         (
             (
                 "            for x, y in train:\n                opt",
-                "            for x, y in train:\n                for a, b in test:\n                    model(a)\n                opt",
+                "            for x, y in train:\n                for a, b in train:\n                    model(a)\n                opt",
             ),
         ),
     ),

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from elasticrun.lint import flake8
-from elasticrun.lint.engine import Problem, lint_paths, lint_text
-from elasticrun.lint.options import Options
+from elasticrun.lint.engine import LintProblem, lint_paths, lint_text
+from elasticrun.lint.options import LintOptions
 from elasticrun.lint.report import report
 from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
@@ -85,8 +85,8 @@ def check_result(result: dict[str, Any], rules: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_sarif_keeps_to_its_schema(code: str) -> None:
     text = PRELUDE + RULES[code].wrong
-    result = lint_text(text, name="a train.py", options=Options(pedantic=True))
-    result.problems.append(Problem("other.py", 1, "cannot be read."))
+    result = lint_text(text, name="a train.py", options=LintOptions(pedantic=True))
+    result.problems.append(LintProblem("other.py", 1, "cannot be read."))
     log = json.loads(report(result, "sarif"))
     assert code in {each["ruleId"] for each in log["runs"][0]["results"]}
     check_log(log)
@@ -120,7 +120,7 @@ def test_the_hook_of_pre_commit_lints(tmp_path: Path) -> None:
 
 
 def test_the_examples_have_no_findings() -> None:
-    result = lint_paths([ROOT / "examples"], Options(pedantic=True))
+    result = lint_paths([ROOT / "examples"], LintOptions(pedantic=True))
     assert result.programs
     assert result.findings == []
     assert result.problems == []
@@ -152,7 +152,7 @@ LOUD = {
     """,
     "W": """
         ER001 ER002 ER105 ER106 ER109 ER110 ER207 ER209 ER211 ER302 ER304 ER305 ER306
-        ER307 ER501 ER503
+        ER307 ER308 ER501 ER503
     """,
     "H": "ER111 ER112 ER202 ER403",
 }
@@ -164,7 +164,7 @@ LOUD = {
 )
 def test_the_severity_of_a_rule(severity: str, code: str) -> None:
     text = PRELUDE + RULES[code].wrong
-    found = lint_text(text, options=Options(pedantic=True)).findings
+    found = lint_text(text, options=LintOptions(pedantic=True)).findings
     assert severity in {each.severity for each in found if each.code == code}
     shown = lint_text(text).findings
     assert (severity == "H") == (code not in {each.code for each in shown})

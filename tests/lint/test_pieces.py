@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from elasticrun.lint.engine import lint_text
-from elasticrun.lint.options import Options
+from elasticrun.lint.options import LintOptions
 from elasticrun.lint.rules.table import RULES
 
 PIECES = Path(__file__).parent / "pieces"
@@ -56,7 +56,7 @@ def pieces(name: str) -> list[object]:
 
 
 def codes(piece: Piece) -> set[str]:
-    options = Options(pedantic="pedantic" in piece.words)
+    options = LintOptions(pedantic="pedantic" in piece.words)
     result = lint_text(HEAD + piece.body, options=options)
     assert not result.problems
     return {each.code for each in result.findings}

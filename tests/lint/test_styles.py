@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticrun.lint.engine import lint_text
-from elasticrun.lint.options import Options
+from elasticrun.lint.options import LintOptions
 from tests.lint.mistakes import MISTAKES, Mistake
 
 STYLES = Path(__file__).parent / "styles"
@@ -15,7 +15,7 @@ SCRIPTS = sorted(STYLES.glob("*.py"))
 
 
 def codes_in(text: str, name: str, *, pedantic: bool = False) -> list[tuple[str, int]]:
-    result = lint_text(text, name=f"{name}.py", options=Options(pedantic=pedantic))
+    result = lint_text(text, name=f"{name}.py", options=LintOptions(pedantic=pedantic))
     assert not result.problems
     return [(each.code, each.line) for each in result.findings]
 

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrun.control.agreement import CHECKPOINT, STOP, Coordinator, Request
-from elasticrun.control.gate import Decision, Gate
+from elasticrun.replicas.agreement import CHECKPOINT, STOP, Coordinator
+from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.messages import Ask, Request
 
 EXIT_CODES = {STOP: 143, CHECKPOINT: 0}
 
@@ -119,7 +120,7 @@ class Replicas:
             return True
         return all(other.passed >= replica.passed for other in self.replicas)
 
-    def _broadcast(self, message: dict[str, Any] | None) -> None:
+    def _broadcast(self, message: object) -> None:
         if message is not None:
             for replica in self.replicas:
                 replica.mail.append(message)
@@ -136,11 +137,10 @@ class Replicas:
     def _read_mail(self, rank: int) -> bool:
         replica = self.replicas[rank]
         message = replica.mail.popleft()
-        if message["type"] == "ask":
-            self.answers.append((message["number"], rank, replica.gate.promise()))
-        elif message["type"] == "decide":
-            values = {key: value for key, value in message.items() if key != "type"}
-            replica.gate.settle(Decision(**values))
+        if isinstance(message, Ask):
+            self.answers.append((message.number, rank, replica.gate.promise()))
+        elif isinstance(message, Decision):
+            replica.gate.settle(message)
         else:
             replica.gate.settle(None)
         return True
@@ -209,7 +209,7 @@ def test_whoever_never_answers_is_named_and_the_others_go_on(
     given_up = job.coordinator.on_time(job.coordinator.deadline)
     assert given_up is not None
     named = ", ".join(map(str, sorted(silent)))
-    assert given_up["reason"].startswith(f"rank {named} never answered")
+    assert given_up.reason.startswith(f"rank {named} never answered")
     job._broadcast(given_up)
     for rank in answering:
         job._read_mail(rank)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elasticrun.exact import ExactSum
+from elasticrun.job.exact import ExactSum
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 NUMBERS = st.lists(st.one_of(FLOATS, st.integers()), max_size=20)

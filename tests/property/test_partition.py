@@ -9,16 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.data.partition import (
-    global_batch,
+from elasticrun.data.order.partition import (
     micro_batch,
-    num_global_batches,
     num_micro_batches,
     partition,
 )
 
-num_samples = st.integers(0, 500)
-batch_sizes = st.integers(1, 60)
 world_sizes = st.integers(1, 20)
 indices = st.integers(0, 10**12)
 
@@ -54,30 +50,6 @@ def test_shares_are_the_batch_in_order(
     sizes = [len(share) for share in shares]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] - sizes[-1] <= 1
-
-
-@given(num_samples=num_samples, batch_size=batch_sizes)
-def test_global_batches_are_the_loop_in_order(
-    num_samples: int, batch_size: int
-) -> None:
-    num_all = num_global_batches(num_samples, batch_size, drop_last=False)
-    num_full = num_global_batches(num_samples, batch_size, drop_last=True)
-    batches = [
-        global_batch(number, num_samples, batch_size) for number in range(num_all)
-    ]
-    assert joined(batches) == list(range(num_samples))
-    assert all(len(batch) == batch_size for batch in batches[:num_full])
-    assert all(0 < len(batch) < batch_size for batch in batches[num_full:])
-    assert len(global_batch(num_all, num_samples, batch_size)) == 0
-
-
-def test_dropping_the_last_batch_keeps_the_full_ones() -> None:
-    assert num_global_batches(10, 4, drop_last=True) == 2
-    assert num_global_batches(10, 4, drop_last=False) == 3
-    assert num_global_batches(8, 4, drop_last=True) == 2
-    assert num_global_batches(8, 4, drop_last=False) == 2
-    assert num_global_batches(3, 4, drop_last=True) == 0
-    assert num_global_batches(0, 4, drop_last=False) == 0
 
 
 @given(

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from elasticrun.data.permutation import MAX_LENGTH, Permutation
+from elasticrun.data.order.permutation import MAX_LENGTH, Permutation
 
 keys = st.integers(-(2**70), 2**70)
 short_lengths = st.integers(0, 300) | st.integers(4000, 4200) | st.integers(0, 40_000)

@@ -13,19 +13,37 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elasticrun.data.order import order_of
-from elasticrun.data.plan import LoopPlan, Order, Seeding, Shares, loop_key
-from elasticrun.data.seeding import derive_seed
+from elasticrun.checkpoint.seeding import derive_seed
+from elasticrun.data.order.batches import (
+    Batches,
+    EqualBatches,
+    ListedBatches,
+    PlannedBatches,
+    SizePlan,
+)
+from elasticrun.data.order.of_loader import order_of, order_of_map
+from elasticrun.data.order.plan import (
+    NOTHING,
+    LoopPlan,
+    Order,
+    Seeding,
+    Shares,
+    loop_key,
+)
 
 KEY = loop_key(0, 3, 1)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A loader, and the generations in which one of its loops is delivered."""
+    """A loader, and the generations in which one of its loops is delivered.
+
+    Attributes:
+        batch_size: Samples of a global batch; or the plan of sizes; or those of each.
+    """
 
     num_samples: int
-    batch_size: int
+    batch_size: int | tuple[tuple[int, int], ...] | list[int]
     drop_last: bool
     is_padded: bool
     max_local_batch_size: int | None
@@ -42,12 +60,18 @@ class Micro(NamedTuple):
     local_batch_size: int
     global_batch_size: int
     is_step: bool
+    num_read: int
+    advance: int
 
 
+sizes = st.integers(1, 40)
+size_plans = st.dictionaries(st.integers(1, 90), sizes, max_size=4)
 settings = st.builds(
     Setting,
     num_samples=st.integers(1, 120),
-    batch_size=st.integers(1, 40),
+    batch_size=sizes
+    | st.builds(lambda first, rest: ((0, first), *rest.items()), sizes, size_plans)
+    | st.lists(sizes, min_size=1, max_size=9),
     drop_last=st.booleans(),
     is_padded=st.booleans(),
     max_local_batch_size=st.none() | st.integers(1, 12),
@@ -55,22 +79,46 @@ settings = st.builds(
 )
 
 
-def shares_of(setting: Setting, *, rank: int, world_size: int) -> Shares:
-    return Shares(
-        num_samples=setting.num_samples,
-        batch_size=setting.batch_size,
-        drop_last=setting.drop_last,
-        rank=rank,
-        world_size=world_size,
-        max_local_batch_size=setting.max_local_batch_size,
-        is_padded=setting.is_padded,
+def batches_of(setting: Setting) -> Batches:
+    if isinstance(setting.batch_size, list):
+        sizes = setting.batch_size
+        return ListedBatches(len(sizes), sizes.__getitem__)
+    if isinstance(setting.batch_size, tuple):
+        plan = SizePlan(dict(setting.batch_size))
+        return PlannedBatches(plan, setting.num_samples, 0, setting.drop_last)
+    return EqualBatches(setting.num_samples, setting.batch_size, setting.drop_last)
+
+
+def num_samples_of(setting: Setting) -> int:
+    is_listed = isinstance(setting.batch_size, list)
+    return sum(setting.batch_size) if is_listed else setting.num_samples
+
+
+def order_in(setting: Setting) -> Order:
+    if not isinstance(setting.batch_size, list):
+        return order_of(setting.num_samples, key=KEY)
+    # What the batches hold: the samples one after another.
+    starts = np.cumsum([0, *setting.batch_size])
+    span = ListedBatches.span
+    return lambda places: starts[places // span] + places % span
+
+
+def plan_of(
+    setting: Setting,
+    *,
+    rank: int,
+    world_size: int,
+    index: int = 0,
+    order: Order | None = None,
+    seeding: Seeding | None = None,
+) -> LoopPlan:
+    return LoopPlan(
+        batches_of(setting),
+        Shares(rank, world_size, setting.max_local_batch_size, setting.is_padded),
+        order or order_in(setting),
+        index=index,
+        seeding=seeding,
     )
-
-
-def plan_of(shares: Shares, *, index: int = 0, order: Order | None = None) -> LoopPlan:
-    if order is None:
-        order = order_of(shares.num_samples, None, key=KEY)
-    return LoopPlan(shares, order, index=index, seeding=None)
 
 
 def batches_of_rank(plan: LoopPlan) -> list[list[Micro]]:
@@ -78,6 +126,7 @@ def batches_of_rank(plan: LoopPlan) -> list[list[Micro]]:
     asked = list(plan)
     in_flight = [Micro(batch, own, *part) for batch, own, part in plan.in_flight]
     assert asked == [micro.indices for micro in in_flight if micro.indices]
+    assert all((m.indices is NOTHING) == (m.num_read == 0) for m in in_flight)
     batches: list[list[Micro]] = []
     for micro in in_flight:
         if not batches or batches[-1][0].batch != micro.batch:
@@ -98,7 +147,7 @@ def real_samples(ranks: Sequence[list[Micro]]) -> list[int]:
 
 def uninterrupted(setting: Setting) -> list[list[int]]:
     whole = replace(setting, max_local_batch_size=None)
-    plan = plan_of(shares_of(whole, rank=0, world_size=1))
+    plan = plan_of(whole, rank=0, world_size=1)
     return [real_samples([batch]) for batch in batches_of_rank(plan)]
 
 
@@ -109,16 +158,14 @@ def through_restarts(setting: Setting) -> list[list[int]]:
     for world_size, num_boundaries in [*setting.generations, (1, 10**6)]:
         by_rank = [
             batches_of_rank(
-                plan_of(
-                    shares_of(setting, rank=rank, world_size=world_size), index=index
-                )
+                plan_of(setting, rank=rank, world_size=world_size, index=index)
             )
             for rank in range(world_size)
         ]
         assert len({len(batches) for batches in by_rank}) == 1
         for ranks in islice(zip(*by_rank, strict=True), num_boundaries):
             delivered.append(real_samples(ranks))
-            index += ranks[0][0].global_batch_size
+            index += ranks[0][0].advance
     return delivered
 
 
@@ -128,13 +175,17 @@ def through_restarts(setting: Setting) -> list[list[int]]:
 @example(Setting(10, 3, True, False, 1, [(4, 1), (1, 1), (3, 1), (2, 1)]))
 def test_every_sample_is_delivered_once_at_any_world_sizes(setting: Setting) -> None:
     delivered = list(chain.from_iterable(through_restarts(setting)))
-    if setting.drop_last:
-        num_kept = setting.num_samples // setting.batch_size * setting.batch_size
-        whole = replace(setting, drop_last=False)
-        in_order = list(chain.from_iterable(uninterrupted(whole)))
-        assert delivered == in_order[:num_kept]
+    everything = list(range(num_samples_of(setting)))
+    in_order = order_in(setting)(np.array(everything)).tolist()
+    if isinstance(setting.batch_size, list):
+        assert delivered == everything
+    elif setting.drop_last:
+        batches = batches_of(setting)
+        assert delivered == in_order[: batches.start(len(batches))]
+        rest = setting.num_samples - len(delivered)
+        assert rest < max(batches.size(len(batches) - 1), rest + 1)
     else:
-        assert sorted(delivered) == list(range(setting.num_samples))
+        assert sorted(delivered) == everything
 
 
 @given(setting=settings)
@@ -147,7 +198,7 @@ def test_padding_is_only_where_a_replica_has_nothing(
     setting: Setting, world_size: int
 ) -> None:
     by_rank = [
-        batches_of_rank(plan_of(shares_of(setting, rank=rank, world_size=world_size)))
+        batches_of_rank(plan_of(setting, rank=rank, world_size=world_size))
         for rank in range(world_size)
     ]
     for ranks in zip(*by_rank, strict=True):
@@ -170,7 +221,7 @@ def test_padded_replicas_take_equally_many_steps(
         [
             (micro.batch, micro.micro, micro.is_step)
             for batch in batches_of_rank(
-                plan_of(shares_of(padded, rank=rank, world_size=world_size))
+                plan_of(padded, rank=rank, world_size=world_size)
             )
             for micro in batch
         ]
@@ -184,7 +235,7 @@ def test_what_a_micro_batch_says_of_its_batch_is_true(
     setting: Setting, world_size: int
 ) -> None:
     by_rank = [
-        batches_of_rank(plan_of(shares_of(setting, rank=rank, world_size=world_size)))
+        batches_of_rank(plan_of(setting, rank=rank, world_size=world_size))
         for rank in range(world_size)
     ]
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
@@ -211,7 +262,7 @@ def test_what_a_micro_batch_says_of_its_batch_is_true(
 def test_ten_samples_stay_ten(world_size: int) -> None:
     setting = Setting(10, 10, False, True, None, [])
     by_rank = [
-        batches_of_rank(plan_of(shares_of(setting, rank=rank, world_size=world_size)))
+        batches_of_rank(plan_of(setting, rank=rank, world_size=world_size))
         for rank in range(world_size)
     ]
     (ranks,) = zip(*by_rank, strict=True)
@@ -225,24 +276,29 @@ def test_ten_samples_stay_ten(world_size: int) -> None:
 def test_chunks_do_not_show() -> None:
     # 40,000 positions are computed in several chunks, from any batch on.
     setting = Setting(40_003, 7, False, True, None, [])
-    whole = batches_of_rank(plan_of(shares_of(setting, rank=1, world_size=3)))
+    whole = batches_of_rank(plan_of(setting, rank=1, world_size=3))
     assert len(whole) == 5715
     for first in (1, 1000, 4096, 5713, 5714):
-        plan = plan_of(shares_of(setting, rank=1, world_size=3), index=first * 7)
+        plan = plan_of(setting, rank=1, world_size=3, index=first * 7)
         assert batches_of_rank(plan) == whole[first:]
 
 
 def test_a_finished_loop_has_nothing_left() -> None:
     setting = Setting(10, 4, False, True, None, [])
-    plan = plan_of(shares_of(setting, rank=0, world_size=2), index=10)
+    plan = plan_of(setting, rank=0, world_size=2, index=10)
     assert batches_of_rank(plan) == []
 
 
 @pytest.mark.parametrize("each_sample", [False, True])
 def test_seeds_depend_on_the_position_in_the_order(each_sample: bool) -> None:
-    shares = shares_of(Setting(10, 4, False, True, 1, []), rank=1, world_size=2)
-    order = order_of(10, list(range(100, 110)), key=None)
-    plan = LoopPlan(shares, order, index=4, seeding=Seeding(KEY, each_sample))
+    plan = plan_of(
+        Setting(10, 4, False, True, 1, []),
+        rank=1,
+        world_size=2,
+        index=4,
+        order=order_of_map(list(range(100, 110)), key=0),
+        seeding=Seeding(KEY, each_sample),
+    )
     assert list(plan) == [
         ([100 + p], [derive_seed(KEY, p)] if each_sample else derive_seed(KEY, p))
         for p in (6, 7, 9)
@@ -251,17 +307,9 @@ def test_seeds_depend_on_the_position_in_the_order(each_sample: bool) -> None:
 
 def test_resuming_far_into_a_long_order_computes_nothing_before() -> None:
     num_samples = 10**9
-    shares = Shares(
-        num_samples=num_samples,
-        batch_size=32,
-        drop_last=False,
-        rank=0,
-        world_size=1,
-        max_local_batch_size=None,
-        is_padded=True,
-    )
+    setting = Setting(num_samples, 32, False, True, None, [])
     asked: list[int] = []
-    order = order_of(num_samples, None, key=KEY)
+    order = order_of(num_samples, key=KEY)
 
     def counting(positions: np.ndarray) -> np.ndarray:
         asked.extend((int(positions.min()), positions.size))
@@ -269,7 +317,9 @@ def test_resuming_far_into_a_long_order_computes_nothing_before() -> None:
 
     index = num_samples // 10 * 9
     tracemalloc.start()
-    first = next(iter(plan_of(shares, index=index, order=counting)))
+    first = next(
+        iter(plan_of(setting, rank=0, world_size=1, index=index, order=counting))
+    )
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(first) == 32
@@ -284,7 +334,7 @@ def test_resuming_far_into_a_long_order_computes_nothing_before() -> None:
 )
 def test_every_loop_has_an_order_of_its_own(keys: list[tuple[int, int, int]]) -> None:
     first, second = (
-        order_of(50, None, key=loop_key(*key))(np.arange(50)).tolist() for key in keys
+        order_of(50, key=loop_key(*key))(np.arange(50)).tolist() for key in keys
     )
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from elasticrun.checkpoint.position import Position
 from elasticrun.errors import CheckpointError, LoopOrderError
-from elasticrun.position import Position, Progress
+from elasticrun.job.progress import Progress
 
 
 @dataclass(frozen=True)

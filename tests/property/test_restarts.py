@@ -12,20 +12,44 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from elasticrun import AdaptiveDataLoader, current_epoch, remaining_epochs_until
-from elasticrun.current import current_job
+from elasticrun import (
+    AdaptiveDataLoader,
+    Variables,
+    current_epoch,
+    remaining_epochs_until,
+    remaining_steps_until,
+    request_stop,
+)
+from elasticrun.checkpoint.states.generators import seed_all
+from elasticrun.job.current import current_job
 from tests.support.data import Numbers
-from tests.support.generations import Crash, run_once
+from tests.support.generations import Crash, draw_from_each, run_once
 from tests.support.programs import Training
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop over one of the loaders, and how it ends once it has come that far."""
+    """A loop over one of the loaders, and how it ends once it has come that far.
+
+    Attributes:
+        num_batches: Of endless passes; None for a loop over one.
+        inside: Loops in the body of each batch.
+    """
 
     loader: int
     ending: str = "end"
     after: int = 0
+    num_batches: int | None = None
+    inside: tuple[Loop, ...] = ()
+
+
+@dataclass(frozen=True)
+class Steps:
+    """More steps, perhaps left by `break` in one of them."""
+
+    num_steps: int
+    inside: tuple[Loop, ...] = ()
+    break_in: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,27 +57,58 @@ class Epochs:
     """An epoch loop, perhaps left by `break` in one of its epochs."""
 
     num_epochs: int
-    loops: tuple[Loop, ...]
+    loops: tuple[Loop | Steps, ...]
     break_in: int | None = None
 
 
-Program = list[Loop | Epochs]
-Batch = tuple[int | None, int, int, str, int]  # Epoch, before it, loader and number.
-Delivered = list[tuple[Batch, list[int]]]
+@dataclass(frozen=True)
+class ByHand:
+    """Batches of a loader by `next`, pass after pass; the last part of a program."""
 
+    loader: int
+    num_batches: int
+
+
+Program = list[Loop | Steps | Epochs | ByHand]
+Batch = tuple[Any, ...]  # The place, the loader and the batch's number.
+Delivered = list[tuple[Batch, list[float]]]
+
+endings = st.sampled_from(["end", "end", "break", "exception"])
+inner_loops = st.builds(
+    Loop,
+    loader=st.sampled_from([2, 3, 5]),
+    ending=endings,
+    num_batches=st.none() | st.integers(0, 3),
+)
 loops = st.builds(
     Loop,
-    loader=st.integers(0, 2),
-    ending=st.sampled_from(["end", "end", "break", "exception"]),
+    loader=st.sampled_from([0, 1, 2, 4, 5]),
+    ending=endings,
     after=st.integers(0, 2),
+    num_batches=st.none() | st.integers(0, 6),
+) | st.builds(
+    Loop,
+    loader=st.integers(0, 1),
+    num_batches=st.none() | st.integers(0, 4),
+    inside=st.lists(inner_loops, min_size=1, max_size=2).map(tuple),
+)
+steps = st.builds(
+    Steps,
+    num_steps=st.integers(0, 4),
+    inside=st.lists(inner_loops, max_size=1).map(tuple),
+    break_in=st.none() | st.integers(0, 5),
 )
 epochs = st.builds(
     Epochs,
     num_epochs=st.integers(0, 3),
-    loops=st.lists(loops, max_size=3).map(tuple),
+    loops=st.lists(loops | steps, max_size=3).map(tuple),
     break_in=st.none() | st.integers(0, 2),
 )
-programs = st.lists(loops | epochs, min_size=1, max_size=3)
+programs = st.builds(
+    lambda parts, last: [*parts, *last],
+    st.lists(loops | steps | epochs, min_size=1, max_size=3),
+    st.lists(st.builds(ByHand, st.integers(0, 2), st.integers(1, 12)), max_size=1),
+)
 stops = st.lists(st.integers(1, 9), max_size=6)
 
 
@@ -64,6 +119,9 @@ class Run:
         self._program = program
         self._stop_in = stop_in
         self._kind = kind
+        self._num_steps = 0
+        self._body: Batch = ()
+        self._num_in_body = 0
         self.delivered: Delivered = []
         self.is_finished = False
 
@@ -74,25 +132,56 @@ class Run:
                 Numbers(7), batch_size=2, shuffle=True, drop_last=True, name="extra"
             ),
             AdaptiveDataLoader(Numbers(5), batch_size=2, name="valid"),
+            AdaptiveDataLoader(Numbers(3), batch_size=2, shuffle=True, name="probe"),
+            AdaptiveDataLoader(
+                Numbers(7), {0: 2, 3: 1, 12: 4}, shuffle=True, name="planned"
+            ),
+            AdaptiveDataLoader(
+                Numbers(7),
+                batch_sampler=[[0], [1, 2, 1], [3, 4]],
+                shuffle=True,
+                name="listed",
+            ),
         ]
-        limit = 0
+        self._taken = Variables(by_hand=0)
+        seed_all(0)
+        self._num_epochs = 0
         for part in self._program:
-            if isinstance(part, Loop):
-                self._loop(part)
-                continue
-            limit += part.num_epochs
-            for epoch in remaining_epochs_until(limit):
-                for loop in part.loops:
-                    self._loop(loop)
-                if epoch == part.break_in:
-                    break
+            self._part(part)
         self.is_finished = True
+
+    def _part(self, part: Loop | Steps | Epochs | ByHand) -> None:
+        if isinstance(part, Loop):
+            self._loop(part)
+        elif isinstance(part, Steps):
+            self._steps(part)
+        elif isinstance(part, ByHand):
+            self._by_hand(part)
+        else:
+            self._epochs(part)
+
+    def _epochs(self, part: Epochs) -> None:
+        first, num_steps = self._num_epochs, self._num_steps
+        self._num_epochs += part.num_epochs
+        most = max([0, *(p.num_steps for p in part.loops if isinstance(p, Steps))])
+        for epoch in remaining_epochs_until(self._num_epochs):
+            self._num_steps = num_steps + (epoch - first) * most
+            for loop in part.loops:
+                self._part(loop)
+            if epoch == part.break_in:
+                break
+        self._num_steps = num_steps + part.num_epochs * most
 
     def _loop(self, loop: Loop) -> None:
         loader = self._loaders[loop.loader]
+        source: Any = loader
+        if loop.num_batches is not None:
+            source = loader.batches(loop.num_batches)
         try:
-            for batch in loader:
+            for batch in source:
                 self._deliver(loader, batch)
+                for inner in loop.inside:
+                    self._loop(inner)
                 if loader.batch_index == loop.after:
                     if loop.ending == "break":
                         break
@@ -101,20 +190,41 @@ class Run:
         except LookupError:
             return
 
+    def _steps(self, part: Steps) -> None:
+        self._num_steps += part.num_steps
+        for step in remaining_steps_until(self._num_steps):
+            self._note(("step", step), [])
+            for inner in part.inside:
+                self._loop(inner)
+            if step == part.break_in:
+                break
+
+    def _by_hand(self, part: ByHand) -> None:
+        loader = self._loaders[part.loader]
+        batches = iter(loader)
+        while self._taken.by_hand < part.num_batches:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(loader)
+                batch = next(batches)
+            self._taken.by_hand += 1
+            self._deliver(loader, batch)
+
     def _deliver(self, loader: AdaptiveDataLoader, batch: Any) -> None:
-        position = current_job().progress.position
-        key = (
-            current_epoch(),
-            position.finished_epochs,
-            position.finished_loops,
-            loader.name,
-            loader.batch_index,
-        )
-        self.delivered.append((key, batch.tolist()))
+        numbers = (loader.batch_index, loader.finished_batches, loader.index)
+        self._note((loader.name, *numbers), batch.tolist())
+
+    def _note(self, what: Batch, samples: list[float]) -> None:
+        body = (current_epoch(), *current_job().progress.body)
+        self._num_in_body = self._num_in_body + 1 if body == self._body else 0
+        self._body = body
+        key = (*body, self._num_in_body, *what)
+        self.delivered.append((key, [*samples, *draw_from_each()]))
         if len(self.delivered) == self._stop_in:
             if self._kind == "crash":
                 raise Crash
-            current_job().request_stop()
+            request_stop()
 
 
 def uninterrupted(program: Program) -> Delivered:
@@ -137,7 +247,7 @@ def interrupted(
                 return
 
 
-relaxed = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+relaxed = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
 
 
 @given(program=programs, stops=stops)
@@ -146,6 +256,13 @@ relaxed = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60
 @example([Loop(2), Epochs(1, (Loop(0),)), Loop(2), Epochs(1, (Loop(0),))], [2, 3, 3])
 @example([Epochs(3, (Loop(0), Loop(2)), break_in=1), Loop(2)], [13])
 @example([Epochs(3, (Loop(0),), break_in=0), Epochs(2, (Loop(2), Loop(0)))], [6])
+@example([Loop(0, num_batches=5), Loop(0, num_batches=5)], [2, 2, 2])
+@example([Loop(1, num_batches=4, inside=(Loop(3, num_batches=2),) * 2)], [4, 6])
+@example([Steps(3, (Loop(2),)), Loop(0), Steps(3)], [1, 6, 3, 2])
+@example([Epochs(2, (Steps(4, break_in=1), Loop(2)))], [2, 3])
+@example([Loop(2), ByHand(0, 12)], [3, 4, 4])
+@example([Epochs(3, (Loop(4), Loop(5)))], [3, 1, 5, 1, 7])
+@example([Loop(4, num_batches=9), Loop(5, num_batches=4)], [3, 4, 4])
 def test_stops_do_not_show(program: Program, stops: list[int]) -> None:
     whole = uninterrupted(program)
     generations = interrupted(program, stops, kind="stop", save_interval="off")
@@ -160,7 +277,7 @@ def test_after_crashes_only_what_followed_the_last_save_is_delivered_again(
     program: Program, stops: list[int]
 ) -> None:
     whole = uninterrupted(program)
-    seen: dict[Batch, list[int]] = {}
+    seen: dict[Batch, list[float]] = {}
     for delivered in interrupted(program, stops, kind="crash", save_interval=0):
         for number, (key, samples) in enumerate(delivered):
             assert seen.setdefault(key, samples) == samples

@@ -25,16 +25,16 @@ from hypothesis.stateful import (
     rule,
 )
 
-from elasticrun.checkpoint import files
-from elasticrun.checkpoint.objects import Objects
-from elasticrun.checkpoint.state import BaseState
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.storage.objects import Objects
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.env import Environment
 from elasticrun.errors import CheckpointError, CheckpointWarning, StateNameError
-from elasticrun.joining import Membership
-from elasticrun.opening import open_directory
-from elasticrun.registry import Registry
-from elasticrun.saving import Saver
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.membership import Membership
+from elasticrun.saving.opening import open_checkpoints
+from elasticrun.saving.saver import Saver
 from tests.support import places
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -68,8 +68,8 @@ class Histories(RuleBasedStateMachine):
 
     kind = "local"
     writers: ClassVar[list[list[tuple[object, str]]]] = [
-        [(files, "write_file"), (files, "write_blocks")],
-        [(files, "write_atomically")],
+        [(durable, "write_file"), (durable, "write_blocks")],
+        [(durable, "write_atomically")],
     ]
 
     def __init__(self) -> None:
@@ -115,12 +115,12 @@ class Histories(RuleBasedStateMachine):
         skipped = {n for n in self.kept if not good or n > max(good)}
         if self.kept and not good:
             with pytest.raises(CheckpointError, match="is whole"):
-                open_directory(store, ALONE)
+                open_checkpoints(store, ALONE)
             for name in self.disk.checkpoints():
                 self.disk.remove(name)
             self.kept, self.damaged = {}, {}
             return
-        start, told = warned(lambda: open_directory(store, ALONE))
+        start, told = warned(lambda: open_checkpoints(store, ALONE))
         assert [f"checkpoint-{n:08d}" for n in sorted(skipped, reverse=True)] == [
             text.split()[0] for text in told
         ]

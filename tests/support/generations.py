@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from elasticrun import JobStopped
-from elasticrun.env import Environment
-from elasticrun.testing import Job, use_job
+from elasticrun.replicas.environment import Environment
+from elasticrun.testing import Job, Settings, use_job
 
 JOB = "test"  # The name that a script's file gives a job outside of tests.
 
@@ -33,15 +33,16 @@ def generation(
 ) -> Iterator[Job]:
     """Be a new process of the job: another start, and generators in any condition."""
     scramble_generators()
-    environment = Environment(job=JOB, trace_dir=trace_dir)
-    job = Job(
-        environment,
+    given = Settings.read(
+        {},
+        job=JOB,
         checkpoint_dir=directory,
         save_interval=save_interval,
         keep=keep,
+        trace_dir=trace_dir,
         **settings,
     )
-    with use_job(job):
+    with use_job(Job(Environment(), given)) as job:
         yield job
 
 

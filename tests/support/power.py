@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from elasticrun.checkpoint import files
+from elasticrun.checkpoint.files import durable, replacing
 
 Tree = dict[str, "bytes | Tree"]
 
@@ -132,9 +132,10 @@ class Recorder:
                 stack.enter_context(mock.patch.object(os, name, wrapped))
             replace = self._replace(os.replace)
             stack.enter_context(mock.patch.object(os, "replace", replace))
-            stack.enter_context(
-                mock.patch.object(files, "open", self.open, create=True)
-            )
+            for module in (durable, replacing):
+                stack.enter_context(
+                    mock.patch.object(module, "open", self.open, create=True)
+                )
             yield
 
     def open(self, path: Any, mode: str = "r", **keywords: Any) -> Any:

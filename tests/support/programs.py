@@ -26,7 +26,7 @@ from elasticrun import (
     save_all_states,
     world_size,
 )
-from elasticrun.checkpoint.generators import seed_all
+from elasticrun.checkpoint.states.generators import seed_all
 from tests.support.data import Draws, Numbers
 from tests.support.generations import draw_from_each
 

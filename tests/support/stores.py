@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
-from elasticrun.checkpoint.recorded import FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.places import Content
 

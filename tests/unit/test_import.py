@@ -29,7 +29,7 @@ def test_importing_it_does_not_import_torch() -> None:
         import sys
         import elasticrun
         dir(elasticrun), elasticrun.__version__, elasticrun.__all__
-        print(sorted({"torch", "numpy", "elasticrun.job"} & set(sys.modules)))
+        print(sorted({"torch", "numpy", "elasticrun.job.job"} & set(sys.modules)))
     """
     assert run(code) == "[]\n"
 
@@ -69,8 +69,8 @@ def test_importing_everything_leaves_the_process_as_it_was() -> None:
         before = condition()
         from elasticrun import *
         import elasticrun.testing
-        from elasticrun.current import _job
-        print(condition() == before, _job)
+        from elasticrun.job.current import job_if_any
+        print(condition() == before, job_if_any())
     """
     assert run(code) == "True None\n"
 
@@ -87,10 +87,13 @@ def test_what_is_public_is_listed() -> None:
         "ElasticRunError",
         "ElasticSampler",
         "JobStopped",
+        "LengthGroups",
         "LoopOrderError",
+        "RandomWindows",
         "State",
         "StateNameError",
         "Variables",
+        "WeightedDraws",
         "atomic_save",
         "current_dataloader",
         "current_epoch",
@@ -106,6 +109,7 @@ def test_what_is_public_is_listed() -> None:
         "once",
         "register",
         "remaining_epochs_until",
+        "remaining_steps_until",
         "request_checkpoint",
         "request_stop",
         "save_all_states",

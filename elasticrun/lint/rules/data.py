@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
+from elasticrun.lint.events import Draw, Event, Made, Seeded
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import named
-from elasticrun.lint.program import Program
-from elasticrun.lint.values import Value
-from elasticrun.lint.walk.core import Event
+from elasticrun.lint.program import Walked
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.values import Value, taints_of
 
 _SIZES = named(
     "batch_size lr max_lr learning_rate total_steps num_training_steps T_max "
@@ -17,10 +18,15 @@ _SIZES = named(
     "total_iters base_lr max_local_batch_size t_initial"
 )
 _WORDS = ("step", "total", "warm", "lr", "batch", "epoch", "iter")  # of own classes
+_POSITIONS = {  # of parameters that matter here
+    "loader": ("dataset", "batch_size"),
+    "optimizer": ("params", "lr"),
+    "scheduler": ("optimizer", "total_steps", "total_steps"),
+}
 _UNFIXED = frozenset(("time", "entropy", "random"))
 
 
-def check(program: Program) -> Iterator[Finding]:
+def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER501 to ER504."""
     yield from _unseeded(program)
     yield from _seeds(program)
@@ -28,52 +34,124 @@ def check(program: Program) -> Iterator[Finding]:
     yield from _samplers(program)
 
 
-def _unseeded(program: Program) -> Iterator[Finding]:
-    for event in program.events("draw"):
-        name, is_keyed, is_seeded = event.data
-        if is_keyed or is_seeded or program.zone(event.step) != "P":
+ER501 = Rule(
+    "ER501",
+    "W",
+    "unseeded data",
+    help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
+    why=(
+        "A split or order that is drawn without a seed is another one after every "
+        "restart: samples of the validation set were trained on."
+    ),
+    wrong=f"""\
+from torch.utils.data import random_split
+
+parts = random_split(all_data, [800, 200])
+{EPOCHS}
+{TRAIN}
+""",
+    right=f"""\
+from torch.utils.data import random_split
+
+parts = random_split(
+    all_data, [800, 200], generator=torch.Generator().manual_seed(0)
+)
+{EPOCHS}
+{TRAIN}
+""",
+)
+
+
+def _unseeded(program: Walked) -> Iterator[Finding]:
+    for event, draw in program.events(Draw):
+        if draw.is_keyed or draw.is_seeded or program.zone(event.step) != "P":
             continue
-        message = f"{name} without a seed gives other data after every restart"
-        yield program.finding("ER501", event.at, event.step, message)
+        message = f"{draw.name} without a seed gives other data after every restart"
+        yield program.finding(ER501, event, message)
 
 
-def _seeds(program: Program) -> Iterator[Finding]:
-    for event in program.events("seeded", "rng_made"):
-        values: list[Value] = (
-            event.data[1] if event.kind == "seeded" else list(event.value.parts)  # type: ignore[union-attr]
-        )
-        name = event.data[0] if event.kind == "seeded" else str(event.data)
-        taints = frozenset().union(*(value.taints for value in values))
-        is_none = bool(values) and values[0].kind == "const" and values[0].data is None
-        is_empty = not values and name in ("random.seed", "numpy.random.seed", "seed")
-        if taints & _UNFIXED or is_none or is_empty:
-            message = f"{name}: the seed differs with every start"
-            yield program.finding("ER502", event.at, event.step, message)
-        elif _is_unseeded(event, values) and program.zone(event.step) in "PAB":
-            message = f"{name}() without a seed draws other values after a restart"
-            yield program.finding("ER501", event.at, event.step, message)
-    for event in program.events("loader_made"):
-        seed = event.data[1].get("seed")
-        if seed is not None and seed.taints & _UNFIXED:
-            message = "the loader's seed differs with every start"
-            yield program.finding("ER502", event.at, event.step, message)
+ER502 = Rule(
+    "ER502",
+    "E",
+    "seed from the time or the process",
+    help="use a constant seed",
+    why="The seed differs with every start, and so does all that is drawn from it.",
+    wrong=f"import time\n\ntorch.manual_seed(int(time.time()))\n{EPOCHS}\n{TRAIN}\n",
+    right=f"torch.manual_seed(0)\n{EPOCHS}\n{TRAIN}\n",
+)
 
 
-def _is_unseeded(event: Event, values: list[Value]) -> bool:
-    return event.kind == "rng_made" and not values and event.data != "torch.Generator"
+def _seeds(program: Walked) -> Iterator[Finding]:
+    for event, seeded in program.events(Seeded):
+        if _is_unfixed(seeded.name, seeded.values):
+            yield _unfixed(program, event, seeded.name)
+    for event, made in program.events(Made):
+        if made.role == "rng" and event.value is not None:
+            values = event.value.parts  # what it was given, or seeded with since then
+            is_bare = not values and made.name != "torch.Generator"
+            if _is_unfixed(made.name, values):
+                yield _unfixed(program, event, made.name)
+            elif is_bare and program.zone(event.step) in "PAB":
+                text = "without a seed draws other values after a restart"
+                yield program.finding(ER501, event, f"{made.name}() {text}")
+        elif made.role == "loader" and made.given is not None:
+            seed = made.given.keywords.get("seed")
+            if seed is not None and seed.taints & _UNFIXED:
+                message = "the loader's seed differs with every start"
+                yield program.finding(ER502, event, message)
 
 
-def _sizes(program: Program) -> Iterator[Finding]:
-    for event in program.events("loader_made", "optimizer_made", "scheduler_made"):
+def _unfixed(program: Walked, event: Event, name: str) -> Finding:
+    return program.finding(ER502, event, f"{name}: the seed differs with every start")
+
+
+def _is_unfixed(name: str, values: list[Value]) -> bool:
+    """Return whether a generator gets a seed that no later start gives it again."""
+    if not values:
+        return name in ("random.seed", "numpy.random.seed", "seed")
+    is_none = values[0].kind == "const" and values[0].data is None
+    return is_none or bool(taints_of(values) & _UNFIXED)
+
+
+ER503 = Rule(
+    "ER503",
+    "W",
+    "batch size, learning rate or steps from the world size",
+    help="give the global batch size, and what belongs to it",
+    why=(
+        "The batch size of an elastic loader is that of all replicas together, so a "
+        "restart at another number of replicas changes nothing. A value made from the "
+        "world size does."
+    ),
+    wrong=f"""\
+more = AdaptiveDataLoader(more_set, batch_size=32 * elasticrun.world_size())
+{EPOCHS}
+{TRAIN}
+""",
+    right=f"more = AdaptiveDataLoader(more_set, batch_size=128)\n{EPOCHS}\n{TRAIN}\n",
+)
+
+
+def _sizes(program: Walked) -> Iterator[Finding]:
+    for event, made in program.events(Made):
+        if made.role not in _POSITIONS:
+            continue
         own = event.value.attrs if event.value is not None else {}
-        for name, value in [*_arguments(event), *own.items()]:
+        for name, value in [*_arguments(made), *own.items()]:
             if "world_size" in value.taints and _is_size(name, value in own.values()):
                 message = (
                     f"{name} is computed from the world size, so it changes when the "
                     "number of replicas does"
                 )
-                yield program.finding("ER503", event.at, event.step, message)
+                yield program.finding(ER503, event, message)
                 break
+
+
+def _arguments(made: Made) -> Iterator[tuple[str, Value]]:
+    """Yield what an object is given, each with the name of its parameter."""
+    if made.given is not None:
+        yield from made.given.keywords.items()
+        yield from zip(_POSITIONS[made.role], made.given.args, strict=False)
 
 
 def _is_size(name: object, is_own: bool) -> bool:
@@ -82,28 +160,37 @@ def _is_size(name: object, is_own: bool) -> bool:
     return name in _SIZES or (is_own and any(word in text for word in _WORDS))
 
 
-def _arguments(event: Event) -> Iterator[tuple[str, Value]]:
-    data = (
-        event.data
-        if event.kind == "loader_made"
-        else getattr(event.value, "data", None)
-    )
-    if not isinstance(data, tuple):
-        return
-    args, keywords = data
-    yield from keywords.items()
-    names = {
-        "loader_made": ("dataset", "batch_size"),
-        "optimizer_made": ("params", "lr"),
-        "scheduler_made": ("optimizer", "total_steps", "total_steps"),
-    }[event.kind]
-    yield from zip(names, args, strict=False)
+ER504 = Rule(
+    "ER504",
+    "E",
+    "sampler that can only be iterated",
+    help="give sampler= a list of indices, or something with a length and __getitem__",
+    why="A loop continues in its middle, so the order must be readable at a position.",
+    wrong=f"""\
+from torch.utils.data import WeightedRandomSampler
+
+more = AdaptiveDataLoader(
+    more_set, batch_size=64, sampler=WeightedRandomSampler(weights, 100)
+)
+{EPOCHS}
+{TRAIN}
+""",
+    right=f"""\
+generator = torch.Generator().manual_seed(0)
+order = torch.multinomial(weights, 100, generator=generator)
+more = AdaptiveDataLoader(more_set, batch_size=64, sampler=order)
+{EPOCHS}
+{TRAIN}
+""",
+)
 
 
-def _samplers(program: Program) -> Iterator[Finding]:
-    for event in program.events("loader_made"):
+def _samplers(program: Walked) -> Iterator[Finding]:
+    for event, made in program.events(Made):
+        if made.role != "loader" or made.given is None:
+            continue
         for key in ("sampler", "batch_sampler"):
-            value = event.data[1].get(key)
+            value = made.given.keywords.get(key)
             if value is None or (value.kind == "const" and value.data is None):
                 continue
             if key == "batch_sampler" or _is_only_iterated(value):
@@ -111,7 +198,7 @@ def _samplers(program: Program) -> Iterator[Finding]:
                     f"{key}= of this loader can only be iterated, so a loop could not "
                     "continue in its middle"
                 )
-                yield program.finding("ER504", event.at, event.step, message)
+                yield program.finding(ER504, event, message)
 
 
 def _is_only_iterated(value: Value) -> bool:

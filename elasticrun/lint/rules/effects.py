@@ -6,53 +6,69 @@ import ast
 from collections.abc import Iterator
 
 from elasticrun.lint import catalog, roles
+from elasticrun.lint.events import Draw, Event, Logged, Made, Outside, Saved, Seeded
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Program, doubts
-from elasticrun.lint.walk.core import Event
+from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
 
 
-def check(program: Program) -> Iterator[Finding]:
+def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER109 to ER112."""
     yield from _draws(program)
     yield from _effects(program)
 
 
-def _draws(program: Program) -> Iterator[Finding]:
-    seeded = [
-        event
-        for event in program.events("seeded")
+ER109 = Rule(
+    "ER109",
+    "W",
+    "random draw not keyed by seed and epoch in replayed code",
+    help="draw from a generator seeded with (seed, epoch), or inside a loop",
+    why=(
+        "The generators come back when the interrupted loop continues, not in the code "
+        "in front of it. A draw there gives another value when it is replayed."
+    ),
+    wrong=f"{EPOCHS}\n    size = torch.randint(128, 256, ())\n{TRAIN}\n",
+    right=f"""\
+{EPOCHS}
+    generator = torch.Generator().manual_seed(epoch)
+    size = torch.randint(128, 256, (), generator=generator)
+{TRAIN}
+""",
+)
+
+
+def _draws(program: Walked) -> Iterator[Finding]:
+    seeds = [
+        (event, seeded.name)
+        for event, seeded in program.events(Seeded)
         if event.step.epoch is not None and program.zone(event.step) != "L"
     ]
-    for event in program.events("draw"):
-        name, is_keyed, _ = event.data
+    for event, draw in program.events(Draw):
         loop = program.replayed(event)
-        if loop is None or (is_keyed and event.value is None):
+        if loop is None or (draw.is_keyed and event.value is None):
             continue
         if event.value is not None and event.value.in_epoch:
             continue
-        if any(_is_seed_of(each, event) for each in seeded):
+        if any(_is_seed_of(seed, name, event, draw) for seed, name in seeds):
             continue
         zone = program.zone(event.step)
         where = program.zones.where(loop, event.step)
         message = (
-            f"random draw ({name}) in zone {zone}; a restart during the loop at "
+            f"random draw ({draw.name}) in zone {zone}; a restart during the loop at "
             f"{where} "
             "draws another value"
         )
-        yield program.finding(
-            "ER109", event.at, event.step, message, loop=loop, doubts=doubts(loop)
-        )
+        yield program.finding(ER109, event, message, loop=loop, doubts=doubts(loop))
 
 
-def _is_seed_of(seeding: Event, draw: Event) -> bool:
+def _is_seed_of(seed: Event, name: str, event: Event, draw: Draw) -> bool:
     """Return whether a seed given in an epoch is that of the generator drawn from."""
-    if seeding.step.epoch is not draw.step.epoch:
+    if seed.step.epoch is not event.step.epoch:
         return False
-    if seeding.value is not None or draw.value is not None:
-        return seeding.value is draw.value
-    name = str(seeding.data[0])
-    return roles.made_by(name) != "rng" and _family(name) in ("", _family(draw.data[0]))
+    if seed.value is not None or event.value is not None:
+        return seed.value is event.value
+    return roles.made_by(name) != "rng" and _family(name) in ("", _family(draw.name))
 
 
 def _family(name: str) -> str:
@@ -65,39 +81,106 @@ def _family(name: str) -> str:
     return first if first in ("torch", "numpy", "random") else ""
 
 
-def _effects(program: Program) -> Iterator[Finding]:
-    for event in program.events("outside"):
+ER110 = Rule(
+    "ER110",
+    "W",
+    "external effect sent again",
+    help=(
+        "send it after the last dataset loop, guard it with once(key), or give the run "
+        "an id to continue; let one rank do it"
+    ),
+    why=(
+        "A request, a row in a data base or a tracker's run outlives the process. "
+        "Replayed code sends it once more for each restart."
+    ),
+    wrong=f"""\
+import requests
+
+url = "https://example.org/hook"
+{EPOCHS}
+{TRAIN}
+    requests.post(url, json={{"epoch": epoch}})
+{VALID}
+""",
+    right=f"""\
+import requests
+
+url = "https://example.org/hook"
+{EPOCHS}
+{TRAIN}
+{VALID}
+    if elasticrun.rank() == 0:
+        requests.post(url, json={{"epoch": epoch}})
+""",
+)
+
+
+ER111 = Rule(
+    "ER111",
+    "H",
+    "logged again in replayed code",
+    help="log after the last dataset loop of the epoch",
+    why="A line printed in replayed code appears once more for each restart.",
+    wrong=f"{EPOCHS}\n    print(epoch)\n{TRAIN}\n",
+    right=f"{EPOCHS}\n{TRAIN}\n    print(epoch)\n",
+)
+
+
+ER112 = Rule(
+    "ER112",
+    "H",
+    "live weights saved in replayed code",
+    help="save after the last dataset loop of the epoch",
+    why=(
+        "After a restart the weights are those of the place where the job stopped, so "
+        "the replayed line writes later weights under the earlier name."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    torch.save(net.state_dict(), f"before-{{epoch}}.pt")
+{TRAIN}
+""",
+    right=f"""\
+{EPOCHS}
+{TRAIN}
+    if elasticrun.rank() == 0:
+        torch.save(net.state_dict(), f"after-{{epoch}}.pt")
+""",
+)
+
+
+def _effects(program: Walked) -> Iterator[Finding]:
+    for event, sent in program.events(Outside):
         loop = program.replayed(event)
         is_early = program.is_before_epochs(event)
-        if loop is None and (not is_early or event.data in catalog.RUNS_PROGRAM):
+        if loop is None and (not is_early or sent.name in catalog.RUNS_PROGRAM):
             continue
         zone = program.zone(event.step)
-        message = f"{event.data} in zone {zone} takes effect again after a restart"
-        yield program.finding("ER110", event.at, event.step, message, loop=loop)
+        message = f"{sent.name} in zone {zone} takes effect again after a restart"
+        yield program.finding(ER110, event, message, loop=loop)
     yield from _trackers(program)
-    for event in program.events("logged", "saved"):
+    for event, _ in program.events(Logged):
         loop = program.replayed(event)
-        if loop is None:
-            continue
-        zone = program.zone(event.step)
-        if event.kind == "logged":
-            message = f"logged in zone {zone}, again after a restart"
-            yield program.finding("ER111", event.at, event.step, message, loop=loop)
-        elif "torch" in event.data[0] and _saves_weights(event.at):
+        if loop is not None:
             message = (
-                f"live weights saved in zone {zone}; a restart during the loop at "
-                f"{program.zones.where(loop, event.step)} overwrites them with later "
-                f"ones"
+                f"logged in zone {program.zone(event.step)}, again after a restart"
             )
-            yield program.finding("ER112", event.at, event.step, message, loop=loop)
+            yield program.finding(ER111, event, message, loop=loop)
+    for event, saved in program.events(Saved):
+        loop = program.replayed(event)
+        if loop is not None and "torch" in saved.name and _saves_weights(event.at):
+            message = (
+                f"live weights saved in zone {program.zone(event.step)}; a restart "
+                f"during the loop at {program.zones.where(loop, event.step)} "
+                "overwrites them with later ones"
+            )
+            yield program.finding(ER112, event, message, loop=loop)
 
 
-def _trackers(program: Program) -> Iterator[Finding]:
-    for event in program.events("tracker_made"):
-        assert event.value is not None
-        name = str(event.data)
-        keys = catalog.TRACKER_KEYS.get(name)
-        node = event.at
+def _trackers(program: Walked) -> Iterator[Finding]:
+    for event, made in program.events(Made):
+        name, node = made.name, event.at
+        keys = catalog.TRACKER_KEYS.get(name) if made.role == "tracker" else None
         if keys is None or not isinstance(node, ast.Call):
             continue
         given = {each.arg for each in node.keywords}
@@ -108,7 +191,7 @@ def _trackers(program: Program) -> Iterator[Finding]:
                 f"{name} without {' or '.join(keys)} begins another run after every "
                 "restart"
             )
-            yield program.finding("ER110", event.at, event.step, message)
+            yield program.finding(ER110, event, message)
 
 
 def _saves_weights(node: ast.AST) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding, Fix
+from elasticrun.lint.events import Event, FileMoved, FileOpened, FileWritten
+from elasticrun.lint.finding import Edit, Finding, Fix, place_of, replace
 from elasticrun.lint.graph import DataLoop
-from elasticrun.lint.mending import add_argument, replace
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Program, doubts, is_checked
-from elasticrun.lint.walk.core import Event
+from elasticrun.lint.program import Walked, doubts, is_checked
+from elasticrun.lint.project import Module
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
 
 _TOLERANT = {
     "Path.unlink": "missing_ok=True",
@@ -21,36 +22,89 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
               "BaseException", "PermissionError")  # fmt: skip
 
 
-def check(program: Program) -> Iterator[Finding]:
+ER105 = Rule(
+    "ER105",
+    "W",
+    "file emptied at every restart",
+    help='open it with mode "a"',
+    why=(
+        "Mode `w` empties the file. The script runs again from its top after a "
+        "restart, so all lines that were written before are lost."
+    ),
+    wrong=f"""\
+log = open("log.csv", "w")
+{EPOCHS}
+{TRAIN}
+    log.write(f"{{epoch}}\\n")
+""",
+    right=f"""\
+log = open("log.csv", "a")
+{EPOCHS}
+{TRAIN}
+    if elasticrun.rank() == 0:
+        log.write(f"{{epoch}}\\n")
+""",
+)
+
+
+def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106."""
-    opened = program.events("file_opened")
-    filled = program.events("file_written")
-    for event in [*filled, *program.events("appended")]:
+    opened = program.events(FileOpened)
+    filled = [event for event, _ in program.events(FileWritten)]
+    for event in filled:
         mode = event.value.data if event.value is not None else "a"
         if not isinstance(mode, str) or not mode.startswith("a"):
             continue
         yield from _appended(program, event)
-    for event in opened:
-        mode = event.data[-1]
+    for event, file in opened:
+        mode = file.mode
         if not mode.startswith("w") or is_checked(event.step):
             continue
         zone = program.zone(event.step)
         again = program.replayed(event) or program.is_before_epochs(event)
-        if again and _is_written_later(program, event, opened, filled):
+        if again and _is_written_later(program, event, file, filled):
             loop = again if isinstance(again, DataLoop) else None
             message = (
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
                 "runs again; what was written to it before is lost"
             )
-            fix = _appending(event)
-            yield program.finding(
-                "ER105", event.at, event.step, message, loop=loop, fix=fix
-            )
-    for event in program.events("file_moved"):
-        yield from _moved(program, event)
+            fix = _appending(event, mode)
+            yield program.finding(ER105, event, message, loop=loop, fix=fix)
+    for event, moved in program.events(FileMoved):
+        yield from _moved(program, event, moved)
 
 
-def _appended(program: Program, event: Event) -> Iterator[Finding]:
+ER104 = Rule(
+    "ER104",
+    "E",
+    "file appended in replayed code",
+    help=(
+        "write after the last dataset loop of the epoch, or guard it with once(key); "
+        "let one rank do it"
+    ),
+    why=(
+        "A file outlives the process. Lines appended in replayed code appear once more "
+        "for each restart."
+    ),
+    wrong=f"""\
+{EPOCHS}
+{TRAIN}
+    with open("log.csv", "a") as file:
+        file.write(f"{{epoch}}\\n")
+{VALID}
+""",
+    right=f"""\
+{EPOCHS}
+{TRAIN}
+{VALID}
+    if elasticrun.rank() == 0:
+        with open("log.csv", "a") as file:
+            file.write(f"{{epoch}}\\n")
+""",
+)
+
+
+def _appended(program: Walked, event: Event) -> Iterator[Finding]:
     loop = program.replayed(event)
     zone = program.zone(event.step)
     if is_checked(event.step):
@@ -61,67 +115,90 @@ def _appended(program: Program, event: Event) -> Iterator[Finding]:
             f"file appended in zone {zone}; a restart during the loop at {where} "
             "appends it again"
         )
-        yield program.finding(
-            "ER104", event.at, event.step, message, loop=loop, doubts=doubts(loop)
-        )
+        yield program.finding(ER104, event, message, loop=loop, doubts=doubts(loop))
     elif program.is_before_epochs(event):
         message = "file appended in zone P; every restart appends it again"
-        yield program.finding("ER104", event.at, event.step, message, doubts=1)
+        yield program.finding(ER104, event, message, doubts=1)
 
 
 def _is_written_later(
-    program: Program, event: Event, opened: list[Event], filled: list[Event]
+    program: Walked, event: Event, file: FileOpened, filled: list[Event]
 ) -> bool:
-    assert event.value is not None
     own = [each for each in filled if each.value is event.value]
     if event.step.epoch is not None:
         return any(program.zone(each.step) in ("L", "C") for each in own)
     if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
         return True
     return any(
-        each.data[-1].startswith("a") and _is_same_file(each, event)
-        for each in opened
-        if each is not event
+        other.mode.startswith("a") and _is_same_file(other, file, is_near)
+        for each, other in program.events(FileOpened)
+        for is_near in [each.step.module is event.step.module]
     )
 
 
-def _is_same_file(one: Event, other: Event) -> bool:
-    """Return whether two files that are opened have the same path."""
-    path, text, _ = one.data
-    other_path, other_text, _ = other.data
-    if path is other_path or (path.kind == "const" and path.data == other_path.data):
+def _is_same_file(one: FileOpened, other: FileOpened, is_near: bool) -> bool:
+    """Return whether two files have the same path; near ones stand in one module."""
+    path, text = one.path, one.text
+    if path is other.path or (path.kind == "const" and path.data == other.path.data):
         return True
-    if not text or text != other_text:
+    if not text or text != other.text:
         return False
-    is_fixed = text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
-    return is_fixed or one.step.module is other.step.module
+    return is_near or text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
 
 
-def _moved(program: Program, event: Event) -> Iterator[Finding]:
-    name, keywords, catching = event.data
-    if {"missing_ok", "exist_ok", "ignore_errors"} & keywords or is_checked(event.step):
+ER106 = Rule(
+    "ER106",
+    "W",
+    "rename, removal or creation that cannot be repeated",
+    help=(
+        "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
+        "it after the last dataset loop"
+    ),
+    why=(
+        "What was moved, removed or made before the restart is not there to be moved "
+        "again, and the replayed line raises."
+    ),
+    wrong=f"""\
+import shutil
+
+shutil.move("new", "old")
+{EPOCHS}
+{TRAIN}
+""",
+    right=f"""\
+import os
+import shutil
+
+if elasticrun.rank() == 0 and os.path.exists("new"):
+    shutil.move("new", "old")
+{EPOCHS}
+{TRAIN}
+""",
+)
+
+
+def _moved(program: Walked, event: Event, moved: FileMoved) -> Iterator[Finding]:
+    is_tolerant = moved.keywords & {"missing_ok", "exist_ok", "ignore_errors"}
+    if is_tolerant or is_checked(event.step):
         return
-    if any(word in each or not each for each in catching for word in _FORGIVING):
+    if any(word in each or not each for each in moved.catching for word in _FORGIVING):
         return
     loop = program.replayed(event)
     if loop is None and not program.is_before_epochs(event):
         return
-    if _is_made_just_before(event):
+    if _is_made_just_before(event, moved):
         return
     zone = program.zone(event.step)
-    message = f"{name} in zone {zone} cannot be repeated; a restart runs it again"
-    argument = _TOLERANT.get(name)
-    fix = add_argument(event.at, argument, event.step.module) if argument else None
+    message = f"{moved.name} in zone {zone} cannot be repeated; a restart runs it again"
+    argument = _TOLERANT.get(moved.name)
+    fix = _with_argument(event.at, argument, event.step.module) if argument else None
     unsure = doubts(event.value)
-    yield program.finding(
-        "ER106", event.at, event.step, message, loop=loop, doubts=unsure, fix=fix
-    )
+    yield program.finding(ER106, event, message, loop=loop, doubts=unsure, fix=fix)
 
 
-def _appending(event: Event) -> Fix | None:
+def _appending(event: Event, mode: str) -> Fix | None:
     """Return the fix that opens a file to append."""
-    node, mode = event.at, event.data[-1]
-    for each in ast.walk(node):
+    for each in ast.walk(event.at):
         if isinstance(each, ast.Constant) and each.value == mode:
             new = repr(mode.replace("w", "a"))
             source = event.step.module.line(each.lineno)[each.col_offset :]
@@ -132,13 +209,13 @@ def _appending(event: Event) -> Fix | None:
     return None
 
 
-def _is_made_just_before(event: Event) -> bool:
+def _is_made_just_before(event: Event, moved: FileMoved) -> bool:
     """Return whether what is moved is written right before, as in atomic saves."""
     node = event.at
     if not isinstance(node, ast.Call):
         return False
     source = node.args[0] if node.args else None
-    if isinstance(node.func, ast.Attribute) and event.data[0].startswith("Path."):
+    if isinstance(node.func, ast.Attribute) and moved.name.startswith("Path."):
         source = node.func.value
     if source is None:
         return False
@@ -149,3 +226,22 @@ def _is_made_just_before(event: Event) -> bool:
         and any(word in line for word in ("save", "open(", "write", "dump"))
         for line in before
     )
+
+
+def _with_argument(node: ast.AST, argument: str, module: Module) -> Fix | None:
+    """Return the fix that gives a call one more argument."""
+    if not isinstance(node, ast.Call):
+        return None
+    _, _, line, column = place_of(node, module)
+    text = module.line(line)
+    if text[column - 2 : column - 1] != ")":
+        return None
+    before = text[: column - 2].rstrip()
+    has_comma = before.endswith(",") or not (node.args or node.keywords)
+    if not before:
+        return None
+    new = argument if has_comma else f", {argument}"
+    if before.endswith(","):
+        new = f" {argument}"
+    position = (line, len(before))
+    return Fix((Edit(position, position, new),), True, f"Pass {argument}")

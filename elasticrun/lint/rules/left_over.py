@@ -5,15 +5,41 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding, Fix
+from elasticrun.lint.finding import Finding, Fix, replace
 from elasticrun.lint.graph import DataLoop, Place, Read, Write
-from elasticrun.lint.mending import true_enumerate
-from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.naming import written
+from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.rules.rule import EPOCHS, Rule
 from elasticrun.lint.rules.uses import Uses, is_clock
+
+ER307 = Rule(
+    "ER307",
+    "W",
+    "loop variable read after the loop",
+    help="keep it in Variables or an Accumulator, or read it in the loop's body",
+    why=(
+        "A loop that was finished before the restart yields nothing, so its variables "
+        "are not set."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    for x, y in train:
+        error = loss(x, y)
+    print(error.item())
+""",
+    right=f"""\
+errors = Accumulator()
+{EPOCHS}
+    for x, y in train:
+        errors[epoch] += loss(x, y) * train.num_valid
+    with errors.synchronized():
+        print(errors[epoch] / train.num_samples)
+""",
+)
 
 
 def left_over(
-    program: Program, uses: Uses, loop: DataLoop, means: set[Place]
+    program: Walked, uses: Uses, loop: DataLoop, means: set[Place]
 ) -> Iterator[Finding]:
     """Yield what a loop sets and the program reads after it, but for means of sums."""
     seen: set[Place] = set()
@@ -34,9 +60,9 @@ def left_over(
 
 
 def _read_after(
-    program: Program, uses: Uses, loop: DataLoop, write: Write
+    program: Walked, uses: Uses, loop: DataLoop, write: Write
 ) -> Iterator[Finding]:
-    outside = [r for r in uses.reads[write.place] if r.step.loop is not loop]
+    outside = [r for r in uses.reads[write.place] if not r.step.is_in(loop)]
     if not outside or any(
         uses.is_sum(each, loop)
         for each in uses.writes[write.place]
@@ -57,9 +83,8 @@ def _read_after(
     made_before = _is_made_before(uses, loop, write.place)
     only_shown = uses.loudness(reads) != "decides"
     yield program.finding(
-        "ER307",
-        first.at,
-        first.step,
+        ER307,
+        first,
         message,
         loop=loop,
         doubts=doubts(loop) + int(made_before and only_shown),
@@ -75,7 +100,26 @@ def _is_made_before(uses: Uses, loop: DataLoop, place: Place) -> bool:
 # ER304.
 
 
-def numbered(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
+ER304 = Rule(
+    "ER304",
+    "W",
+    "index of enumerate used as a step",
+    help="use loader.enumerate() or loader.batch_index",
+    why="The interrupted loop continues in its middle, and enumerate counts from 0.",
+    wrong=f"""\
+{EPOCHS}
+    for step, (x, y) in enumerate(train):
+        writer.add_scalar('rate', scheduler.get_last_lr()[0], step)
+""",
+    right=f"""\
+{EPOCHS}
+    for step, (x, y) in train.enumerate():
+        writer.add_scalar('rate', scheduler.get_last_lr()[0], step)
+""",
+)
+
+
+def numbered(program: Walked, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
     """Yield uses of an enumerate index as the number of a step."""
     seen: set[Place] = set()
     for step in program.graph.steps:
@@ -96,9 +140,8 @@ def numbered(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
                     f"continues, and is used as a step of the loop at line {loop.line}"
                 )
                 yield program.finding(
-                    "ER304",
-                    read.at,
-                    read.step,
+                    ER304,
+                    read,
                     message,
                     doubts=doubts(loop),
                     fix=_true_enumerate(loop, read),
@@ -106,10 +149,19 @@ def numbered(program: Program, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
 
 
 def _true_enumerate(loop: DataLoop, read: Read) -> Fix | None:
-    """Return the fix of the loop's head, where index and loop stand in one module."""
-    if loop.module is not read.step.module or loop.loader.kind != "loader":
+    """Return the fix from `enumerate(loader)` to `loader.enumerate()`."""
+    module = loop.module
+    if module is not read.step.module or loop.loader.kind != "loader":
         return None
-    return true_enumerate(loop.node, loop.module)
+    source = loop.node.iter if isinstance(loop.node, ast.For) else None
+    if not isinstance(source, ast.Call) or len(source.args) != 1 or source.keywords:
+        return None
+    name = source.func.id if isinstance(source.func, ast.Name) else ""
+    inner = source.args[0]
+    if name != "enumerate" or not isinstance(inner, ast.Name | ast.Attribute):
+        return None
+    new = f"{written(inner)}.enumerate()"
+    return replace(source, new, module, title="Count from the true index", is_safe=True)
 
 
 def _as_step(uses: Uses, place: Place, seen: set[Place]) -> Read | None:

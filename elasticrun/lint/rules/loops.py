@@ -1,63 +1,160 @@
-"""ER201 to ER211 and ER002: loops that cannot be replayed as they stand."""
+"""ER201, ER203 to ER207, ER211, ER002: loops that cannot be replayed as they stand."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from elasticrun.lint.events import (
+    Counted,
+    Event,
+    IteratorMade,
+    Made,
+    NextCalled,
+    Zipped,
+)
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, EpochLoop, Step
-from elasticrun.lint.mending import bare_handler
+from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
+from elasticrun.lint.values import Value, loaders_in
 
-_UNCERTAIN = frozenset(("rank", "random", "time", "entropy"))
 
-
-def check(program: Program) -> Iterator[Finding]:
-    """Yield the findings of ER201 to ER211, but for ER209, and ER002."""
+def check(program: Walked) -> Iterator[Finding]:
+    """Yield the findings of ER201, ER203 to ER207, ER211 and ER002."""
     yield from _nested(program)
     yield from _bounds(program)
     yield from _iterators(program)
-    yield from _uncertain(program)
-    yield from _handlers(program)
     yield from _plain(program)
     yield from _ranges(program)
 
 
-def _step_of(program: Program, loop: DataLoop | EpochLoop) -> Step:
-    return program.graph.steps[loop.head]
+ER201 = Rule(
+    "ER201",
+    "E",
+    "loop of epochs or steps inside another loop",
+    help="use a plain range() for one of them, or put one behind the other",
+    why=(
+        "Epochs of a job are numbered one after another, and so are its steps. "
+        "`remaining_epochs_until` in another one, and either it or "
+        "`remaining_steps_until` in the body of a loop over batches or steps, raise "
+        "LoopOrderError."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    for inner in remaining_epochs_until(2):
+        work(inner)
+""",
+    right=f"{EPOCHS}\n    for inner in range(2):\n        work(inner)\n{TRAIN}\n",
+)
 
 
-def _nested(program: Program) -> Iterator[Finding]:
-    for epoch in program.walker.epochs:
+ER204 = Rule(
+    "ER204",
+    "E",
+    "loader looped over in a loop over itself, or next(iter(loader))",
+    help=("make another loader for the inner loop; take a sample from the data set"),
+    why=(
+        "A loader is at one place at a time: a loop over it in its own loop raises "
+        "LoopOrderError. A loop over another loader belongs to the batch around it, "
+        "and is fine. What `next(iter())` reads counts as a loop: it is skipped after "
+        "a restart, where `next` then has nothing and raises StopIteration."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    for x, y in train:
+        for a, b in train:
+            compare(x, a)
+""",
+    right=f"""\
+{EPOCHS}
+    for x, y in train:
+        step(x, y)
+        if train.batch_index % 100 == 99:
+            for a, b in valid:
+                evaluate(a, b)
+""",
+)
+
+
+ER205 = Rule(
+    "ER205",
+    "E",
+    "loader created inside a dataset loop",
+    help="create all loaders before the first loop",
+    why=(
+        "Loaders are known by the order of their creation, and the interrupted loop "
+        "does not run its earlier batches again."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    for x, y in train:
+        extra = AdaptiveDataLoader(x, batch_size=4)
+""",
+    right=f"extra = AdaptiveDataLoader(extra_set, batch_size=4)\n{EPOCHS}\n{TRAIN}\n",
+)
+
+
+def _nested(program: Walked) -> Iterator[Finding]:
+    for epoch in program.graph.epochs:
         if epoch.outer is not None:
             message = f"epoch loop inside the epoch loop at line {epoch.outer.line}"
-            step = _step_of(program, epoch)
-            yield program.finding("ER201", epoch.node, step, message)
-    for loop in program.walker.loops:
-        outer = loop.outer
-        if outer is not None and loop.is_elastic:
-            message = (
-                f"loop over {loop.text} inside the loop over {outer.text} at line "
-                f"{outer.line}; a job has one position"
-            )
-            step = _step_of(program, loop)
-            unsure = doubts(loop, outer)
-            yield program.finding("ER204", loop.node, step, message, doubts=unsure)
-    for event in program.events("loader_made"):
-        if event.step.loop is not None:
+            yield program.finding(ER201, program.head(epoch), message)
+        around = program.head(epoch).step.loop
+        if around is not None:
+            yield _counted_inside(program, epoch, around, "epoch")
+    for loop in program.graph.loops:
+        if loop.outer is not None and loop.loader.kind == "steps":
+            yield _counted_inside(program, loop, loop.outer, "step")
+            continue
+        for outer in loop.around():
+            if outer.loader is loop.loader and loop.is_elastic:
+                message = (
+                    f"loop over {loop.text} inside the loop over it at line "
+                    f"{outer.line}; a loader is at one place at a time"
+                )
+                unsure = doubts(loop, outer)
+                yield program.finding(ER204, program.head(loop), message, doubts=unsure)
+    for event, made in program.events(Made):
+        if made.role == "loader" and event.step.loop is not None:
             message = (
                 f"loader created inside the loop over {event.step.loop.text} at line "
                 f"{event.step.loop.line}"
             )
-            yield program.finding("ER205", event.at, event.step, message)
+            yield program.finding(ER205, event, message)
 
 
-def _bounds(program: Program) -> Iterator[Finding]:
-    epochs = program.walker.epochs
+def _counted_inside(
+    program: Walked, loop: EpochLoop | DataLoop, around: DataLoop, what: str
+) -> Finding:
+    message = (
+        f"{what} loop inside the loop over {around.text} at line {around.line}; its "
+        f"{what}s are counted for the whole job, so it is no part of one batch"
+    )
+    return program.finding(
+        ER201, program.head(loop), message, doubts=doubts(around, loop)
+    )
+
+
+ER206 = Rule(
+    "ER206",
+    "E",
+    "bound of epochs or steps is a total, and already reached",
+    help="give the number that the whole job has finished after this loop",
+    why=(
+        "`remaining_epochs_until(n)` ends when the job has finished n epochs, those of "
+        "earlier epoch loops included; `remaining_steps_until(n)` likewise."
+    ),
+    wrong=f"{EPOCHS}\n{TRAIN}\n{EPOCHS}\n{VALID}\n",
+    right=f"{EPOCHS}\n{TRAIN}\nfor epoch in remaining_epochs_until(60):\n{VALID}\n",
+)
+
+
+def _bounds(program: Walked) -> Iterator[Finding]:
+    epochs = program.graph.epochs
     for second in epochs:
-        step = _step_of(program, second)
         if second.turns and second.outer is None and _is_same_each_turn(second):
             if not _comes_again(program, second):
                 continue
@@ -67,7 +164,7 @@ def _bounds(program: Program) -> Iterator[Finding]:
                 f"{getattr(turn, 'lineno', 0)} with the same bound each time; the "
                 "bound is a total, so only the first turn trains"
             )
-            yield program.finding("ER206", second.node, step, message)
+            yield program.finding(ER206, program.head(second), message)
             continue
         for first in epochs:
             if first.number < second.number and _is_reached(program, first, second):
@@ -75,11 +172,39 @@ def _bounds(program: Program) -> Iterator[Finding]:
                     "the bound of this epoch loop is a total, and the loop at line "
                     f"{first.line} reaches it already"
                 )
-                yield program.finding("ER206", second.node, step, message)
+                yield program.finding(ER206, program.head(second), message)
                 break
+    for loop in program.graph.loops:
+        around = _turn_again(program, loop)
+        if around is not None:
+            message = (
+                "step loop with a constant bound inside the loop at line "
+                f"{getattr(around, 'lineno', 0)}; the bound is a total, so only the "
+                "first turn takes steps"
+            )
+            yield program.finding(ER206, program.head(loop), message)
 
 
-def _comes_again(program: Program, epoch: EpochLoop) -> bool:
+def _turn_again(program: Walked, loop: DataLoop) -> ast.AST | None:
+    """Return the loop around a step loop whose later turns find its bound reached."""
+    if loop.loader.kind != "steps" or loop.outer is not None:
+        return None
+    bound = loop.loader.parts[0]
+    if bound.kind != "const":
+        return None
+    turn: ast.AST
+    if loop.turns:
+        turn = loop.turns[-1]
+    elif loop.epoch is not None:
+        turn = loop.epoch.node
+    else:
+        return None
+    reached = program.graph.forward([loop.head], lambda _: True)
+    comes_again = any(program.graph.steps[each].node is turn for each in reached)
+    return turn if comes_again else None
+
+
+def _comes_again(program: Walked, epoch: EpochLoop) -> bool:
     """Return whether the loop around goes on after all epochs, not only to try again.
 
     An epoch loop that is entered again after an error continues where it was left.
@@ -127,7 +252,7 @@ def _local_names(epoch: EpochLoop) -> set[str]:
     return found
 
 
-def _is_reached(program: Program, first: EpochLoop, second: EpochLoop) -> bool:
+def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
     if first.bound is None or second.bound is None or first.outer or second.outer:
         return False
     if second.head not in program.graph.forward([first.head], lambda _: True):
@@ -143,17 +268,62 @@ def _is_reached(program: Program, first: EpochLoop, second: EpochLoop) -> bool:
     return same_scope and ast.dump(left) == ast.dump(right)
 
 
-def _iterators(program: Program) -> Iterator[Finding]:
-    loaders_in = program.walker.loaders_in
-    for event in program.events("zipped"):
-        groups = [loaders_in(each) for each in event.data]
+ER203 = Rule(
+    "ER203",
+    "E",
+    "loops over elastic loaders that overlap",
+    help=(
+        "make one loader over torch.utils.data.StackDataset(a, b), or loop over them "
+        "in turn, or over one inside each batch of the other"
+    ),
+    why=(
+        "A job has one position, so it cannot resume two loops at once. A loop that "
+        "goes on while another one is open, by `zip` or by an iterator that is kept "
+        "from batch to batch, raises LoopOrderError."
+    ),
+    wrong=f"{EPOCHS}\n    for a, b in zip(train, valid):\n        step(a, b)\n",
+    right=f"{EPOCHS}\n{TRAIN}\n{VALID}\n",
+)
+
+
+ER207 = Rule(
+    "ER207",
+    "W",
+    "iterator of a loader that does not fit the position",
+    help="loop with `for x, y in loader.batches(n):`",
+    why=(
+        "An iterator that is asked by `next` continues the interrupted pass. But a "
+        "range() around it begins anew after a restart, and would ask for too many "
+        "batches; a loop belongs to one epoch, so an iterator that is kept over "
+        "epochs raises LoopOrderError; and itertools.cycle repeats what it has seen "
+        "since the restart."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    batches = iter(train)
+    for number in range(10):
+        step(*next(batches))
+""",
+    right=f"{EPOCHS}\n    for x, y in train.batches(10):\n        step(x, y)\n",
+)
+
+
+def _iterators(program: Walked) -> Iterator[Finding]:
+    for event, zipped in program.events(Zipped):
+        groups = [loaders_in(each) for each in zipped.values]
         elastic = [each for group in groups for each in group if each.kind == "loader"]
         if len(elastic) >= 2:
             message = "zip of elastic loaders: a job cannot resume two loops at once"
-            yield program.finding("ER203", event.at, event.step, message)
-    for event in program.events("next"):
-        source = event.value
-        node = event.at
+            yield program.finding(ER203, event, message)
+    yield from _first_batches(program)
+    yield from _cycles(program)
+    yield from _asked(program)
+
+
+def _first_batches(program: Walked) -> Iterator[Finding]:
+    """Yield `next(iter(loader))`, but in a batch, where it is done with at once."""
+    for event, asked in program.events(NextCalled):
+        source, node = event.value, event.at
         is_inline = (
             isinstance(node, ast.Call)
             and bool(node.args)
@@ -161,104 +331,141 @@ def _iterators(program: Program) -> Iterator[Finding]:
         )
         if source is None or source.kind != "iterator" or not is_inline:
             continue
-        if any(each.kind == "loader" for each in loaders_in(source)):
-            message = "next(iter(loader)) begins a loop and leaves it open"
-            yield program.finding("ER204", event.at, event.step, message)
-    for event in program.events("iterator_made"):
-        if event.value is None or not _is_held(event.at, event.step):
+        loop = event.step.loop
+        around = [loop, *loop.around()] if loop is not None and loop.sure else []
+        loaders = [each for each in loaders_in(source) if each.kind == "loader"]
+        if any(each.loader in loaders for each in around):
+            message = "next(iter(loader)) in the body of a loop over the same loader"
+        elif loaders and not around and not asked.has_default:
+            message = "next(iter(loader)) begins a loop that a restart skips"
+        else:
+            continue
+        yield program.finding(ER204, event, message)
+
+
+def _cycles(program: Walked) -> Iterator[Finding]:
+    for event, _ in program.events(IteratorMade):
+        name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
+        if event.value is None or not name.endswith("cycle"):
             continue
         if any(each.kind == "loader" for each in loaders_in(event.value)):
-            message = "iterator of an elastic loader held open"
-            yield program.finding("ER207", event.at, event.step, message)
-
-
-def _is_held(node: ast.AST, step: Step) -> bool:
-    """Return whether an iterator is stored, not used up where it is made."""
-    name = written(node.func) if isinstance(node, ast.Call) else ""
-    if name.endswith("cycle"):
-        return True
-    statement = step.node
-    if not isinstance(statement, ast.Assign | ast.AnnAssign):
-        return False
-    for each in ast.walk(statement):
-        if isinstance(each, ast.Call) and node in each.args:
-            inner = each.func
-            if isinstance(inner, ast.Name) and inner.id == "next":
-                return False
-    return True
-
-
-def _uncertain(program: Program) -> Iterator[Finding]:
-    loops: list[DataLoop | EpochLoop] = [*program.walker.loops, *program.walker.epochs]
-    for loop in loops:
-        if isinstance(loop, DataLoop) and not loop.is_elastic:
-            continue
-        step = _step_of(program, loop)
-        taints = frozenset().union(*(guard.taints for guard in step.guards))
-        uncertain = taints & _UNCERTAIN
-        if uncertain:
-            message = f"whether this loop runs depends on {_words(uncertain)}"
-            yield program.finding(
-                "ER208", loop.node, step, message, doubts=doubts(loop)
-            )
-    for event in program.events("left"):
-        left = event.data
-        if left is None or (isinstance(left, DataLoop) and not left.is_elastic):
-            continue
-        head = _step_of(program, left)
-        own = event.step.guards[len(head.guards) :]
-        taints = frozenset().union(*(guard.taints for guard in own))
-        uncertain = taints & _UNCERTAIN
-        if uncertain:
             message = (
-                f"whether the loop at line {left.line} goes on depends on "
-                f"{_words(uncertain)}"
+                "cycle() of an elastic loader repeats the batches that it has kept, "
+                "after a restart only those since then"
             )
-            yield program.finding("ER208", event.at, event.step, message)
+            yield program.finding(ER207, event, message)
 
 
-def _words(taints: frozenset[str]) -> str:
-    words = {
-        "rank": "the rank",
-        "random": "a random draw",
-        "time": "the time",
-        "entropy": "what differs in each process",
+class _Asked(NamedTuple):
+    """One `next` of an iterator that was made by a statement of its own."""
+
+    event: Event
+    loader: Value
+    made: Step
+    turns: tuple[ast.AST, ...]
+
+
+def _asked(program: Walked) -> Iterator[Finding]:
+    """Yield iterators that are asked where they cannot go on after a restart."""
+    steps = program.graph.steps
+    kept: list[_Asked] = []
+    for event, asked in program.events(NextCalled):
+        source = event.value
+        if source is None or source.kind != "iterator" or source.name == "cycle":
+            continue
+        made = steps[source.made_at]
+        loaders = [each for each in loaders_in(source) if each.kind == "loader"]
+        if loaders and made is not event.step:
+            kept.append(_Asked(event, loaders[0], made, asked.turns))
+    counted = {id(event.at) for event, _ in program.events(Counted)}
+    seen: set[tuple[int, str]] = set()
+    for each in kept:
+        rule, message = _misfit(program, each, kept, counted)
+        node = each.event.at if rule is ER203 else each.made.node
+        if rule is not None and (id(node), message) not in seen:
+            seen.add((id(node), message))
+            where = Spot(node, each.event.step if rule is ER203 else each.made)
+            yield program.finding(rule, where, message, doubts=doubts(each.loader))
+
+
+def _misfit(
+    program: Walked, each: _Asked, kept: list[_Asked], counted: set[int]
+) -> tuple[Rule | None, str]:
+    """Return what is wrong with an iterator where it is asked, and by which rule."""
+    step, made = each.event.step, each.made
+    loop = step.loop
+    if loop is not None and loop.sure and not made.is_in(loop):
+        message = (
+            f"iterator of another loop goes on in the loop over {loop.text} at line "
+            f"{loop.line}; a job cannot resume two loops at once"
+        )
+        return ER203, message
+    if loop is not None:
+        return None, ""
+    for other in kept:
+        if other.loader is not each.loader and _alternate(program, each, other):
+            message = (
+                "iterators of two elastic loaders are asked in turns: a job cannot "
+                "resume two loops at once"
+            )
+            return ER203, message
+    if step.epoch is not made.epoch:
+        return ER207, "iterator of an elastic loader kept over epochs"
+    for turn in each.turns:
+        is_counting = isinstance(turn, ast.For) and (
+            id(turn) in counted or _counts(turn)
+        )
+        if is_counting and not any(node is made.node for node in ast.walk(turn)):
+            message = (
+                "iterator of an elastic loader asked in the range() at line "
+                f"{getattr(turn, 'lineno', 0)}, which begins anew after a restart"
+            )
+            return ER207, message
+    return None, ""
+
+
+def _alternate(program: Walked, one: _Asked, other: _Asked) -> bool:
+    """Return whether two iterators are asked in turns, neither of them made anew."""
+    return _goes_on(program, one, other) and _goes_on(program, other, one)
+
+
+def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
+    """Return whether the other iterator may be asked next, without being made anew."""
+    remade = {
+        event.step.number
+        for event, _ in program.events(IteratorMade)
+        if event.value is not None and other.loader in loaders_in(event.value)
     }
-    return " and ".join(words[each] for each in sorted(taints))
+    reached = program.graph.forward(
+        [one.event.step.number], lambda step: step.number not in remade
+    )
+    return other.event.step.number in reached
 
 
-def _handlers(program: Program) -> Iterator[Finding]:
-    for event in program.events("suppressed_loop"):
-        message = "suppress() swallows the stop, which leaves a loop as SystemExit"
-        yield program.finding("ER210", event.at, event.step, message)
-    for event in program.events("guarded_loop"):
-        node = event.at
-        assert isinstance(node, ast.Try)
-        for handler in node.handlers:
-            if _catches_stop(handler) and not _raises(handler):
-                message = "handler swallows the stop, which leaves a loop as SystemExit"
-                fix = bare_handler(handler, event.step.module)
-                yield program.finding("ER210", handler, event.step, message, fix=fix)
-        for statement in node.finalbody:
-            if isinstance(statement, ast.Return | ast.Continue | ast.Break):
-                message = "`finally` that leaves swallows the stop"
-                yield program.finding("ER210", statement, event.step, message)
+ER211 = Rule(
+    "ER211",
+    "W",
+    "plain DataLoader beside elastic ones in an epoch",
+    help="make it an AdaptiveDataLoader",
+    why=(
+        "Its loop is no part of the position: it runs from its start after a restart, "
+        "and each replica sees all of it."
+    ),
+    wrong=f"""\
+from torch.utils.data import DataLoader
+
+test = DataLoader(test_set, batch_size=64)
+{EPOCHS}
+{TRAIN}
+    for x, y in test:
+        evaluate(x, y)
+""",
+    right=f"{EPOCHS}\n{TRAIN}\n{VALID}\n",
+)
 
 
-def _catches_stop(handler: ast.ExceptHandler) -> bool:
-    if handler.type is None:
-        return True
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    names = {written(each).rpartition(".")[2] for each in kinds}
-    return bool(names & {"BaseException", "SystemExit", "JobStopped"})
-
-
-def _raises(handler: ast.ExceptHandler) -> bool:
-    return any(isinstance(each, ast.Raise) for each in ast.walk(handler))
-
-
-def _plain(program: Program) -> Iterator[Finding]:
-    for loop in program.walker.loops:
+def _plain(program: Walked) -> Iterator[Finding]:
+    for loop in program.graph.loops:
         if loop.is_elastic or loop.epoch is None or loop.outer is not None:
             continue
         if any(each.sure for each in program.zones.loops_of(loop.epoch)):
@@ -266,16 +473,29 @@ def _plain(program: Program) -> Iterator[Finding]:
                 f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
                 "loaders; a restart runs it from its start, on every replica"
             )
-            step = _step_of(program, loop)
-            yield program.finding("ER211", loop.node, step, message)
+            yield program.finding(ER211, program.head(loop), message)
 
 
-def _ranges(program: Program) -> Iterator[Finding]:
-    if program.walker.epochs:
+ER002 = Rule(
+    "ER002",
+    "W",
+    "looks elastic, but the epoch loop is range()",
+    help="write `for epoch in remaining_epochs_until(n):`",
+    why=(
+        "range() begins at 0 after every restart, and the loader's position does not "
+        "fit. Only `remaining_epochs_until` skips the epochs that were finished."
+    ),
+    wrong=f"for epoch in range(30):\n{TRAIN}\n",
+    right=f"{EPOCHS}\n{TRAIN}\n",
+)
+
+
+def _ranges(program: Walked) -> Iterator[Finding]:
+    if program.graph.epochs:
         return
-    counted = {id(event.at) for event in program.events("counted")}
+    counted = {id(event.at) for event, _ in program.events(Counted)}
     seen: set[ast.AST] = set()
-    for loop in program.walker.loops:
+    for loop in program.graph.loops:
         if loop.loader.kind != "loader" or not loop.turns or not loop.sure:
             continue
         turn = loop.turns[0]
@@ -284,7 +504,7 @@ def _ranges(program: Program) -> Iterator[Finding]:
         seen.add(turn)
         step = next(each for each in program.graph.steps if each.node is turn)
         message = "epoch loop over range(): every restart begins again at epoch 0"
-        yield program.finding("ER002", turn, step, message)
+        yield program.finding(ER002, Spot(turn, step), message)
 
 
 def _counts(turn: ast.AST) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from elasticrun.lint.events import Collective, FileOpened, Saved, StateMade
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Guard, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Program, doubts, is_once
+from elasticrun.lint.program import Walked, doubts, is_once
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 
 
-def check(program: Program) -> Iterator[Finding]:
+def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER401 to ER403."""
     yield from _collectives(program)
     yield from _loops(program)
@@ -25,90 +27,142 @@ def _rank_guard(step: Step) -> Guard | None:
     return next((each for each in step.guards if "rank" in each.taints), None)
 
 
-def _collectives(program: Program) -> Iterator[Finding]:
+ER401 = Rule(
+    "ER401",
+    "E",
+    "collective, checkpoint or loop under an unbalanced rank test",
+    help=(
+        "let all replicas come to it, and test the rank only around what one does alone"
+    ),
+    why="The replicas that skip it do not take part, and the others wait for them.",
+    wrong=f"""\
+{EPOCHS}
+{TRAIN}
+    if elasticrun.rank() == 0:
+        elasticrun.save_all_states()
+""",
+    right=f"""\
+{EPOCHS}
+{TRAIN}
+    elasticrun.save_all_states()
+    if elasticrun.rank() == 0:
+        print(epoch)
+""",
+)
+
+
+def _collectives(program: Walked) -> Iterator[Finding]:
     guarded: dict[tuple[str, int], set[tuple[int, bool]]] = {}
-    events = program.events("collective")
-    for event in events:
+    events = program.events(Collective)
+    for event, collective in events:
         guard = _rank_guard(event.step)
         if guard is not None:
-            key = (str(event.data), id(guard.function))
+            key = (collective.name, id(guard.function))
             guarded.setdefault(key, set()).add((guard.number, guard.holds))
-    for event in events:
+    for event, collective in events:
         guard = _rank_guard(event.step)
         if guard is None:
             continue
-        key = (str(event.data), id(guard.function))
+        key = (collective.name, id(guard.function))
         if len(guarded[key]) > 1:
             continue  # another branch, or the opposite test, has it as well
         message = (
-            f"{event.data} is collective, and runs only where the test at line "
+            f"{collective.name} is collective, and runs only where the test at line "
             f"{_line(guard)} holds; the other replicas wait"
         )
-        yield program.finding("ER401", event.at, event.step, message)
+        yield program.finding(ER401, event, message)
 
 
 def _line(guard: Guard) -> int:
     return getattr(guard.test, "lineno", 0)
 
 
-def _loops(program: Program) -> Iterator[Finding]:
-    for loop in program.walker.loops:
-        step = program.graph.steps[loop.head]
-        guard = _rank_guard(step)
+def _loops(program: Walked) -> Iterator[Finding]:
+    for loop in program.graph.loops:
+        head = program.head(loop)
+        guard = _rank_guard(head.step)
         if guard is None or not loop.is_elastic:
             continue
         message = (
             f"the loop over {loop.text} runs only where the test at line "
             f"{_line(guard)} holds; the other replicas never enter it"
         )
-        unsure = doubts(loop)
-        yield program.finding("ER401", loop.node, step, message, doubts=unsure)
+        yield program.finding(ER401, head, message, doubts=doubts(loop))
 
 
-def _states(program: Program) -> Iterator[Finding]:
-    events = program.events("state_made")
+ER402 = Rule(
+    "ER402",
+    "E",
+    "State or loader created conditionally",
+    help="create it before the first loop, in every start and on every replica",
+    why=(
+        "States and loaders must be made in the same order in every start, on every "
+        "replica. What depends on rank, restart, time or epoch is not."
+    ),
+    wrong=f"""\
+if elasticrun.generation() == 0:
+    extra = Variables(name='extra', n=0)
+{EPOCHS}
+{TRAIN}
+""",
+    right=f"extra = Variables(name='extra', n=0)\n{EPOCHS}\n{TRAIN}\n",
+)
+
+
+def _states(program: Walked) -> Iterator[Finding]:
+    events = program.events(StateMade)
     branches = {
-        (event.data, guard.number, guard.holds)
-        for event in events
+        (name, guard.number, guard.holds)
+        for event, (name,) in events
         for guard in event.step.guards
     }
-    for event in events:
+    for event, (name,) in events:
         step = event.step
         # What both branches make is made in any case.
         taints = frozenset().union(
             *(
                 guard.taints
                 for guard in step.guards
-                if (event.data, guard.number, not guard.holds) not in branches
+                if (name, guard.number, not guard.holds) not in branches
             )
         )
-        name = event.data if isinstance(event.data, str) else "state"
         if taints & _CHANGING:
             message = f"{name} is created under a condition that may differ"
-            yield program.finding("ER402", event.at, step, message)
+            yield program.finding(ER402, event, message)
         elif _is_in_epoch(step) and name != "Accumulator":
             message = (
                 f"{name} is created in the epoch loop, again in each epoch that is "
                 "not skipped"
             )
-            yield program.finding("ER402", event.at, step, message)
+            yield program.finding(ER402, event, message)
 
 
 def _is_in_epoch(step: Step) -> bool:
     return step.epoch is not None and step.loop is None and not is_once(step)
 
 
-def _paths(program: Program) -> Iterator[Finding]:
-    for event in program.events("saved", "file_opened"):
-        if _rank_guard(event.step) is not None:
-            continue
-        if event.kind == "file_opened" and not str(event.data[-1]).startswith(
-            ("w", "a")
-        ):
-            continue
-        node = event.at
-        if isinstance(node, ast.Call) and "rank" in written(node):
-            continue
-        if program.zone(event.step):
-            message = "every replica writes this path"
-            yield program.finding("ER403", event.at, event.step, message)
+ER403 = Rule(
+    "ER403",
+    "H",
+    "all replicas write one path",
+    help="write it on rank 0 only, or put the rank into the name",
+    why="Every replica runs the script, so several write the file at the same time.",
+    wrong=f"{EPOCHS}\n{TRAIN}\n    torch.save(net.state_dict(), 'net.pt')\n",
+    right=f"""\
+{EPOCHS}
+{TRAIN}
+    if elasticrun.rank() == 0:
+        torch.save(net.state_dict(), 'net.pt')
+""",
+)
+
+
+def _paths(program: Walked) -> Iterator[Finding]:
+    written_to = [event for event, _ in program.events(Saved)]
+    for event, file in program.events(FileOpened):
+        if file.mode.startswith(("w", "a")):
+            written_to.append(event)
+    for event in written_to:
+        is_own = isinstance(event.at, ast.Call) and "rank" in written(event.at)
+        if _rank_guard(event.step) is None and not is_own and program.zone(event.step):
+            yield program.finding(ER403, event, "every replica writes this path")

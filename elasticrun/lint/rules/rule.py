@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """One rule.
+    """What one rule says, on the terminal, in its page, and beside a finding.
 
     Attributes:
         severity: `E`, `W`, or `H` for a hint, which only `--pedantic` shows. A finding
@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, State, Variables
-from elasticrun import once, register, remaining_epochs_until
+from elasticrun import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel
+from elasticrun import State, Variables, once, register, remaining_epochs_until
 
 net = torch.nn.Linear(4, 3)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -40,3 +40,8 @@ model = AdaptiveDataParallel(net, optimizer, scheduler)
 train = AdaptiveDataLoader(train_set, batch_size=64, shuffle=True)
 valid = AdaptiveDataLoader(valid_set, batch_size=64)
 """
+
+# What many examples do in an epoch.
+EPOCHS = "for epoch in remaining_epochs_until(30):"
+TRAIN = "    for x, y in train:\n        step(x, y)"
+VALID = "    for x, y in valid:\n        evaluate(x, y)"

@@ -1,29 +1,70 @@
-"""ER303, ER305, ER306: states that are not whole, and what is trained outside them."""
+"""ER303, ER305, ER306, ER308: states that are not whole, and what acts beside them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
+from elasticrun.lint.events import Backward, Changed, Made, Trained, UnseenStates
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import Step
-from elasticrun.lint.program import Program
-from elasticrun.lint.values import Class, Value
+from elasticrun.lint.graph import Spot
+from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.rules.rule import EPOCHS, Rule
+from elasticrun.lint.values import Arguments, Class, Value
 
 
-def check(program: Program) -> Iterator[Finding]:
-    """Yield the findings of ER303, ER305 and ER306."""
-    for cls in program.walker.classes:
+def check(program: Walked) -> Iterator[Finding]:
+    """Yield the findings of ER303, ER305, ER306 and ER308."""
+    for cls in program.walk.classes:
         if cls.role == "state":
             yield from _fields(program, cls)
     yield from _accumulation(program)
     yield from _unregistered(program)
+    yield from _each_micro_batch(program)
 
 
 # ER303.
 
 
-def _fields(program: Program, cls: Class) -> Iterator[Finding]:
+ER303 = Rule(
+    "ER303",
+    "E",
+    "field of a State missing in save or load",
+    help="write and read the same fields",
+    why=(
+        "What save does not write, or load does not set, has its first value after a "
+        "restart."
+    ),
+    wrong="""\
+class Tokens(State):
+    def __init__(self):
+        super().__init__('tokens')
+        self.seen = 0
+        self.kept = 0
+
+    def save(self, fileobj):
+        fileobj.write(f'{self.seen} {self.kept}'.encode())
+
+    def load(self, fileobj):
+        self.seen = int(fileobj.read().split()[0])
+""",
+    right="""\
+class Tokens(State):
+    def __init__(self):
+        super().__init__('tokens')
+        self.seen = 0
+        self.kept = 0
+
+    def save(self, fileobj):
+        fileobj.write(f'{self.seen} {self.kept}'.encode())
+
+    def load(self, fileobj):
+        self.seen, self.kept = map(int, fileobj.read().split())
+""",
+)
+
+
+def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
     save, load = cls.methods.get("save"), cls.methods.get("load")
     if save is None or load is None:
         return
@@ -41,13 +82,13 @@ def _fields(program: Program, cls: Class) -> Iterator[Finding]:
     for field in sorted(own):
         if field in saved and field not in loaded:
             text = f"{name}.{field} is saved, but load does not set it"
-            yield program.finding("ER303", load, step, text)
+            yield program.finding(ER303, Spot(load, step), text)
         elif field in loaded and field not in saved:
             text = f"{name}.{field} is set by load, but save does not write it"
-            yield program.finding("ER303", save, step, text)
+            yield program.finding(ER303, Spot(save, step), text)
         elif field in changed and field not in saved:
             text = f"{name}.{field} changes, but save does not write it"
-            yield program.finding("ER303", save, step, text)
+            yield program.finding(ER303, Spot(save, step), text)
 
 
 def _touched(function: ast.AST) -> set[str] | None:
@@ -94,7 +135,7 @@ def _is_field(node: ast.AST) -> bool:
     )
 
 
-def _changed_fields(program: Program, cls: Class) -> set[str]:
+def _changed_fields(program: Walked, cls: Class) -> set[str]:
     """Return the fields that the program changes after the constructor."""
     found: set[str] = set()
     for name, function in cls.methods.items():
@@ -103,25 +144,53 @@ def _changed_fields(program: Program, cls: Class) -> set[str]:
         for node in ast.walk(function):
             if _is_field(node) and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
                 found.add(node.attr)  # type: ignore[attr-defined]
-    for event in program.events("durable_update"):
+    for event, changed in program.events(Changed):
         if event.value is not None and event.value.cls is cls:
-            found.add(event.data[1])
+            found.add(changed.field)
     return found
 
 
 # ER305.
 
 
-def _accumulation(program: Program) -> Iterator[Finding]:
+ER305 = Rule(
+    "ER305",
+    "W",
+    "gradient accumulation by hand",
+    help="give the loader the batch size of a whole step, and max_local_batch_size=",
+    why=(
+        "A job may stop between two batches. Gradients that wait for the next step are "
+        "not saved."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    for number, (x, y) in train.enumerate():
+        loss(x, y).backward()
+        if (number + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    right=f"""\
+small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
+{EPOCHS}
+    for x, y in small:
+        loss(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+)
+
+
+def _accumulation(program: Walked) -> Iterator[Finding]:
     seen: set[ast.AST] = set()
     with_backward = {
         (guard.number, guard.holds)
-        for event in program.events("backward")
+        for event, _ in program.events(Backward)
         for guard in event.step.guards
     }
-    for event in program.events("optimizer_step"):
+    for event, trained in program.events(Trained):
         loop = event.step.loop
-        if loop is None or event.at in seen:
+        if trained.role != "optimizer" or loop is None or event.at in seen:
             continue
         head = program.graph.steps[loop.head]
         for guard in event.step.guards[len(head.guards) :]:
@@ -132,47 +201,75 @@ def _accumulation(program: Program) -> Iterator[Finding]:
                     "optimizer stepped once in several batches: gradients of those "
                     "before a restart are lost"
                 )
-                yield program.finding("ER305", event.at, event.step, message)
+                yield program.finding(ER305, event, message)
                 break
 
 
 # ER306.
 
 
-def _unregistered(program: Program) -> Iterator[Finding]:
-    if not program.walker.epochs:
+ER306 = Rule(
+    "ER306",
+    "W",
+    "trained object in no state",
+    help=(
+        "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
+    ),
+    why="What is not registered begins anew after a restart.",
+    wrong=f"""\
+scaler = torch.amp.GradScaler()
+{EPOCHS}
+    for x, y in train:
+        scaler.scale(loss(x, y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    right=f"""\
+scaler = torch.amp.GradScaler()
+register(scaler=scaler)
+{EPOCHS}
+    for x, y in train:
+        scaler.scale(loss(x, y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+)
+
+
+def _unregistered(program: Walked) -> Iterator[Finding]:
+    if not program.graph.epochs:
         return
     kinds = {
-        "optimizer_step": "optimizer",
-        "scheduler_step": "LR scheduler",
-        "scaler_update": "gradient scaler",
-        "ema_update": "averaged model",
+        "optimizer": "optimizer",
+        "scheduler": "LR scheduler",
+        "scaler": "gradient scaler",
+        "ema": "averaged model",
     }
     seen: set[int] = set()
     covered = _covered(program)
-    has_unseen = bool(program.events("unseen_states"))
-    for event in program.events(*kinds):
-        value = event.value
-        if value is None or event.step.epoch is None or has_unseen:
+    has_unseen = bool(program.events(UnseenStates))
+    for event, trained in program.events(Trained):
+        value, what = event.value, kinds.get(trained.role)
+        if value is None or what is None or event.step.epoch is None or has_unseen:
             continue
         if value.uid in seen or not value.sure or value.kind == "unknown":
             continue
         seen.add(value.uid)
-        if value.uid in covered or value.node is None or value.frame is None:
+        if value.uid in covered or value.node is None or value.made_at < 0:
             continue
         message = (
-            f"this {kinds[event.kind]} is trained (line "
+            f"this {what} is trained (line "
             f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins "
             f"with a "
             "new one"
         )
-        yield program.finding("ER306", value.node, value.frame, message)
+        yield program.finding(ER306, program.made(value), message)
     yield from _unregistered_models(program, seen)
 
 
-def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Finding]:
+def _unregistered_models(program: Walked, stepped: set[int]) -> Iterator[Finding]:
     """Yield models that are trained, and that no state has."""
-    every = [each for each in program.walker.objects if is_model_like(each)]
+    every = [each for each in program.walk.objects if is_model_like(each)]
     covered = _covered(program)
     reported: set[int] = set()
     for model, by in _trained_models(program, stepped):
@@ -180,28 +277,26 @@ def _unregistered_models(program: Program, stepped: set[int]) -> Iterator[Findin
             continue
         if any(is_saved(each) for each in every if model in each.parts):
             continue
-        if not _is_known(model, by) or model.node is None:
-            continue
-        if not isinstance(model.frame, Step):
+        if not _is_known(model, by) or model.node is None or model.made_at < 0:
             continue
         message = (
             "this model is trained and in no state: a restart begins with a new one"
         )
         reported.add(model.uid)
-        yield program.finding("ER306", model.node, model.frame, message)
+        yield program.finding(ER306, program.made(model), message)
 
 
 def _trained_models(
-    program: Program, stepped: set[int]
+    program: Walked, stepped: set[int]
 ) -> Iterator[tuple[Value, Value]]:
     """Yield models whose weights change, each with what changes them."""
-    for event in program.events("optimizer_made"):
-        optimizer = event.value
+    for event, made in program.events(Made):
+        optimizer = event.value if made.role == "optimizer" else None
         if optimizer is not None and optimizer.uid in stepped:
             for model in _models_of(optimizer):
                 yield model, optimizer
-    for event in program.events("weights"):
-        moved = event.value
+    for event, trained in program.events(Trained):
+        moved = event.value if trained.role == "weights" else None
         is_trained = event.step.epoch is not None and event.step.loop is not None
         if moved is None or not is_trained or moved.in_epoch:
             continue
@@ -210,16 +305,16 @@ def _trained_models(
 
 
 def _is_known(model: Value, optimizer: Value) -> bool:
-    """Return whether nothing that cannot be seen may have registered a model."""
+    """Return whether a model is surely in no state, registered out of sight or not."""
     if model.kind == "unknown":  # known by the use of its parameters
         return is_saved(optimizer) and not model.is_handed_on
     return model.sure
 
 
-def _covered(program: Program) -> set[int]:
+def _covered(program: Walked) -> set[int]:
     """Return the parts, of any depth, of what is saved."""
     covered: set[int] = set()
-    todo = [each for each in program.walker.objects if is_saved(each)]
+    todo = [each for each in program.walk.objects if is_saved(each)]
     while todo:
         value = todo.pop()
         if value.uid not in covered:
@@ -253,3 +348,77 @@ def is_saved(value: Value, depth: int = 4) -> bool:
         return False
     inner = [*value.also, *(value.parts if value.kind == "model" else [])]
     return any(is_saved(each, depth - 1) for each in inner if each.is_object)
+
+
+# ER308.
+
+
+_AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
+
+
+ER308 = Rule(
+    "ER308",
+    "W",
+    "averaged weights updated once a micro-batch",
+    help="put it behind `if loader.is_step:`",
+    why=(
+        "With `max_local_batch_size` a step may have several turns of the loop. "
+        "Optimizers, schedulers and averages that are registered act in the last of "
+        "them. What changes weights besides acts in each, so that the average has "
+        "another decay, which depends on the number of replicas."
+    ),
+    wrong=f"""\
+small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
+average = torch.nn.Linear(4, 3)
+register(average=average)
+{EPOCHS}
+    for x, y in small:
+        step(x, y)
+        for mean, parameter in zip(average.parameters(), net.parameters()):
+            mean.data.lerp_(parameter.data, 0.001)
+""",
+    right=f"""\
+small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
+average = torch.nn.Linear(4, 3)
+register(average=average)
+{EPOCHS}
+    for x, y in small:
+        step(x, y)
+        if small.is_step:
+            for mean, parameter in zip(average.parameters(), net.parameters()):
+                mean.data.lerp_(parameter.data, 0.001)
+""",
+)
+
+
+def _each_micro_batch(program: Walked) -> Iterator[Finding]:
+    """Yield averages that are updated in each turn of a loop with micro-batches."""
+    cut = {
+        event.value
+        for event, made in program.events(Made)
+        if made.role == "loader" and made.given is not None and _is_cut(made.given)
+    }
+    for event, trained in program.events(Trained):
+        step = event.step
+        loop = step.loop
+        if loop is None or loop.loader not in cut or event.value is None:
+            continue
+        if any("is_step" in guard.taints for guard in step.guards):
+            continue
+        is_own = trained.role == "ema" and not event.value.registered
+        by_hand = trained.role == "weights" and trained.how in _AVERAGING
+        if is_own or by_hand:
+            what = "averaged weights updated" if is_own else "weights changed by hand"
+            message = (
+                f"{what} in each micro-batch of the loop over {loop.text} at line "
+                f"{loop.line}, not once a step"
+            )
+            yield program.finding(
+                ER308, event, message, doubts=doubts(event.value, loop)
+            )
+
+
+def _is_cut(given: Arguments) -> bool:
+    """Return whether a loader is given a size to cut its batches to."""
+    size = given.keywords.get("max_local_batch_size")
+    return size is not None and not (size.kind == "const" and size.data is None)

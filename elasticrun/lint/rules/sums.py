@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticrun.lint.events import Changed
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
-from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.rules.uses import PARTIAL, Uses
 
 
 def sums(
-    program: Program,
+    program: Walked,
     uses: Uses,
     loop: DataLoop,
     *,
@@ -50,7 +52,7 @@ def _reads_behind(uses: Uses, loop: DataLoop, write: Write) -> list[Read]:
         found += [
             each
             for each in uses.reads.get(place, ())
-            if each.step.loop is not loop and each.step.number in reached
+            if not each.step.is_in(loop) and each.step.number in reached
         ]
     return found
 
@@ -66,17 +68,71 @@ def means_of(uses: Uses, loop: DataLoop, place: Place) -> dict[Place, Step]:
     }
 
 
-def _partial(program: Program, loop: DataLoop, write: Write, loudness: str) -> Finding:
+ER202 = Rule(
+    "ER202",
+    "H",
+    "loader iterated outside an epoch, its result in plain variables",
+    help="keep the sum in an Accumulator",
+    why=(
+        "The loop is resumed in its middle, but a plain sum begins at its first value; "
+        "and it has the samples of this replica alone."
+    ),
+    wrong="total = 0.0\nfor x, y in valid:\n    total += loss(x, y)\nprint(total)\n",
+    right="""\
+total = Accumulator()
+for x, y in valid:
+    total["loss"] += loss(x, y) * valid.num_valid
+with total.synchronized():
+    print(total["loss"] / valid.num_samples)
+""",
+)
+
+
+ER302 = Rule(
+    "ER302",
+    "W",
+    "sum over a loop covers only a part",
+    help=(
+        "keep the sum in an Accumulator, which adds the replicas up in its "
+        "synchronized() block"
+    ),
+    why=(
+        "A plain sum has only the samples of this replica, and only those since the "
+        "last restart. It is a hint where the sum is only printed."
+    ),
+    wrong=f"""\
+best = Variables(loss=9e9)
+{EPOCHS}
+{TRAIN}
+    total = 0.0
+    for x, y in valid:
+        total += loss(x, y).item()
+    best.loss = min(best.loss, total)
+""",
+    right=f"""\
+best = Variables(loss=9e9)
+{EPOCHS}
+{TRAIN}
+    total = Accumulator()
+    for x, y in valid:
+        total["loss"] += loss(x, y) * valid.num_valid
+    with total.synchronized():
+        best.loss = min(best.loss, total["loss"] / valid.num_samples)
+print(best.loss)
+""",
+)
+
+
+def _partial(program: Walked, loop: DataLoop, write: Write, loudness: str) -> Finding:
     outside = loop.epoch is None
     message = (
         f"`{write.name}` is summed over a loop in plain memory: it covers only this "
-        "process's part since the last restart"
+        f"process's part{'' if loop.is_inner else ' since the last restart'}"
     )
     severity = "W" if loudness == "decides" and not outside else "H"
     return program.finding(
-        "ER202" if outside else "ER302",
-        write.at,
-        write.step,
+        ER202 if outside else ER302,
+        write,
         message,
         loop=loop,
         severity=severity,
@@ -84,32 +140,26 @@ def _partial(program: Program, loop: DataLoop, write: Write, loudness: str) -> F
     )
 
 
-def emptied(program: Program) -> Iterator[Finding]:
+def emptied(program: Walked) -> Iterator[Finding]:
     """Yield saved sums that replayed code sets back while a loop may hold a part."""
     summed = {
-        (event.value.uid, event.data[1], event.step.epoch)
-        for event in program.events("durable_update")
-        if event.value is not None
-        and event.data[0] != "Set"
-        and program.zone(event.step) == "L"
+        (event.value, changed.field, event.step.epoch)
+        for event, changed in program.events(Changed)
+        if changed.operator != "Set" and program.zone(event.step) == "L"
     }
-    for event in program.events("durable_update"):
-        if event.data[0] != "Set" or event.value is None:
-            continue
-        if (event.value.uid, event.data[1], event.step.epoch) not in summed:
-            continue
+    for event, changed in program.events(Changed):
+        is_sum = (event.value, changed.field, event.step.epoch) in summed
         loop = program.replayed(event)
-        if loop is None:
+        if changed.operator != "Set" or not is_sum or loop is None:
             continue
         message = (
-            f"`{event.data[2]}` is set back in zone {program.zone(event.step)}; a "
+            f"`{changed.text}` is set back in zone {program.zone(event.step)}; a "
             f"restart during the loop at {program.zones.where(loop, event.step)} does "
             "it again and loses the part that was saved"
         )
         yield program.finding(
-            "ER302",
-            event.at,
-            event.step,
+            ER302,
+            event,
             message,
             loop=loop,
             severity="W",

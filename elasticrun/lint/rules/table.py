@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from elasticrun.lint.rules.loop_texts import LOOP_RULES
-from elasticrun.lint.rules.other_texts import OTHER_RULES
-from elasticrun.lint.rules.replay_texts import REPLAY_RULES
+from elasticrun.lint.rules import (
+    data,
+    effects,
+    files,
+    leaving,
+    left_over,
+    loops,
+    ranks,
+    replayed,
+    states,
+    sums,
+    suppressions,
+    volatile,
+)
 from elasticrun.lint.rules.rule import Rule
-from elasticrun.lint.rules.value_texts import VALUE_RULES
+
+_MODULES = (
+    suppressions, replayed, files, effects, loops, leaving, volatile, sums, left_over,
+    states, ranks, data,
+)  # fmt: skip
 
 RULES: dict[str, Rule] = {
-    rule.code: rule for rule in (*OTHER_RULES, *REPLAY_RULES, *LOOP_RULES, *VALUE_RULES)
+    value.code: value
+    for module in _MODULES
+    for value in vars(module).values()
+    if isinstance(value, Rule)
 }

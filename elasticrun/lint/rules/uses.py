@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
 from elasticrun.lint.naming import named
-from elasticrun.lint.program import Program
+from elasticrun.lint.program import Walked
 from elasticrun.lint.values import Value
 
 _DECIDING = frozenset(("test", "save", "optimizer"))
@@ -22,7 +22,7 @@ _KEPT = named(
 class Uses:
     """Every place of a program with its reads and writes."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Walked) -> None:
         self.program = program
         self.reads: dict[Place, list[Read]] = defaultdict(list)
         self.writes: dict[Place, list[Write]] = defaultdict(list)
@@ -40,7 +40,7 @@ class Uses:
 
     def is_volatile(self, place: Place) -> bool:
         """Return whether a place is plain Python memory."""
-        base: Value | None = self.program.walker.bases.get(place[0])
+        base: Value | None = self.program.walk.bases.get(place[0])
         if base is None:
             return True
         return not base.is_durable and base.kind not in _KEPT
@@ -56,18 +56,18 @@ class Uses:
         }
 
     def killers_of_epochs(self, place: Place) -> set[int]:
-        """Return the killers, and the loops whose every turn has one of them.
+        """Return the killers, and the heads of loops whose every turn has one of them.
 
-        A loop without a turn would leave the old value, but that is nobody's case.
+        A loop without a turn would leave the old value; that is not what loops are for.
         """
         killers = self.killers(place)
-        walker, steps = self.program.walker, self.program.graph.steps
-        for head, body in walker.repeats:
+        graph = self.program.graph
+        for head, body in graph.repeats:
             if not killers.isdisjoint(body):
                 self._add_head(head, killers, body)
-        for loop in walker.loops:
-            if any(steps[each].loop is loop for each in killers):
-                inside = {each.number for each in steps if each.loop is loop}
+        for loop in graph.loops:
+            if any(graph.steps[each].is_in(loop) for each in killers):
+                inside = {each.number for each in graph.steps if each.is_in(loop)}
                 self._add_head(loop.head, killers, inside)
         return killers
 
@@ -89,7 +89,7 @@ class Uses:
         killers = self.killers(write.place)
 
         def passes(step: Step) -> bool:
-            return step.loop is loop and step.number not in killers
+            return step.is_in(loop) and step.number not in killers
 
         return write.step.number in self.program.graph.forward([loop.head], passes)
 
@@ -117,7 +117,7 @@ class Uses:
         return best
 
     def _of_place(self, place: Place, seen: set[Place]) -> str:
-        base = self.program.walker.bases.get(place[0])
+        base = self.program.walk.bases.get(place[0])
         if base is not None and base.is_durable:
             return "decides"
         return self._loudness(self.reads.get(place, []), seen)

@@ -4,74 +4,94 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from elasticrun.lint.events import Left, NextCalled
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import EpochLoop, Place, Write
-from elasticrun.lint.program import Program, doubts, is_once
+from elasticrun.lint.graph import DataLoop, EpochLoop, Place, Step, Write
+from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.left_over import left_over, numbered
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.rules.sums import emptied, sums
 from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock, is_creation
-from elasticrun.lint.values import EMPTY
+from elasticrun.lint.values import EMPTY, loaders_in
 
 
-def check(program: Program) -> Iterator[Finding]:
+def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings about volatile values."""
     uses = Uses(program)
     carried: set[Place] = set()
-    for epoch in program.walker.epochs:
+    for epoch in program.graph.epochs:
         if program.zones.loops_of(epoch):
             yield from _carried(program, uses, epoch, carried)
-    for loop in program.walker.loops:
+    for turns in _turns_outside(program):
+        yield from _carried_by(program, uses, turns, carried)
+    for loop in program.graph.loops:
         if loop.is_elastic:
             means: set[Place] = set()
             yield from sums(program, uses, loop, carried=carried, means=means)
-            yield from left_over(program, uses, loop, means)
-            yield from numbered(program, uses, loop)
+            if not loop.is_inner:  # that is never continued in its middle, nor skipped
+                yield from left_over(program, uses, loop, means)
+                yield from numbered(program, uses, loop)
     yield from emptied(program)
     yield from _left(program, uses, carried)
 
 
 def _carried(
-    program: Program, uses: Uses, epoch: EpochLoop, carried: set[Place]
+    program: Walked, uses: Uses, epoch: EpochLoop, carried: set[Place]
 ) -> Iterator[Finding]:
-    steps = [step for step in program.graph.steps if step.epoch is epoch]
+    inside = {step.number for step in program.graph.steps if step.epoch is epoch}
+    for place, writes in _written(program, uses, inside).items():
+        finding = _lost(program, uses, epoch, place, writes, carried)
+        if finding is not None:
+            yield finding
+
+
+def _written(program: Walked, uses: Uses, inside: set[int]) -> dict[Place, list[Write]]:
+    """Return the plain places that some steps write and others read."""
     places: dict[Place, list[Write]] = {}
-    for step in steps:
-        for write in step.writes:
-            if write.how == "bind" or is_creation(write):
+    for number in sorted(inside):
+        for write in program.graph.steps[number].writes:
+            if write.how == "bind" or is_creation(write) or _is_iterator(write):
                 continue
             if uses.reads.get(write.place):
                 places.setdefault(write.place, []).append(write)
-    for place, writes in places.items():
-        if uses.is_volatile(place) and not is_clock(writes):
-            finding = _lost(program, uses, epoch, place, writes, carried)
-            if finding is not None:
-                yield finding
+    return {
+        place: writes
+        for place, writes in places.items()
+        if uses.is_volatile(place) and not is_clock(writes)
+    }
 
 
 def _lost(
-    program: Program,
+    program: Walked,
     uses: Uses,
     epoch: EpochLoop,
     place: Place,
     writes: list[Write],
     carried: set[Place],
 ) -> Finding | None:
+    """Return the finding of a place that keeps its value from one epoch to a later one.
+
+    Its writes survive that reach the loop's head with no other value set on the way;
+    exposed are the steps that may see such a value, coming from the head.
+    """
     killers = uses.killers_of_epochs(place)
     graph = program.graph
 
-    def passes(step: object) -> bool:
-        return getattr(step, "number", -1) not in killers
+    def passes(step: Step) -> bool:
+        return step.number not in killers
 
-    def passes_inside(step: object) -> bool:
-        return passes(step) and getattr(step, "epoch", None) is epoch
+    def passes_inside(step: Step) -> bool:
+        return passes(step) and step.epoch is epoch
 
     survivors = [
         write
         for write in writes
         if epoch.head in graph.forward([write.step.number], passes_inside)
     ]
-    if not survivors or _are_first_value(uses, epoch, place, survivors):
+    first = [each for each in uses.writes[place] if each.step.epoch is not epoch]
+    if not survivors or _are_first_value(first, survivors):
         return None
     exposed = graph.forward([epoch.head], passes)
     reads = [each for each in uses.reads[place] if each.step.number in exposed]
@@ -88,11 +108,8 @@ def _lost(
     return None
 
 
-def _are_first_value(
-    uses: Uses, epoch: EpochLoop, place: Place, survivors: list[Write]
-) -> bool:
-    """Return whether an epoch leaves what the code before all epochs sets too."""
-    first = [each for each in uses.writes[place] if each.step.epoch is not epoch]
+def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
+    """Return whether a turn leaves what the code before all turns sets too."""
     values = {_constant_of(each) for each in [*first, *survivors]}
     return bool(first) and len(values) == 1 and None not in values
 
@@ -108,8 +125,40 @@ def _constant_of(write: Write) -> str | None:
     return EMPTY if value.data == EMPTY else None
 
 
+ER301 = Rule(
+    "ER301",
+    "W",
+    "value lost at a restart",
+    help="keep it in Variables (or in a State)",
+    why=(
+        "Plain Python values are made again by the replayed code, and what later code "
+        "has set is gone. It is an error where the value decides something, is saved, "
+        "or goes to the optimizer."
+    ),
+    wrong=f"""\
+best = 0.0
+{EPOCHS}
+{TRAIN}
+    accuracy = evaluate()
+    if accuracy > best:
+        best = accuracy
+        torch.save(net, "best.pt")
+""",
+    right=f"""\
+best = Variables(accuracy=0.0)
+{EPOCHS}
+{TRAIN}
+    accuracy = evaluate()
+    if accuracy > best.accuracy:
+        best.accuracy = accuracy
+        if elasticrun.rank() == 0:
+            torch.save(net, "best.pt")
+""",
+)
+
+
 def _lost_finding(
-    program: Program, epoch: EpochLoop, writes: list[Write], loudness: str
+    program: Walked, epoch: EpochLoop, writes: list[Write], loudness: str
 ) -> Finding | None:
     write = max(writes, key=lambda each: (_rank(each), -each.step.number))
     if is_once(write.step):
@@ -123,9 +172,8 @@ def _lost_finding(
     )
     severity = "E" if loudness == "decides" else "W"
     return program.finding(
-        "ER301",
-        write.at,
-        write.step,
+        ER301,
+        write,
         message,
         loop=loop,
         severity=severity,
@@ -141,33 +189,132 @@ def _rank(write: Write) -> int:
     return 0 if is_constant else 1
 
 
-def _last_value(program: Program, epoch: EpochLoop, write: Write) -> Finding:
+def _last_value(program: Walked, epoch: EpochLoop, write: Write) -> Finding:
     message = (
         f"`{write.name}` has the last epoch's value after the epochs; a job that is "
         "started again when all epochs are finished does not make it"
     )
     loop = program.zones.loops_of(epoch)[0]
-    return program.finding(
-        "ER301", write.at, write.step, message, loop=loop, severity="H"
-    )
+    return program.finding(ER301, write, message, loop=loop, severity="H")
 
 
-def _left(program: Program, uses: Uses, carried: set[Place]) -> Iterator[Finding]:
+def _is_iterator(write: Write) -> bool:
+    """Return whether an iterator is written, of which ER203 and ER207 speak."""
+    return write.value is not None and write.value.kind == "iterator"
+
+
+class _Turns(NamedTuple):
+    """A loop outside of epochs whose turns end in boundaries.
+
+    Attributes:
+        head: The number of the step that leads to each turn.
+        inside: The numbers of the steps of a turn.
+        loop: The dataset loop, if it is one; None where batches are asked by `next`.
+    """
+
+    head: int
+    inside: set[int]
+    loop: DataLoop | None
+
+
+def _turns_outside(program: Walked) -> Iterator[_Turns]:
+    graph = program.graph
+    for loop in graph.loops:
+        if loop.is_elastic and loop.sure and loop.epoch is None and not loop.outer:
+            inside = {step.number for step in graph.steps if step.is_in(loop)}
+            yield _Turns(loop.head, inside, loop)
+    seen: set[ast.AST] = set()
+    for event, asked in program.events(NextCalled):
+        if event.value is None or not asked.turns or asked.turns[-1] in seen:
+            continue
+        if event.step.epoch is not None or event.step.loop is not None:
+            continue
+        turn = asked.turns[-1]
+        seen.add(turn)
+        loaders = loaders_in(event.value)
+        if isinstance(turn, ast.While) and any(x.kind == "loader" for x in loaders):
+            head = max(each.number for each in graph.steps if each.node is turn)
+            after = graph.forward([head], lambda _: True)
+            yield _Turns(head, after & graph.backward([head], lambda _: True), None)
+
+
+def _carried_by(
+    program: Walked, uses: Uses, turns: _Turns, carried: set[Place]
+) -> Iterator[Finding]:
+    """Yield plain values of one turn that decide something in a later one."""
+    graph, (head, inside, loop) = program.graph, turns
+    for place, writes in _written(program, uses, inside).items():
+        killers = uses.killers_of_epochs(place)
+
+        def passes(step: Step, killers: set[int] = killers) -> bool:
+            return step.number in inside and step.number not in killers
+
+        survivors = [
+            each for each in writes if head in graph.forward([each.step.number], passes)
+        ]
+        first = [each for each in uses.writes[place] if each.step.number not in inside]
+        if not survivors or place in carried or _are_first_value(first, survivors):
+            continue
+        exposed = graph.forward([head], passes) & inside
+        reads = [each for each in uses.reads[place] if each.step.number in exposed]
+        if uses.loudness(reads) != "decides":
+            continue
+        carried.add(place)
+        write = max(survivors, key=lambda each: (_rank(each), -each.step.number))
+        if is_once(write.step):
+            continue
+        message = (
+            f"`{write.name}` is changed in the loop at line {graph.steps[head].line} "
+            "and read in a later turn; a restart makes it again with its first value"
+        )
+        yield program.finding(ER301, write, message, loop=loop, severity="E")
+
+
+ER209 = Rule(
+    "ER209",
+    "W",
+    "break of the epoch loop that is not remembered",
+    help="keep what decides in Variables",
+    why=(
+        "What decides to stop is a plain value, and a restart gives it its first value "
+        "again. The job then trains on where it would have stopped."
+    ),
+    wrong=f"""\
+bad = 0
+{EPOCHS}
+{TRAIN}
+    bad = bad + 1 if worse() else 0
+    if bad > 3:
+        break
+""",
+    right=f"""\
+stop = Variables(bad=0)
+{EPOCHS}
+{TRAIN}
+    if worse():
+        stop.bad += 1
+    if stop.bad > 3:
+        break
+""",
+)
+
+
+def _left(program: Walked, uses: Uses, carried: set[Place]) -> Iterator[Finding]:
     lost = uses.followed(carried)
-    for event in program.events("left"):
-        if not isinstance(event.data, EpochLoop):
+    for event, (epoch,) in program.events(Left):
+        if not isinstance(epoch, EpochLoop):
             continue
         tests = {
             id(node)
-            for guard in event.step.guards[len(event.data.guards) :]
+            for guard in event.step.guards[len(epoch.guards) :]
             for node in ast.walk(guard.test)
         }
         for step in program.graph.steps:
-            if step.epoch is not event.data:
+            if step.epoch is not epoch:
                 continue
             if any(r.place in lost and id(r.at) in tests for r in step.reads):
                 message = (
                     "break of the epoch loop is decided by a value that a restart loses"
                 )
-                yield program.finding("ER209", event.at, event.step, message)
+                yield program.finding(ER209, event, message)
                 break

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 from elasticrun.lint import catalog
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
+    Arguments,
     Class,
     Value,
+    element_of,
     external,
     is_key,
     unknown,
 )
-from elasticrun.lint.walk.core import Frame
-from elasticrun.lint.walk.truth import Truth
+from elasticrun.lint.walk.frames import Frame, Method
+from elasticrun.lint.walk.functions import call_function, decorated
+from elasticrun.lint.walk.walk import Evaluate, Walk
 
 _INNER = frozenset(("module", "_orig_mod"))
 _SAME_OBJECT = frozenset(("module", "data", "_orig_mod", "T"))
@@ -25,193 +30,162 @@ _RANK_ATTRIBUTES = frozenset(
 _WORLD_ATTRIBUTES = frozenset(("world_size", "num_processes", "num_replicas"))
 
 
-class Attributes(Truth):
-    """Looks up what hangs on a value."""
+def _evaluate_attribute(walk: Walk, node: ast.Attribute, frame: Frame) -> Value:
+    base = walk.evaluate(node.value, frame)
+    return attribute(walk, base, node.attr, node, frame)
 
-    def _eval_Attribute(self, node: ast.Attribute, frame: Frame) -> Value:
-        base = self.evaluate(node.value, frame)
-        return self.attribute(base, node.attr, node, frame)
 
-    def attribute(self, base: Value, name: str, node: ast.AST, frame: Frame) -> Value:
-        """Return `base.name`."""
-        if base.kind == "ext":
-            return self._external_attribute(base, name)
-        if base.kind == "module":
-            found = base.data.env.get(name) if base.data is not None else None
-            return found or unknown(name)
-        if base.kind == "super":
-            return self._super_attribute(base, name)
-        if name in base.attrs:
-            value = base.attrs[name]
-            self.read((base.uid, name), node)
-            if value.kind in ("list", "dict", "set"):
-                self.read((value.uid, "[]"), node)
-                value.registered |= base.is_durable
-            return value
-        if base.cls is not None:
-            member = self._member(base, base.cls, name, node, frame)
-            if member is not None:
-                return member
-        return self._other_attribute(base, name, node)
-
-    def _external_attribute(self, base: Value, name: str) -> Value:
-        value = external(f"{base.name}.{name}")
-        if name in _RANK_ATTRIBUTES:
-            value.taints = frozenset(("rank",))
+def attribute(walk: Walk, base: Value, name: str, node: ast.AST, frame: Frame) -> Value:
+    """Return `base.name`."""
+    if base.kind == "ext":
+        return _external_attribute(base, name)
+    if base.kind == "module":
+        found = base.frame.env.get(name) if base.frame is not None else None
+        return found or unknown(name)
+    if base.kind == "super":
+        return _super_attribute(walk, base, name)
+    if name in base.attrs:
+        value = base.attrs[name]
+        walk.read((base.uid, name), node)
+        if value.is_container:
+            walk.read((value.uid, "[]"), node)
+            value.registered |= base.is_durable
         return value
+    if base.cls is not None:
+        member = _member(walk, base, base.cls, name, node, frame)
+        if member is not None:
+            return member
+    return _other_attribute(walk, base, name, node)
 
-    def _super_attribute(self, base: Value, name: str) -> Value:
-        for each in base.data.lineage()[1:]:
-            if name in each.methods:
-                return self._method(base.owner, each, each.methods[name])
-        bound = Value("bound", name)
-        bound.owner = Value("opaque", "super")
-        return bound
 
-    def _member(
-        self, base: Value, cls: Class, name: str, node: ast.AST, frame: Frame
-    ) -> Value | None:
-        found = cls.find(name)
-        if found is not None:
-            definer, function = found
-            assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-            method = self._method(base, definer, function)
-            if _is_property(function) and base.kind == "instance":
-                return self.call_function(method, [], {}, node, frame)
-            return method
-        for each in cls.lineage():
-            if name in each.constants:
-                value = self.evaluate(each.constants[name], each.frame)
-                if value.kind in ("list", "dict", "set"):
-                    value.registered |= base.is_durable
-                base.attrs[name] = value
-                self.read((base.uid, name), node)
-                return value
-        return None
+def _external_attribute(base: Value, name: str) -> Value:
+    value = external(f"{base.name}.{name}")
+    if name in _RANK_ATTRIBUTES:
+        value.taints = frozenset(("rank",))
+    return value
 
-    def _method(
-        self,
-        owner: Value | None,
-        cls: Class,
-        function: ast.FunctionDef | ast.AsyncFunctionDef,
-    ) -> Value:
-        method = Value("func", function.name, node=function)
-        method.frame = cls.frame
-        method.data = cls.module
-        method.cls = cls
-        names = {_decorator_name(each) for each in function.decorator_list}
-        is_bound = "staticmethod" not in names and owner is not None
-        made = self.decorated(method, cls.frame) if cls.frame is not None else method
-        if is_bound:
-            made.owner = owner
-        return made
 
-    def decorated(self, function: Value, frame: Frame) -> Value:
-        """Return what the project's own decorators make of a function."""
-        node = function.node
-        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for each in reversed(node.decorator_list):
-            if not isinstance(each, ast.Name):
-                continue
-            decorator = self.look_up(each.id, frame)[0]
-            if decorator.kind != "func":
-                continue
-            wrapper = self.call_function(decorator, [function], {}, each, frame)
-            if wrapper.kind == "func" and wrapper is not decorator:
-                function = wrapper
-        return function
+def _super_attribute(walk: Walk, base: Value, name: str) -> Value:
+    for each in base.data.lineage()[1:]:
+        if name in each.methods:
+            return _method(walk, base.owner, each, each.methods[name])
+    return Value("bound", name, owner=Value("opaque", "super"))
 
-    def _other_attribute(self, base: Value, name: str, node: ast.AST) -> Value:
-        if name in _INNER and base.kind == "model" and base.parts:
-            return base.parts[0] if base.parts[0].is_object else base
-        if name in _SAME_OBJECT and base.kind in ("model", "param", "instance"):
-            return base
-        if name == "param_groups" and base.kind in ("optimizer", "unknown"):
-            groups = Value("param_groups", base.name, sure=base.sure)
-            groups.owner = base
-            return groups
-        if base.kind in ("model", "ema") or _is_role(base, "model"):
-            return self._part_of_model(base, name)
-        child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
-        if base.kind in ("loader", "plain_loader"):
-            child.taints -= {"enumerated"}
-        if name in _RANK_ATTRIBUTES:
-            child.taints |= {"rank"}
-        if name in _WORLD_ATTRIBUTES and base.kind != "loader":
-            child.taints |= {"world_size"}
-        if base.kind in ("unknown", "instance", "variables"):
-            base.attrs[name] = child
-            self.read((base.uid, name), node)
-        return child
 
-    def _part_of_model(self, base: Value, name: str) -> Value:
-        part = Value("param", name, sure=base.sure)
-        part.owner = base
-        return part
-
-    # Subscripts.
-
-    def _eval_Subscript(self, node: ast.Subscript, frame: Frame) -> Value:
-        base = self.evaluate(node.value, frame)
-        key = self.evaluate(node.slice, frame)
-        if base.name == catalog.ENVIRONMENT:
-            return unknown("environ", environment_taints(key))
-        return self.item(base, key, node)
-
-    def item(self, base: Value, key: Value, node: ast.AST) -> Value:
-        """Return `base[key]`."""
-        if base.kind == "param_groups":
-            group = Value("group", base.name, sure=base.sure)
-            group.owner = base.owner
-            return group
-        if base.kind in ("model", "param"):
-            return base
-        if key.kind == "const" and is_key(key.data):
-            return self._constant_item(base, key.data, node)
-        taints = base.taints | key.taints
-        self.read((base.uid, "[]"), node)
-        candidates = [*base.attrs.values(), *base.parts]
-        if base.kind in ("dict", "list", "tuple") and candidates:
-            objects = [each for each in candidates if each.is_object]
-            return objects[0] if objects else unknown(taints=taints)
-        return unknown(taints=taints)
-
-    def _constant_item(self, base: Value, key: object, node: ast.AST) -> Value:
-        if base.kind in ("tuple", "list") and isinstance(key, int):
-            if -len(base.parts) <= key < len(base.parts):
-                return base.parts[key]
-            return unknown(taints=base.taints)
-        if key not in base.attrs and base.kind in ("dict", "unknown", "variables"):
-            base.attrs[key] = unknown(str(key), base.taints)
-        if key in base.attrs:
-            self.read((base.uid, key), node)
-            value = base.attrs[key]
-            if value.owner is None and value.kind in ("list", "dict", "set", "unknown"):
-                value.owner = base
-            value.registered |= base.is_durable and value.kind in (
-                "list",
-                "dict",
-                "set",
-            )
+def _member(
+    walk: Walk, base: Value, cls: Class, name: str, node: ast.AST, frame: Frame
+) -> Value | None:
+    found = cls.find(name)
+    if found is not None:
+        definer, function = found
+        assert isinstance(function, Method)
+        method = _method(walk, base, definer, function)
+        if _is_property(function) and base.kind == "instance":
+            return call_function(walk, method, Arguments([], {}), node, frame)
+        return method
+    for each in cls.lineage():
+        if name in each.constants:
+            value = walk.evaluate(each.constants[name], each.frame)
+            if value.is_container:
+                value.registered |= base.is_durable
+            base.attrs[name] = value
+            walk.read((base.uid, name), node)
             return value
+    return None
+
+
+def _method(walk: Walk, owner: Value | None, cls: Class, function: Method) -> Value:
+    method = Value("func", function.name, node=function, cls=cls, frame=cls.frame)
+    made = decorated(walk, method, cls.frame)
+    if owner is not None and "staticmethod" not in _decorators(function):
+        made.owner = owner
+    return made
+
+
+def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
+    if name in _INNER and base.kind == "model" and base.parts:
+        return base.parts[0] if base.parts[0].is_object else base
+    if name in _SAME_OBJECT and base.kind in ("model", "param", "instance"):
+        return base
+    if name == "param_groups" and base.kind in ("optimizer", "unknown"):
+        return Value("param_groups", base.name, sure=base.sure, owner=base)
+    if base.kind in ("model", "ema") or _is_role(base, "model"):
+        return Value("param", name, sure=base.sure, owner=base)
+    child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
+    if base.kind in ("loader", "plain_loader"):
+        child.taints -= {"enumerated"}
+    if name in _RANK_ATTRIBUTES:
+        child.taints |= {"rank"}
+    if name == "is_step":
+        child.taints |= {"is_step"}
+    if name in _WORLD_ATTRIBUTES and base.kind != "loader":
+        child.taints |= {"world_size"}
+    if base.kind in ("unknown", "instance", "variables"):
+        base.attrs[name] = child
+        walk.read((base.uid, name), node)
+    return child
+
+
+# Subscripts.
+
+
+def _evaluate_subscript(walk: Walk, node: ast.Subscript, frame: Frame) -> Value:
+    base = walk.evaluate(node.value, frame)
+    key = walk.evaluate(node.slice, frame)
+    if base.name == catalog.ENVIRONMENT:
+        return unknown("environ", environment_taints(key))
+    return item(walk, base, key, node)
+
+
+def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
+    """Return `base[key]`."""
+    if base.kind == "param_groups":
+        return element_of(base)
+    if base.kind in ("model", "param"):
+        return base
+    if key.kind == "const" and is_key(key.data):
+        return _constant_item(walk, base, key.data, node)
+    taints = base.taints | key.taints
+    walk.read((base.uid, "[]"), node)
+    candidates = [*base.attrs.values(), *base.parts]
+    if base.kind in ("dict", "list", "tuple") and candidates:
+        objects = [each for each in candidates if each.is_object]
+        return objects[0] if objects else unknown(taints=taints)
+    return unknown(taints=taints)
+
+
+def _constant_item(walk: Walk, base: Value, key: object, node: ast.AST) -> Value:
+    if base.kind in ("tuple", "list") and isinstance(key, int):
+        if -len(base.parts) <= key < len(base.parts):
+            return base.parts[key]
         return unknown(taints=base.taints)
+    if key not in base.attrs and base.kind in ("dict", "unknown", "variables"):
+        base.attrs[key] = unknown(str(key), base.taints)
+    if key in base.attrs:
+        walk.read((base.uid, key), node)
+        value = base.attrs[key]
+        if value.owner is None and (value.is_container or value.kind == "unknown"):
+            value.owner = base
+        value.registered |= base.is_durable and value.is_container
+        return value
+    return unknown(taints=base.taints)
 
 
 def _is_role(value: Value, role: str) -> bool:
     return value.kind == "instance" and value.cls is not None and value.cls.role == role
 
 
-def _decorator_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Call):
-        node = node.func
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+def _decorators(function: Method) -> set[str]:
+    """Return the names of a function's decorators, without those of their modules."""
+    called = [
+        each.func if isinstance(each, ast.Call) else each
+        for each in function.decorator_list
+    ]
+    return {written(each).rpartition(".")[2] for each in called}
 
 
-def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    names = {_decorator_name(each) for each in function.decorator_list}
-    return bool(names & {"property", "cached_property"})
+def _is_property(function: Method) -> bool:
+    return not _decorators(function).isdisjoint(("property", "cached_property"))
 
 
 def environment_taints(key: Value) -> frozenset[str]:
@@ -221,3 +195,9 @@ def environment_taints(key: Value) -> frozenset[str]:
     if key.kind == "const" and key.data in catalog.WORLD_VARIABLES:
         return frozenset(("world_size",))
     return NO_TAINTS
+
+
+EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
+    ast.Attribute: _evaluate_attribute,
+    ast.Subscript: _evaluate_subscript,
+}

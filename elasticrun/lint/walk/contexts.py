@@ -3,104 +3,101 @@
 from __future__ import annotations
 
 import ast
+import sys
 
+from elasticrun.lint.events import Guarded, Suppressed
 from elasticrun.lint.naming import written
-from elasticrun.lint.values import Value, join, unknown
-from elasticrun.lint.walk.core import Frame
-from elasticrun.lint.walk.definitions import Definitions
+from elasticrun.lint.values import Arguments, Value, merged, unknown
+from elasticrun.lint.walk.attributes import attribute
+from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.walk.functions import call_function, run_function
+from elasticrun.lint.walk.walk import Run, Walk
 
 
-class Contexts(Definitions):
-    """Runs what surrounds statements."""
-
-    def _run_With(self, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
-        self.step(node, frame)
+def _run_with(walk: Walk, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
+    walk.step(node, frame)
+    for item in node.items:
+        value = walk.evaluate(item.context_expr, frame)
+        if value.kind == "generator":
+            value = _entered(walk, value, node, frame)
+        elif value.kind == "instance" and value.cls and value.cls.find("__enter__"):
+            method = attribute(walk, value, "__enter__", node, frame)
+            entered = call_function(walk, method, Arguments([], {}), node, frame)
+            value = entered if entered.kind not in ("unknown", "const") else value
+        if item.optional_vars is not None:
+            walk.assign(item.optional_vars, value, frame)
+    outer, loops, entry = walk.catching, len(walk.graph.loops), walk.current
+    for item in node.items:
+        if "suppress" in written(item.context_expr):
+            walk.catching += (written(item.context_expr),)
+    walk.run(node.body, frame)
+    walk.catching = outer
+    if len(walk.graph.loops) > loops:
         for item in node.items:
-            value = self.evaluate(item.context_expr, frame)
-            if value.kind == "generator":
-                value = self._entered(value, node, frame)
-            elif value.kind == "instance" and value.cls and value.cls.find("__enter__"):
-                method = self.attribute(value, "__enter__", node, frame)
-                entered = self.call_function(method, [], {}, node, frame)
-                value = entered if entered.kind not in ("unknown", "const") else value
-            if item.optional_vars is not None:
-                self.assign(item.optional_vars, value, frame)
-        outer, loops, entry = self.catching, len(self.loops), self.current
-        for item in node.items:
-            if "suppress" in written(item.context_expr):
-                self.catching += (written(item.context_expr),)
-        self.run(node.body, frame)
-        self.catching = outer
-        if len(self.loops) > loops:
-            for item in node.items:
-                if _suppresses_stop(item.context_expr):
-                    self.note_on(entry, "suppressed_loop", item.context_expr)
+            if _suppresses_stop(item.context_expr):
+                walk.note(item.context_expr, Suppressed(), step=entry)
 
-    _run_AsyncWith = _run_With
 
-    def _entered(self, value: Value, node: ast.AST, frame: Frame) -> Value:
-        """Walk through a generator that manages a context; return what it gives."""
-        handed: list[Value] = []
-        inner: Frame = value.frame
-        function = inner.function
-        if function in self.active or not isinstance(function, ast.FunctionDef):
-            return unknown()
-        inner.yields = handed.append
-        self.run_function(function, inner, frame, node)
-        inner.yields = None
-        return handed[0] if handed else unknown()
+def _entered(walk: Walk, value: Value, node: ast.AST, frame: Frame) -> Value:
+    """Walk through a generator that manages a context; return what it gives."""
+    handed: list[Value] = []
+    inner: Frame = value.frame
+    function = inner.function
+    if function in walk.active or not isinstance(function, ast.FunctionDef):
+        return unknown()
+    inner.yields = handed.append
+    run_function(walk, function, inner, frame, node)
+    inner.yields = None
+    return handed[0] if handed else unknown()
 
-    def _run_Try(self, node: ast.Try, frame: Frame) -> None:
-        entry = self.step(node, frame)
-        first, before = len(self.graph.steps), dict(frame.env)
-        loops, outer = len(self.loops), self.catching
-        self.catching += tuple(
-            "" if each.type is None else written(each.type) for each in node.handlers
-        )
-        self.run(node.body, frame)
-        self.catching = outer
-        last = len(self.graph.steps)
-        has_loop = len(self.loops) > loops
-        if has_loop or any(each.line in _span(node) for each in self.epochs):
-            self.note_on(entry, "guarded_loop", node)
-        ends = self.here
-        if ends and node.orelse:
-            self.run(node.orelse, frame)
-            ends = self.here
-        env = frame.env
-        raising = [
-            number
-            for number in range(first, last)
-            if not has_loop or self.graph.steps[number].loop is not None
-        ]
-        for handler in node.handlers:
-            self.here, frame.env = [entry.number, *raising], merged(dict(env), before)
-            self.step(handler, frame)
-            if handler.type is not None:
-                self.evaluate(handler.type, frame)
-            if handler.name:
-                frame.env[handler.name] = unknown(handler.name)
-            self.run(handler.body, frame)
-            ends = [*ends, *self.here]
-            if self.here:
-                env = merged(env, frame.env)
-        frame.env = env
-        self.here = ends
-        if node.finalbody:
-            if not self.here:
-                self.here = [entry.number]
-                self.run(node.finalbody, frame)
-                self.here = []
-            else:
-                self.run(node.finalbody, frame)
 
-    _run_TryStar = _run_Try
+def _run_try(walk: Walk, node: ast.Try, frame: Frame) -> None:
+    entry = walk.step(node, frame)
+    first, before = len(walk.graph.steps), dict(frame.env)
+    loops, outer = len(walk.graph.loops), walk.catching
+    walk.catching += tuple(
+        "" if each.type is None else written(each.type) for each in node.handlers
+    )
+    walk.run(node.body, frame)
+    walk.catching = outer
+    has_loop = len(walk.graph.loops) > loops
+    # Of a body with a dataset loop only the loop is taken to raise.
+    raising = [
+        step.number
+        for step in walk.graph.steps[first:]
+        if not has_loop or step.loop is not None
+    ]
+    if has_loop or any(each.line in _span(node) for each in walk.graph.epochs):
+        walk.note(node, Guarded(), step=entry)
+    if walk.here and node.orelse:
+        walk.run(node.orelse, frame)
+    _run_handlers(walk, node, frame, [entry.number, *raising], before)
+    if node.finalbody:
+        is_left = not walk.here
+        if is_left:
+            walk.here = [entry.number]
+        walk.run(node.finalbody, frame)
+        if is_left:
+            walk.here = []
 
-    def note_on(self, step: object, kind: str, node: ast.AST) -> None:
-        before = self.current
-        self.current = step  # type: ignore[assignment]
-        self.note(kind, node)
-        self.current = before
+
+def _run_handlers(
+    walk: Walk, node: ast.Try, frame: Frame, starts: list[int], before: dict[str, Value]
+) -> None:
+    """Walk through the handlers, each behind all steps that may raise."""
+    ends, env = walk.here, frame.env
+    for handler in node.handlers:
+        walk.here, frame.env = list(starts), merged(dict(env), before)
+        walk.step(handler, frame)
+        if handler.type is not None:
+            walk.evaluate(handler.type, frame)
+        if handler.name:
+            frame.env[handler.name] = unknown(handler.name)
+        walk.run(handler.body, frame)
+        ends = [*ends, *walk.here]
+        if walk.here:
+            env = merged(env, frame.env)
+    walk.here, frame.env = ends, env
 
 
 def _suppresses_stop(node: ast.expr) -> bool:
@@ -110,16 +107,14 @@ def _suppresses_stop(node: ast.expr) -> bool:
     return not names.isdisjoint(("BaseException", "SystemExit", "JobStopped"))
 
 
-def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value]:
-    """Return what names may be where two branches meet."""
-    if first is second:
-        return first
-    result = dict(second)
-    for name, value in first.items():
-        other = second.get(name)
-        result[name] = value if other is None or other is value else join(value, other)
-    return result
-
-
 def _span(node: ast.AST) -> range:
     return range(getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) + 1)
+
+
+STATEMENTS: dict[type[ast.stmt], Run] = {
+    ast.With: _run_with,
+    ast.AsyncWith: _run_with,
+    ast.Try: _run_try,
+}
+if sys.version_info >= (3, 11):
+    STATEMENTS[ast.TryStar] = _run_try

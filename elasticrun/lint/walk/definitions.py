@@ -3,95 +3,119 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 from elasticrun.lint import roles
+from elasticrun.lint.project import Module
 from elasticrun.lint.values import Class, Value, external
-from elasticrun.lint.walk.assignment import Assignment
-from elasticrun.lint.walk.core import Frame
+from elasticrun.lint.walk.frames import Frame, Method
+from elasticrun.lint.walk.functions import decorated
+from elasticrun.lint.walk.walk import Run, Walk
+
+MAX_MODULES = 80
+MAX_IMPORTS = 12  # one within the other
 
 
-class Definitions(Assignment):
-    """Binds what a program defines and imports."""
+def _run_function_def(walk: Walk, node: Method, frame: Frame) -> None:
+    value = Value("func", node.name, node=node, frame=frame)
+    frame.env[node.name] = value
+    outcome = decorated(walk, value, frame)
+    if outcome is not value:
+        # Kept under a name that no program has, to be walked through if uncalled.
+        frame.env[f"{node.name} undecorated"] = value
+        frame.env[node.name] = outcome
 
-    def _run_FunctionDef(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame
-    ) -> None:
-        value = Value("func", node.name, node=node)
-        value.frame, value.data = frame, frame.module
-        frame.env[node.name] = value
-        decorated = self.decorated(value, frame)
-        if decorated is not value:
-            # Kept under a name that no program has, to be walked through if uncalled.
-            frame.env[f"{node.name} undecorated"] = value
-            frame.env[node.name] = decorated
 
-    _run_AsyncFunctionDef = _run_FunctionDef
+def _run_class_def(walk: Walk, node: ast.ClassDef, frame: Frame) -> None:
+    cls = Class(node, frame.module, frame)
+    for base in node.bases:
+        root = base.value if isinstance(base, ast.Subscript) else base
+        cls.bases.append(walk.evaluate(root, frame))
+    for each in node.body:
+        if isinstance(each, Method):
+            cls.methods[each.name] = each
+        elif isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    cls.constants[target.id] = each.value
+    cls.role = _role_of(cls)
+    frame.env[node.name] = Value("class", node.name, node=node, cls=cls)
+    walk.classes.append(cls)
 
-    def _run_ClassDef(self, node: ast.ClassDef, frame: Frame) -> None:
-        cls = Class(node, frame.module, frame)
-        for base in node.bases:
-            root = base.value if isinstance(base, ast.Subscript) else base
-            cls.bases.append(self.evaluate(root, frame))
-        for each in node.body:
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                cls.methods[each.name] = each
-            elif (
-                isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None
-            ):
-                targets = (
-                    each.targets if isinstance(each, ast.Assign) else [each.target]
-                )
-                for target in targets:
-                    if isinstance(target, ast.Name):
-                        cls.constants[target.id] = each.value
-        cls.role = _role_of(cls)
-        value = Value("class", node.name, node=node)
-        value.cls = cls
-        frame.env[node.name] = value
-        self.classes.append(cls)
 
-    # Imports.
+# Imports.
 
-    def _run_Import(self, node: ast.Import, frame: Frame) -> None:
-        for alias in node.names:
-            name = alias.name if alias.asname else alias.name.partition(".")[0]
-            frame.env[alias.asname or name] = self._imported(name, frame, 0)
-            if not alias.asname and "." in alias.name:
-                self._imported(alias.name, frame, 0)
 
-    def _imported(self, name: str, frame: Frame, level: int) -> Value:
-        module = (
-            None if _is_elastic(name) else self.project.find(name, frame.module, level)
-        )
-        if module is None:
-            return external(name)
-        value = Value("module", name)
-        value.data = self.load_module(module)
-        module.imported_by.add(frame.module.name)
-        return value
+def load_module(walk: Walk, module: Module) -> Frame | None:
+    """Walk through a module's top level once; return its names."""
+    key = str(module.path)
+    if key in walk.frames:
+        return walk.frames[key]
+    tree = module.parse() if _is_within_reach(walk, module) else None
+    if tree is None:
+        walk.frames[key] = None
+        return None
+    frame = Frame(module, tree)
+    walk.frames[key] = frame
+    outer = walk.epoch, walk.loop, walk.guards
+    walk.epoch, walk.loop, walk.guards = None, None, ()
+    walk.step(tree, frame)
+    walk.depth += 1
+    walk.run(tree.body, frame)
+    walk.depth -= 1
+    walk.epoch, walk.loop, walk.guards = outer
+    if not walk.here:
+        walk.here = [len(walk.graph.steps) - 1]
+    return frame
 
-    def _run_ImportFrom(self, node: ast.ImportFrom, frame: Frame) -> None:
-        source = node.module or ""
-        origin = self._imported(source, frame, node.level)
-        for alias in node.names:
-            if alias.name == "*" and _is_elastic(source):
-                for name in roles.ELASTIC_NAMES:
-                    frame.env.setdefault(name, external(f"{source}.{name}"))
-                continue
-            if alias.name == "*":
-                if origin.kind == "module" and origin.data is not None:
-                    for key, value in list(origin.data.env.items()):
-                        frame.env.setdefault(key, value)
-                continue
-            value = external(f"{source}.{alias.name}")
-            if origin.kind == "module" and origin.data is not None:
-                known = origin.data.env.get(alias.name)
-                value = known or self._imported(
-                    f"{source}.{alias.name}", frame, node.level
-                )
-            elif node.level and not source:
-                value = self._imported(alias.name, frame, node.level)
-            frame.env[alias.asname or alias.name] = value
+
+def _is_within_reach(walk: Walk, module: Module) -> bool:
+    """Return whether to walk through a module: not through a whole library."""
+    if walk.depth < 2:
+        return True
+    is_small = walk.depth < MAX_IMPORTS and len(walk.frames) < MAX_MODULES
+    return is_small and module.is_about_training
+
+
+def _run_import(walk: Walk, node: ast.Import, frame: Frame) -> None:
+    for alias in node.names:
+        name = alias.name if alias.asname else alias.name.partition(".")[0]
+        frame.env[alias.asname or name] = _imported(walk, name, frame, 0)
+        if not alias.asname and "." in alias.name:
+            _imported(walk, alias.name, frame, 0)
+
+
+def _imported(walk: Walk, name: str, frame: Frame, level: int) -> Value:
+    module = None if _is_elastic(name) else walk.project.find(name, frame.module, level)
+    if module is None:
+        return external(name)
+    module.imported_by.add(frame.module.name)
+    return Value("module", name, frame=load_module(walk, module))
+
+
+def _run_import_from(walk: Walk, node: ast.ImportFrom, frame: Frame) -> None:
+    source = node.module or ""
+    origin = _imported(walk, source, frame, node.level)
+    for alias in node.names:
+        if alias.name == "*" and _is_elastic(source):
+            for name in roles.ELASTIC_NAMES:
+                frame.env.setdefault(name, external(f"{source}.{name}"))
+            continue
+        if alias.name == "*":
+            if origin.kind == "module" and origin.frame is not None:
+                for key, value in list(origin.frame.env.items()):
+                    frame.env.setdefault(key, value)
+            continue
+        value = external(f"{source}.{alias.name}")
+        if origin.kind == "module" and origin.frame is not None:
+            known = origin.frame.env.get(alias.name)
+            value = known or _imported(
+                walk, f"{source}.{alias.name}", frame, node.level
+            )
+        elif node.level and not source:
+            value = _imported(walk, alias.name, frame, node.level)
+        frame.env[alias.asname or alias.name] = value
 
 
 def _role_of(cls: Class) -> str:
@@ -110,3 +134,12 @@ def _role_of(cls: Class) -> str:
 
 def _is_elastic(name: str) -> bool:
     return name.split(".", 1)[0] in roles.ELASTIC_ROOTS
+
+
+STATEMENTS: Mapping[type[ast.stmt], Run] = {
+    ast.FunctionDef: _run_function_def,
+    ast.AsyncFunctionDef: _run_function_def,
+    ast.ClassDef: _run_class_def,
+    ast.Import: _run_import,
+    ast.ImportFrom: _run_import_from,
+}

@@ -3,92 +3,104 @@
 from __future__ import annotations
 
 from elasticrun.lint import catalog, roles
+from elasticrun.lint.events import (
+    Collective,
+    Draw,
+    FileMoved,
+    Logged,
+    Outside,
+    Saved,
+    Seeded,
+    Trained,
+)
 from elasticrun.lint.values import NO_TAINTS, Value, constant, unknown
-from elasticrun.lint.walk.called import Called
-from elasticrun.lint.walk.elastic import Elastic
+from elasticrun.lint.walk.arguments import Called
+from elasticrun.lint.walk.elastic import assume_loop
+from elasticrun.lint.walk.walk import Walk
 
 _UNFIXED = frozenset(("time", "entropy", "random"))
 _ON_GRADIENTS = frozenset(("clip_grad_norm_", "clip_grad_value_", "backward"))
-
-
 _SPLITTERS = ("sklearn.model_selection.", "sklearn.utils.")
 
 
-class Effects(Elastic):
-    """Notes effects."""
+def effect(walk: Walk, it: Called) -> Value | None:
+    """Return what a call with an effect returns; None if it has none."""
+    if it.name in catalog.SEEDERS:
+        return _seed(walk, it)
+    if it.name in catalog.DRAWS:
+        return _draw(walk, it)
+    if it.name in catalog.LOGGERS:
+        walk.note(it.node, Logged())
+        return constant(None)
+    if it.name.startswith(_SPLITTERS) and _shuffles(it):
+        return _draw(walk, it)
+    return _outer_effect(walk, it) or _effect_on_all(walk, it)
 
-    def effect(self, it: Called) -> Value | None:
-        """Return what a call with an effect returns; None if it has none."""
-        if it.name in catalog.SEEDERS:
-            return self._seed(it)
-        if it.name in catalog.DRAWS:
-            return self._draw(it)
-        if it.name in catalog.LOGGERS:
-            self.note("logged", it.node, data=it.name)
-            return constant(None)
-        if it.name.startswith(_SPLITTERS) and _shuffles(it):
-            return self._draw(it)
-        return self._outer_effect(it) or self._effect_on_all(it)
 
-    def _outer_effect(self, it: Called) -> Value | None:
-        """Note what changes files and services."""
-        if it.name in catalog.OUTSIDE:
-            self.note("outside", it.node, data=it.name)
-        elif it.name in catalog.UNREPEATABLE or it.name == "os.makedirs":
-            data = (it.name, set(it.keywords), self.catching)
-            self.note("file_moved", it.node, data=data)
-        elif it.name in catalog.SAVES:
-            self.note("saved", it.node, data=(it.name, it.args))
-        else:
-            return None
-        return unknown()
+def _outer_effect(walk: Walk, it: Called) -> Value | None:
+    """Note what changes files and services."""
+    if it.name in catalog.OUTSIDE:
+        walk.note(it.node, Outside(it.name))
+    elif it.name in catalog.UNREPEATABLE or it.name == "os.makedirs":
+        moved = FileMoved(it.name, set(it.keywords), walk.catching)
+        walk.note(it.node, moved)
+    elif it.name in catalog.SAVES:
+        walk.note(it.node, Saved(it.name))
+    else:
+        return None
+    return unknown()
 
-    def _effect_on_all(self, it: Called) -> Value | None:
-        """Note what changes weights, and what all replicas do together."""
-        if it.last in catalog.COLLECTIVES and it.name.startswith(
-            ("torch.distributed", "dist")
-        ):
-            self.note("collective", it.node, data=it.last)
-            return unknown(taints=it.taints - {"rank"})
-        if it.name.startswith("torch.nn.init.") or "prune" in it.name.split("."):
-            self.note("weights", it.node, it.args[0] if it.args else None, it.name)
-        elif it.last == "update_bn" and it.args:
-            self.assume_loop(it.args[0], it.node, it.frame, sure=True)
-        elif it.last not in _ON_GRADIENTS:
-            return None
-        return unknown()
 
-    def _draw(self, it: Called) -> Value:
-        own = next((each for each in it.values if each.kind == "rng"), None)
-        by_name = {"generator", "random_state", "seed"} & it.keywords.keys()
-        is_keyed = bool(by_name) or own is not None
-        self.note_seeds(it)
-        is_seeded = self.is_seeded(it.name)
-        self.note("draw", it.node, own, (it.name, is_keyed, is_seeded))
-        is_same = is_keyed or (self.epoch is None and is_seeded)
-        return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))
+def _effect_on_all(walk: Walk, it: Called) -> Value | None:
+    """Note what changes weights, and what all replicas do together."""
+    if it.last in catalog.COLLECTIVES and it.name.startswith(
+        ("torch.distributed", "dist")
+    ):
+        walk.note(it.node, Collective(it.last))
+        return unknown(taints=it.taints - {"rank"})
+    if it.name.startswith("torch.nn.init.") or "prune" in it.name.split("."):
+        walk.note(it.node, Trained("weights", it.name), next(iter(it.args), None))
+    elif it.last == "update_bn" and it.args:
+        assume_loop(walk, it.args[0], it.node, it.frame, sure=True)
+    elif it.last not in _ON_GRADIENTS:
+        return None
+    return unknown()
 
-    def note_seeds(self, it: Called) -> None:
-        """Note a seed that a call gets by keyword, if it is no fixed one."""
-        for key in ("seed", "random_state"):
-            value = it.keywords.get(key)
-            if value is not None and value.taints & _UNFIXED:
-                self.note("seeded", it.node, data=(it.name, [value]))
 
-    def _seed(self, it: Called) -> Value | None:
-        self.note("seeded", it.node, data=(it.name, it.values))
-        if roles.made_by(it.name) == "rng":
-            return None  # a generator of its own; the global one is as it was
-        if it.values and not it.taints & _UNFIXED:
-            self.has_seeded.add(it.name.split(".", 1)[0])
-        return unknown()
+def _draw(walk: Walk, it: Called) -> Value:
+    own = next((each for each in it.values if each.kind == "rng"), None)
+    by_name = {"generator", "random_state", "seed"} & it.keywords.keys()
+    is_keyed = bool(by_name) or own is not None
+    note_seeds(walk, it)
+    has_seed = is_seeded(walk, it.name)
+    walk.note(it.node, Draw(it.name, is_keyed, has_seed), own)
+    is_same = is_keyed or (walk.epoch is None and has_seed)
+    return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))
 
-    def is_seeded(self, name: str) -> bool:
-        """Return whether the generator behind a draw has been given a seed."""
-        family = name.split(".", 1)[0]
-        family = "numpy" if family == "sklearn" else family
-        general = self.has_seeded - {"torch", "numpy", "random"}
-        return family in self.has_seeded or bool(general)
+
+def note_seeds(walk: Walk, it: Called) -> None:
+    """Note a seed that a call gets by keyword, if it is no fixed one."""
+    for key in ("seed", "random_state"):
+        value = it.keywords.get(key)
+        if value is not None and value.taints & _UNFIXED:
+            walk.note(it.node, Seeded(it.name, [value]))
+
+
+def _seed(walk: Walk, it: Called) -> Value | None:
+    walk.note(it.node, Seeded(it.name, it.values))
+    if roles.made_by(it.name) == "rng":
+        return None  # a generator of its own; the global one is as it was
+    if it.values and not it.taints & _UNFIXED:
+        walk.seeded.add(it.name.split(".", 1)[0])
+    return unknown()
+
+
+def is_seeded(walk: Walk, name: str) -> bool:
+    """Return whether the generator behind a draw has been given a seed."""
+    family = name.split(".", 1)[0]
+    family = "numpy" if family == "sklearn" else family
+    general = walk.seeded - {"torch", "numpy", "random"}
+    return family in walk.seeded or bool(general)
 
 
 def _shuffles(it: Called) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import catalog, roles
+from elasticrun.lint.events import Collective, Made, StateMade, UnseenStates
 from elasticrun.lint.graph import SAVE, VALUE, DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
+    Arguments,
     Value,
     constant,
+    loaders_in,
     register,
     register_reachable,
     unknown,
 )
-from elasticrun.lint.walk.called import Arguments
-from elasticrun.lint.walk.calls import Calls
-from elasticrun.lint.walk.core import Frame
+from elasticrun.lint.walk.arguments import Site, arguments
+from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.walk.walk import Walk
 
 _ELASTIC_TAINTS = {
     "rank": frozenset(("rank",)),
@@ -33,104 +36,98 @@ _ELASTIC_TAINTS = {
 }
 
 
-class Elastic(Calls):
-    """Knows what elasticrun's own names make."""
+# Loops up to a total, by the kind of their value and the name of the total.
+_BOUNDS = {
+    "remaining_epochs_until": ("epochs", "num_epochs"),
+    "remaining_steps_until": ("steps", "num_steps"),
+}
 
-    def call_elastic(
-        self, name: str, node: ast.Call, frame: Frame, given: Arguments | None
-    ) -> Value:
-        """Return what one of elasticrun's own names makes or asks."""
-        sink = SAVE if name == "Variables" else VALUE
-        args, keywords = given or self.arguments(node, frame, sink)
-        if name in roles.LOADERS:
-            return self._make_loader(name, node, args, keywords)
-        if name == "AdaptiveDataParallel":
-            return self._make_parallel(node, args, keywords)
-        if name == "remaining_epochs_until":
-            value = Value("epochs", name, node=node)
-            value.parts = args[:1] or list(keywords.values())[:1]
-            return value
-        if name == "register":
-            for value in [*args, *keywords.values()]:
-                register(value)
-                if value.kind == "instance":
-                    register_reachable(value)
-            self.note("state_made", node, data="register")
-            self._note_unseen(node, frame)
-            return constant(None)
-        if name == "Variables":
-            return self._make_variables(node, keywords)
-        if name == "Accumulator":
-            self.note("state_made", node, data=name)
-            return self.made(Value("accumulator", name, node=node))
-        if name in catalog.ELASTIC_COLLECTIVES:
-            self.note("collective", node, data=name)
-            return unknown()
-        return unknown(name, _ELASTIC_TAINTS.get(name, NO_TAINTS))
 
-    def _note_unseen(self, node: ast.Call, frame: Frame) -> None:
-        """Note that something is registered of which not even the number is known."""
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                value = self.evaluate(keyword.value, frame)
-                if not value.attrs and not value.parts:
-                    self.note("unseen_states", node)
+def call_elastic(walk: Walk, name: str, site: Site) -> Value:
+    """Return what one of elasticrun's own names makes or asks."""
+    node, frame = site.node, site.frame
+    sink = SAVE if name == "Variables" else VALUE
+    given = site.given or arguments(walk, node, frame, sink)
+    if name in roles.LOADERS:
+        return _make_loader(walk, name, node, given)
+    if name == "AdaptiveDataParallel":
+        return _make_parallel(walk, node, given)
+    if name in _BOUNDS:
+        kind, keyword = _BOUNDS[name]
+        bound = given.args[:1] or [given.keywords.get(keyword, unknown())]
+        return Value(kind, name, node=node, parts=bound)
+    if name == "register":
+        return _register(walk, node, frame, given)
+    if name == "Variables":
+        return _make_variables(walk, node, given)
+    if name == "Accumulator":
+        walk.note(node, StateMade(name))
+        return walk.made(Value("accumulator", name, node=node))
+    if name in catalog.ELASTIC_COLLECTIVES:
+        walk.note(node, Collective(name))
+        return unknown()
+    return unknown(name, _ELASTIC_TAINTS.get(name, NO_TAINTS))
 
-    def _make_loader(
-        self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]
-    ) -> Value:
-        value = self.made(Value("loader", name, node=node))
-        value.parts = args if name == "CombinedLoader" else args[:1]
-        value.data = (args, keywords)
-        self.note("state_made", node, value, name)
-        self.note("loader_made", node, value, (args, keywords))
-        return value
 
-    def _make_parallel(
-        self, node: ast.Call, args: list[Value], keywords: dict[str, Value]
-    ) -> Value:
-        value = self.made(Value("model", "AdaptiveDataParallel", node=node))
-        names = ("module", "model", "optimizer", "lr_scheduler")
-        states = [*args, *(v for k, v in keywords.items() if k in names)]
-        value.parts = [each for each in states if each.kind != "const"]
-        for part in states:
-            register(part)
+def _register(walk: Walk, node: ast.Call, frame: Frame, given: Arguments) -> Value:
+    for value in given.values:
         register(value)
-        self.note("state_made", node, value, "AdaptiveDataParallel")
-        return value
+        if value.kind == "instance":
+            register_reachable(value)
+    walk.note(node, StateMade("register"))
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            value = walk.evaluate(keyword.value, frame)
+            if not value.attrs and not value.parts:
+                # Not even how many things are registered here is known.
+                walk.note(node, UnseenStates())
+    return constant(None)
 
-    def _make_variables(self, node: ast.Call, keywords: dict[str, Value]) -> Value:
-        value = self.made(Value("variables", "Variables", node=node))
-        value.attrs = {k: v for k, v in keywords.items() if k != "name"}
-        for each in value.attrs.values():
-            each.registered = each.kind in ("list", "dict", "set")
-        self.note("state_made", node, value, "Variables")
-        return value
 
-    # Loops that cannot be seen.
+def _make_loader(walk: Walk, name: str, node: ast.Call, given: Arguments) -> Value:
+    value = walk.made(Value("loader", name, node=node))
+    value.parts = given.args if name == "CombinedLoader" else given.args[:1]
+    walk.note(node, StateMade(name), value)
+    walk.note(node, Made("loader", name, given), value)
+    return value
 
-    def assume_loop(
-        self, loader: Value, node: ast.AST, frame: Frame, *, sure: bool
-    ) -> None:
-        """Note a loop over a loader inside a function that cannot be seen."""
-        found = self.loaders_in(loader)
-        if not found:
-            return
-        loop = DataLoop(node, frame.module, written(node)[:60], found[0])
-        loop.sure = sure and found[0].sure
-        loop.is_elastic = found[0].kind == "loader"
-        loop.call, loop.epoch, loop.outer = frame.call, self.epoch, self.loop
-        step = self.step(node, frame)
-        step.head_of, loop.head = loop, step.number
-        self.loops.append(loop)
-        self.step(frame.statement, frame)
 
-    def loaders_in(self, value: Value, depth: int = 3) -> list[Value]:
-        """Return the loaders that iterating a value iterates."""
-        if value.kind in ("loader", "plain_loader"):
-            return [value]
-        if value.kind not in ("wrapped", "iterator") or depth == 0:
-            return []
-        return [
-            each for part in value.parts for each in self.loaders_in(part, depth - 1)
-        ]
+def _make_parallel(walk: Walk, node: ast.Call, given: Arguments) -> Value:
+    value = walk.made(Value("model", "AdaptiveDataParallel", node=node))
+    names = ("module", "model", "optimizer", "lr_scheduler")
+    states = [*given.args, *(v for k, v in given.keywords.items() if k in names)]
+    value.parts = [each for each in states if each.kind != "const"]
+    for part in states:
+        register(part)
+    register(value)
+    walk.note(node, StateMade("AdaptiveDataParallel"), value)
+    return value
+
+
+def _make_variables(walk: Walk, node: ast.Call, given: Arguments) -> Value:
+    fields = {k: v for k, v in given.keywords.items() if k != "name"}
+    value = walk.made(Value("variables", "Variables", node=node, attrs=fields))
+    for each in value.attrs.values():
+        each.registered = each.is_container
+    walk.note(node, StateMade("Variables"), value)
+    return value
+
+
+# Loops that cannot be seen.
+
+
+def assume_loop(
+    walk: Walk, loader: Value, node: ast.AST, frame: Frame, *, sure: bool
+) -> None:
+    """Note a loop over a loader inside a function that cannot be seen."""
+    found = loaders_in(loader)
+    if not found:
+        return
+    loop = DataLoop(node, frame.module, written(node)[:60], found[0])
+    loop.sure = sure and found[0].sure
+    loop.is_elastic = found[0].kind == "loader"
+    loop.call, loop.epoch, loop.outer = frame.call, walk.epoch, walk.loop
+    step = walk.step(node, frame)
+    step.head_of, loop.head = loop, step.number
+    walk.graph.loops.append(loop)
+    walk.step(frame.statement, frame)

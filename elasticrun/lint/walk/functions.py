@@ -1,213 +1,163 @@
-"""The project's functions: their arguments, and the walk through their bodies."""
+"""The project's functions: the walk through their bodies, and their parameters."""
 
 from __future__ import annotations
 
 import ast
 
 from elasticrun.lint import roles
-from elasticrun.lint.graph import VALUE, Call, Sink, flow_to
+from elasticrun.lint.graph import VALUE, Call, flow_to
 from elasticrun.lint.project import statements_of
-from elasticrun.lint.values import (
-    NO_TAINTS,
-    Value,
-    constant,
-    unknown,
-)
-from elasticrun.lint.walk.core import MAX_CALLS, MAX_DEPTH, MAX_STEPS, Frame
-from elasticrun.lint.walk.expressions import Expressions
+from elasticrun.lint.values import NO_TAINTS, Arguments, Value, constant, unknown
+from elasticrun.lint.walk.arguments import arguments, bound_arguments
+from elasticrun.lint.walk.frames import Frame, Function, Method
+from elasticrun.lint.walk.walk import Walk
+
+MAX_STEPS = 15_000
+MAX_DEPTH = 24
+MAX_CALLS = 40  # of one function, each of which is walked through
 
 
-class Functions(Expressions):
-    """Walks through functions."""
+def call_known(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Value:
+    """Walk through a function of the project that a call calls."""
+    callee_frame = _frame_for(walk, callee, node, frame)
+    if callee_frame is None:
+        return unknown(taints=arguments(walk, node, frame).taints)
+    given = bound_arguments(walk, callee, callee_frame, node, frame)
+    return _enter(walk, callee, callee_frame, given, node, frame)
 
-    def arguments(
-        self, node: ast.Call, frame: Frame, sink: Sink | None = None
-    ) -> tuple[list[Value], dict[str, Value]]:
-        """Evaluate the arguments; `*args` gives what is known of its elements."""
-        with self.into(sink or (VALUE if self.sink.kind == "none" else self.sink)):
-            values: list[Value] = []
-            for each in node.args:
-                value = self.evaluate(each, frame)
-                if isinstance(each, ast.Starred):
-                    values += value.parts
-                else:
-                    values.append(value)
-            keywords: dict[str, Value] = {}
-            for keyword in node.keywords:
-                value = self.evaluate(keyword.value, frame)
-                if keyword.arg is not None:
-                    keywords[keyword.arg] = value
-                else:
-                    keywords.update(unpacked(value))
-        return values, keywords
 
-    def _bound_arguments(
-        self, callee: Value, callee_frame: Frame, node: ast.Call, frame: Frame
-    ) -> tuple[list[Value], dict[str, Value]]:
-        """Evaluate each argument with the parameter that it flows to as its sink."""
-        function = callee.node
-        assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        names = [each.arg for each in function.args.posonlyargs + function.args.args]
-        if callee.owner is not None:
-            names = names[1:]
-        args: list[Value] = []
-        for each in node.args:
-            name = names[len(args)] if len(args) < len(names) else "*"
-            with self.into(flow_to((callee_frame.uid, name))):
-                value = self.evaluate(each, frame)
-            if isinstance(each, ast.Starred):
-                args += value.parts
-            else:
-                args.append(value)
-        keywords: dict[str, Value] = {}
-        for keyword in node.keywords:
-            with self.into(flow_to((callee_frame.uid, keyword.arg or "**"))):
-                value = self.evaluate(keyword.value, frame)
-            if keyword.arg is not None:
-                keywords[keyword.arg] = value
-            else:
-                keywords.update(unpacked(value))
-        return args, keywords
+def call_function(
+    walk: Walk, function: Value, given: Arguments, node: ast.AST, frame: Frame
+) -> Value:
+    """Walk through a function with these values."""
+    callee_frame = _frame_for(walk, function, node, frame)
+    if callee_frame is None:
+        return unknown()
+    return _enter(walk, function, callee_frame, given, node, frame)
 
-    # Walking through.
 
-    def _frame_for(self, callee: Value, node: ast.AST, frame: Frame) -> Frame | None:
-        function = callee.node
-        if (
-            function is None
-            or self.active.count(function) >= 1
-            or len(self.active) > MAX_DEPTH
-            or len(self.graph.steps) > MAX_STEPS
-            or self.num_calls[function] >= MAX_CALLS
-        ):
-            return None
-        self.num_calls[function] += 1
-        link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
-        outer = callee.frame if isinstance(callee.frame, Frame) else None
-        module = outer.module if outer is not None else frame.module
-        made = Frame(module, function, outer=outer, call=link)
-        made.in_epoch = self.epoch.number if self.epoch else 0
-        made.instance, made.cls = callee.owner, callee.cls
-        return made
+def _frame_for(walk: Walk, callee: Value, node: ast.AST, frame: Frame) -> Frame | None:
+    """Return a frame for one more call; None if the walk has gone far enough."""
+    function = callee.node
+    if (
+        function is None
+        or function in walk.active
+        or len(walk.active) > MAX_DEPTH
+        or len(walk.graph.steps) > MAX_STEPS
+        or walk.num_calls[function] >= MAX_CALLS
+    ):
+        return None
+    walk.num_calls[function] += 1
+    link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
+    outer = callee.frame if isinstance(callee.frame, Frame) else None
+    module = outer.module if outer is not None else frame.module
+    made = Frame(module, function, outer=outer, call=link)
+    made.instance, made.cls = callee.owner, callee.cls
+    return made
 
-    def call_function(
-        self,
-        function: Value,
-        args: list[Value],
-        keywords: dict[str, Value],
-        node: ast.AST,
-        frame: Frame,
-    ) -> Value:
-        """Walk through a function with these values."""
-        callee_frame = self._frame_for(function, node, frame)
-        if callee_frame is None:
-            return unknown()
-        return self._enter(function, callee_frame, args, keywords, node, frame)
 
-    def _enter(
-        self,
-        callee: Value,
-        callee_frame: Frame,
-        args: list[Value],
-        keywords: dict[str, Value],
-        node: ast.AST,
-        frame: Frame,
-    ) -> Value:
-        function = callee.node
-        assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        self.visited.add(function)
-        self.bind(callee, callee_frame, args, keywords)
-        if is_generator(function):
-            made = Value("generator", callee.name, node=function)
-            made.frame, made.data = callee_frame, callee
-            made.parts = [*args, *keywords.values()]
-            return made
-        result = self.run_function(function, callee_frame, frame, node)
-        if result.kind == "unknown":
-            result.taints -= {"enumerated"}
-        return result
+def _enter(
+    walk: Walk,
+    callee: Value,
+    callee_frame: Frame,
+    given: Arguments,
+    node: ast.AST,
+    frame: Frame,
+) -> Value:
+    function = callee.node
+    assert isinstance(function, Function)
+    walk.visited.add(function)
+    bind(walk, callee, callee_frame, given)
+    if is_generator(function):
+        # Its body runs where its values are asked for.
+        return Value(
+            "generator",
+            callee.name,
+            node=function,
+            parts=given.values,
+            frame=callee_frame,
+        )
+    result = run_function(walk, function, callee_frame, frame, node)
+    if result.kind == "unknown":
+        result.taints -= {"enumerated"}
+    return result
 
-    def run_function(
-        self,
-        function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
-        callee_frame: Frame,
-        frame: Frame,
-        node: ast.AST,
-    ) -> Value:
-        """Walk through a body whose parameters are bound; return what it returns."""
-        place = (callee_frame.uid, "return")
-        self.active.append(function)
-        guards = self.guards
-        sink, self.sink = self.sink, VALUE
+
+def run_function(
+    walk: Walk, function: Function, callee_frame: Frame, frame: Frame, node: ast.AST
+) -> Value:
+    """Walk through a body whose parameters are bound; return what it returns."""
+    place = (callee_frame.uid, "return")
+    walk.active.append(function)
+    guards = walk.guards
+    with walk.into(VALUE):
         if isinstance(function, ast.Lambda):
-            with self.into(flow_to(place)):
-                callee_frame.returned = self.evaluate(function.body, callee_frame)
+            with walk.into(flow_to(place)):
+                callee_frame.returned = walk.evaluate(function.body, callee_frame)
         else:
-            self.run(function.body, callee_frame)
-        self.sink = sink
-        self.guards = guards
-        self.active.pop()
-        self.here = [*self.here, *callee_frame.exits]
-        self.step(frame.statement, frame)
-        self.read(place, node)
-        return callee_frame.returned or constant(None)
-
-    # Parameters.
-
-    def bind(
-        self,
-        callee: Value,
-        frame: Frame,
-        args: list[Value],
-        keywords: dict[str, Value],
-    ) -> None:
-        """Give the parameters their values, defaults where none is given."""
-        function = callee.node
-        assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        spec = function.args
-        names = [each.arg for each in spec.posonlyargs + spec.args]
-        values = dict(self._defaults(function, frame))
-        given = ([callee.owner] if callee.owner is not None else []) + args
-        values.update(zip(names, given, strict=False))
-        rest = dict(keywords)
-        for name in [*names, *(each.arg for each in spec.kwonlyargs)]:
-            if name in rest:
-                values[name] = rest.pop(name)
-            elif name not in values:
-                values[name] = unknown(name, _hinted_taints(name))
-        if spec.vararg is not None:
-            values[spec.vararg.arg] = Value("tuple", parts=given[len(names) :])
-        if spec.kwarg is not None:
-            values[spec.kwarg.arg] = Value("dict")
-            values[spec.kwarg.arg].attrs = dict(rest)
-        frame.env.update(values)
-        frame.fixed.update(values)
-        for name, value in values.items():
-            self.write((frame.uid, name), function, "bind", value, name)
-
-    def _defaults(
-        self,
-        function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
-        frame: Frame,
-    ) -> list[tuple[str, Value]]:
-        spec = function.args
-        names = [each.arg for each in spec.posonlyargs + spec.args]
-        start = len(names) - len(spec.defaults)
-        pairs = list(zip(names[start:], spec.defaults, strict=True))
-        pairs += [
-            (each.arg, default)
-            for each, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
-            if default is not None
-        ]
-        outer = frame.outer or frame
-        return [(name, self.evaluate(default, outer)) for name, default in pairs]
+            walk.run(function.body, callee_frame)
+    walk.guards = guards
+    walk.active.pop()
+    walk.here = [*walk.here, *callee_frame.exits]
+    walk.step(frame.statement, frame)
+    walk.read(place, node)
+    return callee_frame.returned or constant(None)
 
 
-def unpacked(value: Value) -> dict[str, Value]:
-    """Return what `**value` gives; under made-up names where the keys are unknown."""
-    found = {str(k): v for k, v in value.attrs.items() if isinstance(k, str)}
-    found.update({f"**{i}": each for i, each in enumerate(value.parts)})
-    return found
+def bind(walk: Walk, callee: Value, frame: Frame, given: Arguments) -> None:
+    """Give the parameters their values, defaults where none is given."""
+    function = callee.node
+    assert isinstance(function, Function)
+    spec = function.args
+    names = [each.arg for each in spec.posonlyargs + spec.args]
+    values = dict(_defaults(walk, function, frame))
+    args = [*([callee.owner] if callee.owner is not None else []), *given.args]
+    values.update(zip(names, args, strict=False))
+    rest = dict(given.keywords)
+    for name in [*names, *(each.arg for each in spec.kwonlyargs)]:
+        if name in rest:
+            values[name] = rest.pop(name)
+        elif name not in values:
+            values[name] = unknown(name, _hinted_taints(name))
+    if spec.vararg is not None:
+        values[spec.vararg.arg] = Value("tuple", parts=args[len(names) :])
+    if spec.kwarg is not None:
+        values[spec.kwarg.arg] = Value("dict", attrs=rest)
+    frame.env.update(values)
+    frame.fixed.update(values)
+    for name, value in values.items():
+        walk.write((frame.uid, name), function, "bind", value, name)
+
+
+def _defaults(walk: Walk, function: Function, frame: Frame) -> list[tuple[str, Value]]:
+    spec = function.args
+    names = [each.arg for each in spec.posonlyargs + spec.args]
+    start = len(names) - len(spec.defaults)
+    pairs = list(zip(names[start:], spec.defaults, strict=True))
+    pairs += [
+        (each.arg, default)
+        for each, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+        if default is not None
+    ]
+    outer = frame.outer or frame
+    return [(name, walk.evaluate(default, outer)) for name, default in pairs]
+
+
+def decorated(walk: Walk, function: Value, frame: Frame) -> Value:
+    """Return what the project's own decorators make of a function."""
+    node = function.node
+    assert isinstance(node, Method)
+    for each in reversed(node.decorator_list):
+        if not isinstance(each, ast.Name):
+            continue
+        decorator = frame.look_up(each.id)[0]
+        if decorator.kind != "func":
+            continue
+        given = Arguments([function], {})
+        wrapper = call_function(walk, decorator, given, each, frame)
+        if wrapper.kind == "func" and wrapper is not decorator:
+            function = wrapper
+    return function
 
 
 def is_generator(node: ast.AST) -> bool:

@@ -6,10 +6,11 @@ import ast
 import copy
 
 from elasticrun.lint import catalog
+from elasticrun.lint.events import IteratorMade, NextCalled, Zipped
 from elasticrun.lint.values import EMPTY, Value, unknown
-from elasticrun.lint.walk.attributes import environment_taints
-from elasticrun.lint.walk.called import Called
-from elasticrun.lint.walk.objects import Objects
+from elasticrun.lint.walk.arguments import Called
+from elasticrun.lint.walk.attributes import attribute, environment_taints
+from elasticrun.lint.walk.walk import Walk
 
 _COLLECTIONS = {
     "deque": "list",
@@ -27,108 +28,112 @@ _SOURCES = (
 )
 
 
-class Language(Objects):
-    """Knows the builtin functions."""
+def language(walk: Walk, it: Called) -> Value | None:
+    """Return what a function of the language returns; None if it is none."""
+    for names, taint in _SOURCES:
+        if it.name in names:
+            return unknown(taint, frozenset((taint,)))
+    if it.name in catalog.ENVIRONMENT_READERS and it.args:
+        return unknown("environ", environment_taints(it.args[0]))
+    return _iterating(walk, it) or _container(walk, it) or _other(walk, it)
 
-    def language(self, it: Called) -> Value | None:
-        """Return what a function of the language returns; None if it is none."""
-        for names, taint in _SOURCES:
-            if it.name in names:
-                return unknown(taint, frozenset((taint,)))
-        if it.name in catalog.ENVIRONMENT_READERS and it.args:
-            return unknown("environ", environment_taints(it.args[0]))
-        return self._iterating(it) or self._container(it) or self._other(it)
 
-    def _other(self, it: Called) -> Value | None:
-        if it.name == "functools.partial" and it.args:
-            partial = Value("partial", it.args[0].name, parts=it.args)
-            partial.attrs = dict(it.keywords)
-            return partial
-        if it.name in ("getattr", "setattr") and len(it.args) > 1:
-            return self._by_name(it)
-        if it.name.startswith("pathlib."):
-            return unknown(taints=it.taints | {"path"})
-        if it.last in ("ThreadPoolExecutor", "Thread"):
-            return unknown()
-        if it.name in ("csv.writer", "csv.DictWriter") and it.args:
-            return it.args[0]
-        return None
-
-    def _by_name(self, it: Called) -> Value | None:
-        """Return an attribute that is got or set under a name known here."""
-        base, name = it.args[:2]
-        if name.kind != "const" or not isinstance(name.data, str):
-            return None
-        if it.name == "getattr":
-            return self.attribute(base, name.data, it.node, it.frame)
-        target = ast.Attribute(value=it.node.args[0], attr=name.data, ctx=ast.Store())
-        target = ast.fix_missing_locations(ast.copy_location(target, it.node))
-        source = _Named(it.node.args[:2], name.data).visit(
-            copy.deepcopy(it.node.args[-1])
-        )
-        node = ast.copy_location(ast.Assign(targets=[target], value=source), it.node)
-        self.run([node], it.frame)
+def _other(walk: Walk, it: Called) -> Value | None:
+    if it.name == "functools.partial" and it.args:
+        name = it.args[0].name
+        return Value("partial", name, parts=it.args, attrs=it.keywords)
+    if it.name in ("getattr", "setattr") and len(it.args) > 1:
+        return _by_name(walk, it)
+    if it.name.startswith("pathlib."):
+        return unknown(taints=it.taints | {"path"})
+    if it.last in ("ThreadPoolExecutor", "Thread"):
         return unknown()
+    if it.name in ("csv.writer", "csv.DictWriter") and it.args:
+        return it.args[0]
+    return None
 
-    # Iteration.
 
-    def _iterating(self, it: Called) -> Value | None:
-        if it.name in ("zip", "itertools.zip_longest"):
-            self.note("zipped", it.node, data=it.args)
-        if it.name == "next" and it.args:
-            self.note("next", it.node, it.args[0])
-            return unknown(taints=it.taints)
-        if it.last in ("iter", "cycle") and it.args:
-            return self.iterator(it.last, it.node, it.args[0])
-        if it.last in catalog.WRAPPERS and it.values:
-            return self._wrapping(it)
-        if it.last in catalog.CONSUMING and "." not in it.name:
-            return self._consumed(it) if it.args else None
-        if it.name == "range":
-            return Value("range", parts=it.args, taints=it.taints)
+def _by_name(walk: Walk, it: Called) -> Value | None:
+    """Return an attribute that is got or set under a name known here."""
+    base, name = it.args[:2]
+    if name.kind != "const" or not isinstance(name.data, str):
         return None
+    if it.name == "getattr":
+        return attribute(walk, base, name.data, it.node, it.frame)
+    target = ast.Attribute(value=it.node.args[0], attr=name.data, ctx=ast.Store())
+    target = ast.fix_missing_locations(ast.copy_location(target, it.node))
+    source = _Named(it.node.args[:2], name.data).visit(copy.deepcopy(it.node.args[-1]))
+    node = ast.copy_location(ast.Assign(targets=[target], value=source), it.node)
+    walk.run([node], it.frame)
+    return unknown()
 
-    def iterator(self, last: str, node: ast.Call, source: Value) -> Value:
-        """Return an iterator, noting where it is made."""
-        value = Value("iterator", last, parts=[source], node=node)
-        self.note("iterator_made", node, source, last)
-        return value
 
-    def _wrapping(self, it: Called) -> Value:
-        if it.last in ("list", "tuple", "sorted") and it.args:
-            first = it.args[0]
-            if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
-                copied = Value("list", parts=first.parts or [])
-                copied.is_complete = first.is_complete
-                return self.made(copied)
-            self._consumed(it)
-            return self.made(Value("list", taints=it.taints))
-        parts = it.args if it.last == "zip" else it.values
-        return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
+# Iteration.
 
-    def _consumed(self, it: Called) -> Value:
-        for value in it.args:
-            if value.kind in ("loader", "wrapped", "generator"):
-                self.iterate(value, it.node, it.frame, lambda _: None)
+
+def _iterating(walk: Walk, it: Called) -> Value | None:
+    if it.name in ("zip", "itertools.zip_longest"):
+        walk.note(it.node, Zipped(it.args))
+    if it.name == "next" and it.args:
+        asked = NextCalled(walk.turns, has_default=len(it.args) > 1)
+        walk.note(it.node, asked, it.args[0])
         return unknown(taints=it.taints)
+    if it.last in ("iter", "cycle") and it.args:
+        return iterator(walk, it.last, it.node, it.args[0])
+    if it.last in catalog.WRAPPERS and it.values:
+        return _wrapping(walk, it)
+    if it.last in catalog.CONSUMING and "." not in it.name:
+        return _consumed(walk, it) if it.args else None
+    if it.name == "range":
+        return Value("range", parts=it.args, taints=it.taints)
+    return None
 
-    # Containers.
 
-    def _container(self, it: Called) -> Value | None:
-        if it.last in _COLLECTIONS:
-            made = self.made(Value(_COLLECTIONS[it.last], node=it.node))
-            made.is_complete = False
-            return made
-        if it.name == "dataclasses.field" and "default_factory" in it.keywords:
-            return self.made(Value(it.keywords["default_factory"].name, node=it.node))
-        if it.name in ("list", "dict", "set", "tuple") and not it.values:
-            return self.made(Value(it.name, node=it.node, data=EMPTY))
-        is_record = it.last in _RECORDS
-        if (it.name in ("dict", "vars") or is_record) and not it.args:
-            made = self.made(Value("instance" if is_record else "dict", node=it.node))
-            made.attrs = dict(it.keywords)
-            return made
-        return None
+def iterator(walk: Walk, last: str, node: ast.Call, source: Value) -> Value:
+    """Return an iterator over a value, noting that it is iterated by hand."""
+    value = Value("iterator", last, parts=[source], node=node)
+    value.made_at = walk.current.number
+    walk.note(node, IteratorMade(), source)
+    return value
+
+
+def _wrapping(walk: Walk, it: Called) -> Value:
+    if it.last in ("list", "tuple", "sorted") and it.args:
+        first = it.args[0]
+        if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
+            copied = Value("list", parts=first.parts or [])
+            copied.is_complete = first.is_complete
+            return walk.made(copied)
+        _consumed(walk, it)
+        return walk.made(Value("list", taints=it.taints))
+    parts = it.args if it.last == "zip" else it.values
+    return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
+
+
+def _consumed(walk: Walk, it: Called) -> Value:
+    for value in it.args:
+        if value.kind in ("loader", "wrapped", "generator"):
+            walk.iterate(value, it.node, it.frame, lambda _: None)
+    return unknown(taints=it.taints)
+
+
+# Containers.
+
+
+def _container(walk: Walk, it: Called) -> Value | None:
+    if it.last in _COLLECTIONS:
+        made = walk.made(Value(_COLLECTIONS[it.last], node=it.node))
+        made.is_complete = False
+        return made
+    if it.name == "dataclasses.field" and "default_factory" in it.keywords:
+        return walk.made(Value(it.keywords["default_factory"].name, node=it.node))
+    if it.name in ("list", "dict", "set", "tuple") and not it.values:
+        return walk.made(Value(it.name, node=it.node, data=EMPTY))
+    is_record = it.last in _RECORDS
+    if (it.name in ("dict", "vars") or is_record) and not it.args:
+        kind = "instance" if is_record else "dict"
+        return walk.made(Value(kind, node=it.node, attrs=it.keywords))
+    return None
 
 
 class _Named(ast.NodeTransformer):

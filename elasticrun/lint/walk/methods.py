@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from elasticrun.lint import catalog, roles
+from elasticrun.lint.events import (
+    Backward,
+    Collective,
+    Draw,
+    FileMoved,
+    FileOpened,
+    FileWritten,
+    Grown,
+    Logged,
+    Outside,
+    Saved,
+    Seeded,
+)
 from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
-from elasticrun.lint.naming import written
-from elasticrun.lint.values import Value, constant, unknown
-from elasticrun.lint.walk.called import Site
-from elasticrun.lint.walk.containers import CHANGING, Containers
-from elasticrun.lint.walk.core import Frame
-from elasticrun.lint.walk.objects import is_model
+from elasticrun.lint.naming import named, written
+from elasticrun.lint.values import Value, constant, taints_of, unknown
+from elasticrun.lint.walk import objects, trained
+from elasticrun.lint.walk.arguments import Handle, MethodCall, Site
+from elasticrun.lint.walk.effects import is_seeded
+from elasticrun.lint.walk.externals import call_unknown
+from elasticrun.lint.walk.language import iterator
+from elasticrun.lint.walk.objects import CHANGING, is_model, open_file, write_content
+from elasticrun.lint.walk.trained import loaded, model_method
+from elasticrun.lint.walk.walk import Walk
 
-_TENSOR_DRAWS = frozenset(
-    [
-        "uniform_",
-        "normal_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "cauchy_",
-        "geometric_",
-        "log_normal_",
-    ]
+_TENSOR_DRAWS = named(
+    "uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_"
 )
 _FILE_WRITES = frozenset(
     ("write", "writelines", "writerow", "writerows", "writeheader")
@@ -36,157 +44,159 @@ _SENDERS = ("client", "session", "requests", "producer", "smtp", "server", "bot"
             "webhook", "slack", "notifier", "api", "sqs", "sns")  # fmt: skip
 
 
-class Methods(Containers):
-    """Knows the methods of objects."""
+def call_method(walk: Walk, it: MethodCall) -> Value:
+    """Return what a method returns, noting its effects."""
+    handle = _METHODS.get(_role_of(it.receiver))
+    value = handle(walk, it) if handle is not None else None
+    return _any_method(walk, it) if value is None else value
 
-    def call_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value:
-        """Return what a method returns, noting its effects."""
-        kind = self.kind_of(receiver)
-        handler: Callable[[Value, str, ast.Call, Frame], Value | None] | None = getattr(
-            self, f"_{kind}_method", None
-        )
-        if handler is not None:
-            value = handler(receiver, name, node, frame)
-            if value is not None:
-                return value
-        return self._any_method(receiver, name, node, frame)
 
-    def kind_of(self, value: Value) -> str:
-        """Return what a value is, or what its name suggests where nothing is known."""
-        if value.kind == "instance" and value.cls is not None and value.cls.role:
-            return value.cls.role
-        if value.kind != "unknown":
-            return value.kind
-        return roles.hint(value.name) if value.name else "unknown"
+def _role_of(value: Value) -> str:
+    """Return what a value is, or what its name suggests where nothing is known."""
+    if value.kind == "instance" and value.cls is not None and value.cls.role:
+        return value.cls.role
+    if value.kind != "unknown":
+        return value.kind
+    return roles.hint(value.name) if value.name else "unknown"
 
-    # Files, trackers, generators.
 
-    def _file_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        if name not in _FILE_WRITES:
-            return None
-        self.arguments(node, frame, SAVE)
-        self.note("file_written", node, receiver, name)
-        return constant(None)
+# Files, trackers, generators.
 
-    def _tracker_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        self.arguments(node, frame, TRACK)
-        if name in catalog.TRACKER_METHODS or name in catalog.LOG_METHODS:
-            self.note("logged", node, receiver, name)
-        return receiver if name in ("__enter__",) else unknown()
 
-    def _rng_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        args, _ = self.arguments(node, frame)
-        if name in ("manual_seed", "seed"):
-            self.note("seeded", node, receiver, (name, args))
-            receiver.parts = args
-            return receiver
-        if name in catalog.RNG_METHODS:
-            self.note("draw", node, receiver, (name, False, bool(receiver.parts)))
-            if receiver.parts and self.epoch is None:
-                return unknown(taints=self.taints_of(receiver.parts))
-            return unknown(taints=frozenset(("random",)))
+def _file_method(walk: Walk, it: MethodCall) -> Value | None:
+    if it.name not in _FILE_WRITES:
         return None
+    it.arguments(walk, SAVE)
+    walk.note(it.node, FileWritten(), it.receiver)
+    return constant(None)
 
-    def _accumulator_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        self.arguments(node, frame)
-        if name == "synchronized":
-            self.note("collective", node, data="synchronized")
-            return receiver
-        return unknown()
 
-    def _loader_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value | None:
-        self.arguments(node, frame)
-        if name == "enumerate":
-            return Value("wrapped", "true_enumerate", parts=[receiver], node=node)
-        if name == "__iter__":
-            return self.iterator("iter", node, receiver)
-        return unknown()
+def _tracker_method(walk: Walk, it: MethodCall) -> Value | None:
+    it.arguments(walk, TRACK)
+    if it.name in catalog.TRACKER_METHODS or it.name in catalog.LOG_METHODS:
+        walk.note(it.node, Logged(), it.receiver)
+    return it.receiver if it.name == "__enter__" else unknown()
 
-    # Anything.
 
-    def _any_method(
-        self, receiver: Value, name: str, node: ast.Call, frame: Frame
-    ) -> Value:
-        if is_model(receiver) and name not in ("step", "update", "fit"):
-            found = self._model_method(receiver, name, node, frame)
-            if found is not None:
-                return found
-        if name == "load_state_dict":
-            return self._loaded(receiver, node, frame)
-        if name in ("parameters", "named_parameters") and not node.args:
-            part = Value("param", name, sure=False)
-            part.owner = receiver
-            return part
-        if name == "open" and receiver.kind in ("unknown", "ext"):
-            args, keywords = self.arguments(node, frame)
-            return self.open_file(node, args, keywords, receiver)
-        self._note_any(receiver, name, node)
-        sink = _sink_of(receiver, name, self.sink)
-        if sink is not None:
-            self.arguments(node, frame, sink)
-            if name in catalog.GROWING and receiver.kind == "unknown":
-                self.write_content(receiver, node, "grow", self._text(node))
-                self.note("container_grows", node, receiver, name)
-            return unknown(taints=receiver.taints)
-        result = self.call_unknown(receiver, name, Site(node, frame))
-        if result.kind == "wrapped":
-            return result
-        return unknown(taints=_taints_of_path(name, receiver.taints | result.taints))
+def _rng_method(walk: Walk, it: MethodCall) -> Value | None:
+    args, _ = it.arguments(walk)
+    if it.name in ("manual_seed", "seed"):
+        walk.note(it.node, Seeded(it.name, args), it.receiver)
+        it.receiver.parts = args
+        return it.receiver
+    if it.name in catalog.RNG_METHODS:
+        draw = Draw(it.name, is_keyed=False, is_seeded=bool(it.receiver.parts))
+        walk.note(it.node, draw, it.receiver)
+        if it.receiver.parts and walk.epoch is None:
+            return unknown(taints=taints_of(it.receiver.parts))
+        return unknown(taints=frozenset(("random",)))
+    return None
 
-    def _note_any(self, receiver: Value, name: str, node: ast.Call) -> None:
-        if name in catalog.LOG_METHODS:
-            self.note("logged", node, receiver, name)
-        elif name in catalog.SAVE_METHODS or name in _FILE_WRITES:
-            self._note_written(receiver, name, node)
-        elif name == "backward":
-            self.note("backward", node)
-        elif name in _PATH_CHANGES and _looks_like_path(node):
-            self._note_moved(None, name, node)
-        elif name in _PATH_CHANGES and _may_be_path(receiver, name, node):
-            is_path = "path" in receiver.taints
-            self._note_moved(None if is_path else receiver, name, node)
-        elif name in _TENSOR_DRAWS:
-            if not any(each.arg == "generator" for each in node.keywords):
-                self.note("draw", node, data=(name, False, self.is_seeded("torch")))
-        else:
-            self._note_sent(name, node)
 
-    def _note_moved(self, doubted: Value | None, name: str, node: ast.Call) -> None:
-        keywords = {each.arg for each in node.keywords if each.arg}
-        data = (f"Path.{name}", keywords, self.catching)
-        self.note("file_moved", node, doubted, data)
+def _accumulator_method(walk: Walk, it: MethodCall) -> Value | None:
+    it.arguments(walk)
+    if it.name == "synchronized":
+        walk.note(it.node, Collective("synchronized"))
+        return it.receiver
+    return unknown()
 
-    def _note_written(self, receiver: Value, name: str, node: ast.Call) -> None:
-        if name == "to_csv" and _appends(node):
-            self.note("appended", node)
-        elif name in catalog.SAVE_METHODS:
-            self.note("saved", node, data=(name, [receiver]))
-            if name in ("write_text", "write_bytes"):
-                file = Value("file", receiver.name, node=node, data="w")
-                assert isinstance(node.func, ast.Attribute)
-                path = written(node.func.value)
-                self.note("file_opened", node, file, (receiver, path, "w"))
-        elif receiver.kind == "unknown":
-            self.note("file_written", node, receiver, name)
 
-    def _note_sent(self, name: str, node: ast.Call) -> None:
-        text = written(node.func).lower()
-        if name in _SENDING and any(each in text for each in _SENDERS):
-            self.note("outside", node, data=name)
-        elif name in ("execute", "executemany") and _is_insert(node):
-            self.note("outside", node, data="SQL")
+def _loader_method(walk: Walk, it: MethodCall) -> Value | None:
+    it.arguments(walk)
+    if it.name == "enumerate":
+        return Value("wrapped", "true_enumerate", parts=[it.receiver], node=it.node)
+    if it.name == "batches":
+        return Value("wrapped", "batches", parts=[it.receiver], node=it.node)
+    if it.name == "__iter__":
+        return iterator(walk, "iter", it.node, it.receiver)
+    return unknown()
+
+
+_METHODS: Mapping[str, Handle] = {
+    "file": _file_method,
+    "tracker": _tracker_method,
+    "rng": _rng_method,
+    "accumulator": _accumulator_method,
+    "loader": _loader_method,
+    **objects.METHODS,
+    **trained.METHODS,
+}
+
+
+# Anything.
+
+
+def _any_method(walk: Walk, it: MethodCall) -> Value:
+    receiver, name = it.receiver, it.name
+    if is_model(receiver) and name not in ("step", "update", "fit"):
+        found = model_method(walk, it)
+        if found is not None:
+            return found
+    if name == "load_state_dict":
+        return loaded(walk, it)
+    if name in ("parameters", "named_parameters") and not it.node.args:
+        return Value("param", name, sure=False, owner=receiver)
+    if name == "open" and receiver.kind in ("unknown", "ext"):
+        return open_file(walk, it.node, it.arguments(walk), receiver)
+    _note_any(walk, it)
+    sink = _sink_of(receiver, name, walk.sink)
+    if sink is not None:
+        it.arguments(walk, sink)
+        if name in catalog.GROWING and receiver.kind == "unknown":
+            write_content(walk, receiver, it.node, "grow", it.text)
+            walk.note(it.node, Grown(), receiver)
+        return unknown(taints=receiver.taints)
+    result = call_unknown(walk, receiver, name, Site(it.node, it.frame))
+    if result.kind == "wrapped":
+        return result
+    return unknown(taints=_taints_of_path(name, receiver.taints | result.taints))
+
+
+def _note_any(walk: Walk, it: MethodCall) -> None:
+    receiver, name, node = it.receiver, it.name, it.node
+    if name in catalog.LOG_METHODS:
+        walk.note(node, Logged(), receiver)
+    elif name in catalog.SAVE_METHODS or name in _FILE_WRITES:
+        _note_written(walk, it)
+    elif name == "backward":
+        walk.note(node, Backward())
+    elif name in _PATH_CHANGES and _looks_like_path(node):
+        _note_moved(walk, None, it)
+    elif name in _PATH_CHANGES and _may_be_path(receiver, name, node):
+        is_path = "path" in receiver.taints
+        _note_moved(walk, None if is_path else receiver, it)
+    elif name in _TENSOR_DRAWS:
+        if not any(each.arg == "generator" for each in node.keywords):
+            walk.note(node, Draw(name, False, is_seeded(walk, "torch")))
+    else:
+        _note_sent(walk, it)
+
+
+def _note_moved(walk: Walk, doubted: Value | None, it: MethodCall) -> None:
+    keywords = {each.arg for each in it.node.keywords if each.arg}
+    moved = FileMoved(f"Path.{it.name}", keywords, walk.catching)
+    walk.note(it.node, moved, doubted)
+
+
+def _note_written(walk: Walk, it: MethodCall) -> None:
+    receiver, name, node = it.receiver, it.name, it.node
+    if name == "to_csv" and _appends(node):
+        walk.note(node, FileWritten())
+    elif name in catalog.SAVE_METHODS:
+        walk.note(node, Saved(name))
+        if name in ("write_text", "write_bytes"):
+            file = Value("file", receiver.name, node=node, data="w")
+            walk.note(node, FileOpened(receiver, it.text, "w"), file)
+    elif receiver.kind == "unknown":
+        walk.note(node, FileWritten(), receiver)
+
+
+def _note_sent(walk: Walk, it: MethodCall) -> None:
+    text = written(it.node.func).lower()
+    if it.name in _SENDING and any(each in text for each in _SENDERS):
+        walk.note(it.node, Outside(it.name))
+    elif it.name in ("execute", "executemany") and _is_insert(it.node):
+        walk.note(it.node, Outside("SQL"))
 
 
 def _sink_of(receiver: Value, name: str, sink: Sink) -> Sink | None:

@@ -1,69 +1,78 @@
-"""Calls that make something: models, optimizers, schedulers, files, copies."""
+"""Objects that calls make: models, optimizers, files, copies; methods of containers."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
-from elasticrun.lint import roles
+from elasticrun.lint import catalog, roles
+from elasticrun.lint.events import FileOpened, Grown, Made
+from elasticrun.lint.graph import flow_to
 from elasticrun.lint.naming import written
-from elasticrun.lint.values import Value, constant, unknown
-from elasticrun.lint.walk.called import Called
-from elasticrun.lint.walk.effects import Effects
+from elasticrun.lint.values import Arguments, Value, constant, unknown
+from elasticrun.lint.walk.arguments import Called, Handle, MethodCall
+from elasticrun.lint.walk.attributes import item
+from elasticrun.lint.walk.walk import Walk
 
+CHANGING = catalog.GROWING | {"add", "update", "setdefault", "pop", "popleft"}
 _COPIERS = frozenset(("copy.copy", "copy.deepcopy"))
 _OPENERS = frozenset(("open", "io.open", "gzip.open", "bz2.open", "codecs.open"))
 
 
-class Objects(Effects):
-    """Makes objects."""
+def object_made(walk: Walk, it: Called) -> Value | None:
+    """Return the object that a call makes; None if none is known."""
+    if it.name in _OPENERS:
+        path = it.args[0] if it.args else unknown()
+        return open_file(walk, it.node, it.given._replace(args=it.args[1:]), path)
+    if it.name in _COPIERS and it.args:
+        return _copied(walk, it.args[0], it.node)
+    kind = roles.made_by(it.name)
+    if not kind:
+        return None
+    if kind == "model_wrapper":
+        models = [each for each in it.args if is_model(each)]
+        return _wrapped_model(walk, models[0], it.node) if models else None
+    value = walk.made(Value(kind, it.name, node=it.node))
+    value.parts = it.values
+    walk.note(it.node, Made(kind, it.name, it.given), value)
+    return value
 
-    def object_made(self, it: Called) -> Value | None:
-        """Return the object that a call makes; None if none is known."""
-        if it.name in _OPENERS:
-            path = it.args[0] if it.args else unknown()
-            return self.open_file(it.node, it.args[1:], it.keywords, path)
-        if it.name in _COPIERS and it.args:
-            return self._copied(it.args[0], it.node)
-        kind = roles.made_by(it.name)
-        if not kind:
-            return None
-        if kind == "model_wrapper":
-            models = [each for each in it.args if is_model(each)]
-            return self._wrapped_model(models[0], it.node) if models else None
-        value = self.made(Value(kind, it.name, node=it.node))
-        value.parts = it.values
-        value.data = (it.args, it.keywords)
-        self.note(f"{kind}_made", it.node, value, it.name)
-        return value
 
-    def _wrapped_model(self, inner: Value, node: ast.Call) -> Value:
-        value = self.made(Value("model", inner.name, node=node))
-        value.parts = [inner]
-        value.registered = inner.registered
-        return value
+def _wrapped_model(walk: Walk, inner: Value, node: ast.Call) -> Value:
+    value = walk.made(Value("model", inner.name, node=node))
+    value.parts = [inner]
+    value.registered = inner.registered
+    return value
 
-    def _copied(self, original: Value, node: ast.Call) -> Value:
-        copied = Value(original.kind, original.name, node=node, data=original.data)
-        copied.cls, copied.parts = original.cls, list(original.parts)
-        copied.attrs = dict(original.attrs)
-        return self.made(copied) if original.is_object else copied
 
-    def open_file(
-        self, node: ast.Call, rest: list[Value], keywords: dict[str, Value], path: Value
-    ) -> Value:
-        """Return an open file, noting its path and mode."""
-        mode_value = keywords.get("mode") or (rest[0] if rest else constant("r"))
-        is_known = mode_value.kind == "const" and isinstance(mode_value.data, str)
-        mode = mode_value.data if is_known else "?"
-        value = self.made(Value("file", path.name, node=node, data=mode))
-        self.note("file_opened", node, value, (path, self._path_text(node), mode))
-        return value
+def _copied(walk: Walk, original: Value, node: ast.Call) -> Value:
+    copied = Value(
+        original.kind,
+        original.name,
+        parts=original.parts,
+        attrs=original.attrs,
+        data=original.data,
+        node=node,
+        cls=original.cls,
+    )
+    return walk.made(copied) if original.is_object else copied
 
-    def _path_text(self, node: ast.Call) -> str:
-        function = node.func
-        if isinstance(function, ast.Attribute) and not _names_a_file(node):
-            return written(function.value)
-        return written(node.args[0]) if node.args else ""
+
+def open_file(walk: Walk, node: ast.Call, rest: Arguments, path: Value) -> Value:
+    """Return an open file, noting its path, and its mode from the other arguments."""
+    given = rest.keywords.get("mode") or (rest.args[0] if rest.args else constant("r"))
+    is_known = given.kind == "const" and isinstance(given.data, str)
+    mode = given.data if is_known else "?"
+    value = walk.made(Value("file", path.name, node=node, data=mode))
+    walk.note(node, FileOpened(path, _path_text(node), mode), value)
+    return value
+
+
+def _path_text(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute) and not _names_a_file(node):
+        return written(function.value)
+    return written(node.args[0]) if node.args else ""
 
 
 def _names_a_file(node: ast.Call) -> bool:
@@ -79,3 +88,66 @@ def is_model(value: Value) -> bool:
     is_user_model = value.cls is not None and value.cls.role == "model"
     hinted = value.kind == "unknown" and roles.hint(value.name) == "model"
     return value.kind == "model" or is_user_model or hinted
+
+
+# Containers.
+
+
+def _container_method(walk: Walk, it: MethodCall) -> Value | None:
+    if it.name == "clear":
+        walk.write((it.receiver.uid, "[]"), it.node, "set", None, it.text)
+        return constant(None)
+    if it.name not in CHANGING:
+        return _read_container(walk, it)
+    args, _ = it.arguments(walk, flow_to((it.receiver.uid, "[]")))
+    how = "grow" if it.name in catalog.GROWING or it.receiver.kind == "set" else "weak"
+    is_time = bool(args) and args[-1].taints == frozenset(("time",))
+    content = args[-1] if is_time else None
+    write_content(walk, it.receiver, it.node, how, it.text, content)
+    if it.name in catalog.GROWING:
+        walk.note(it.node, Grown(), it.receiver)
+        if walk.loop is None and walk.epoch is None and it.name == "append":
+            it.receiver.parts += args
+        it.receiver.is_complete &= walk.epoch is None and walk.loop is None
+    return unknown(taints=it.receiver.taints)
+
+
+def write_content(
+    walk: Walk,
+    value: Value,
+    node: ast.AST,
+    how: str,
+    text: str,
+    content: Value | None = None,
+) -> None:
+    """Note a change of what a container holds, and so of what holds it."""
+    walk.write((value.uid, "[]"), node, how, content or value, text)
+    owner, depth = value.owner, 0
+    while owner is not None and depth < 4:
+        walk.bases[owner.uid] = owner
+        value.registered |= owner.is_durable
+        walk.write((owner.uid, "[]"), node, how, owner, text)
+        owner, depth = owner.owner, depth + 1
+
+
+def _read_container(walk: Walk, it: MethodCall) -> Value | None:
+    if it.receiver.kind != "dict" or it.name not in ("items", "values", "keys", "get"):
+        return None
+    args, _ = it.arguments(walk)
+    if it.name == "get":
+        return item(walk, it.receiver, args[0], it.node) if args else None
+    made = Value("list", taints=it.receiver.taints)
+    made.is_complete = it.receiver.is_complete and bool(it.receiver.attrs)
+    pairs = [(constant(k), v) for k, v in it.receiver.attrs.items()]
+    if it.name == "items":
+        made.parts = [Value("tuple", parts=pair) for pair in pairs]
+    else:
+        made.parts = [pair[it.name == "values"] for pair in pairs]
+    return made
+
+
+METHODS: Mapping[str, Handle] = {
+    "list": _container_method,
+    "dict": _container_method,
+    "set": _container_method,
+}

@@ -1,142 +1,196 @@
-"""The walk from a module's top, and from functions that nothing in it calls."""
+"""A walk from a module's top, and from functions that nothing in it calls."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterable
 
-from elasticrun.lint.options import Options
+from elasticrun.lint import roles
+from elasticrun.lint.naming import named, written
+from elasticrun.lint.options import LintOptions
 from elasticrun.lint.project import Module, Project
-from elasticrun.lint.values import Class, Value, register_reachable, unknown
-from elasticrun.lint.walk.core import Frame
-from elasticrun.lint.walk.entries import Entries
-from elasticrun.lint.walk.functions import is_generator
-from elasticrun.lint.walk.statements import Statements
+from elasticrun.lint.values import Arguments, Class, Value, register_reachable, unknown
+from elasticrun.lint.walk import (
+    assignment,
+    attributes,
+    calls,
+    contexts,
+    definitions,
+    expressions,
+    iteration,
+    loops,
+    statements,
+)
+from elasticrun.lint.walk.attributes import attribute
+from elasticrun.lint.walk.frames import Frame, Function, Method
+from elasticrun.lint.walk.functions import bind, is_generator, run_function
+from elasticrun.lint.walk.walk import Handlers, Walk
 
-Method = ast.FunctionDef | ast.AsyncFunctionDef
-
-MAX_MODULES = 80
-MAX_IMPORTS = 12  # one within the other
-
-
-class Walker(Statements):
-    """Walks through one program, beginning with its main module."""
-
-    def __init__(self, project: Project, options: Options, root: Module) -> None:
-        super().__init__(project, options)
-        self.root_module = root
-        self.frames: dict[str, Frame | None] = {}
-        self.depth = 0  # of imports
-
-    def walk(self) -> None:
-        """Walk through the module, then through what it defines and does not call."""
-        frame = self.load_module(self.root_module)
-        if frame is None:
-            return
-        own = [each for each in self.classes if each.module is self.root_module]
-        entries = Entries(frame, own)
-        for function, value in _functions(frame, entries):
-            if function not in self.visited and entries.is_worth_it(function):
-                self._enter_alone(value, frame)
-        for cls in own:
-            self._try_class(cls, frame, entries)
-
-    def load_module(self, module: Module) -> Frame | None:
-        """Walk through a module's top level once; return its names."""
-        key = str(module.path)
-        if key in self.frames:
-            return self.frames[key]
-        tree = module.parse() if self._is_within_reach(module) else None
-        if tree is None:
-            self.frames[key] = None
-            return None
-        frame = Frame(module, tree)
-        self.frames[key] = frame
-        outer = self.epoch, self.loop, self.guards
-        self.epoch, self.loop, self.guards = None, None, ()
-        self.step(tree, frame)
-        self.depth += 1
-        self.run(tree.body, frame)
-        self.depth -= 1
-        self.epoch, self.loop, self.guards = outer
-        if not self.here:
-            self.here = [len(self.graph.steps) - 1]
-        return frame
-
-    def _is_within_reach(self, module: Module) -> bool:
-        """Return whether to walk through a module: not through a whole library."""
-        if self.depth < 2:
-            return True
-        is_small = self.depth < MAX_IMPORTS and len(self.frames) < MAX_MODULES
-        return is_small and module.is_about_training
-
-    def _enter_alone(self, value: Value, frame: Frame) -> None:
-        """Walk through a function as a program of its own, its arguments unknown."""
-        function = value.node
-        assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        self.visited.add(function)
-        if is_generator(function):
-            return
-        self.here = []
-        self.has_seeded = set(self.has_seeded)
-        self.step(function, frame)
-        inner = Frame(frame.module, function, outer=value.frame)
-        inner.instance, inner.cls = value.owner, value.cls
-        self.bind(value, inner, [], {})
-        self._unfix(inner)
-        self.run_function(function, inner, frame, function)
-
-    def _unfix(self, frame: Frame) -> None:
-        """Forget defaults: nobody knows what the function will be called with."""
-        frame.fixed.clear()
-        for name, value in frame.env.items():
-            if value.kind == "const":
-                frame.env[name] = unknown(name)
-
-    def _try_class(self, cls: Class, frame: Frame, entries: Entries) -> None:
-        methods = [
-            each
-            for each in cls.methods.values()
-            if each not in self.visited and entries.is_worth_it(each)
-        ]
-        methods = [each for each in methods if each.name != "__init__"]
-        methods += self._inherited(cls, entries)
-        if not methods or cls.role in ("model", "dataset", "state"):
-            return
-        made = self.made(Value("instance", cls.node.name, node=cls.node))
-        made.cls = cls
-        constructor = cls.find("__init__")
-        if constructor is not None:
-            method = self.attribute(made, "__init__", cls.node, frame)
-            if method.kind == "func":
-                self._enter_alone(method, frame)
-        # Those with an epoch loop first: they call the others.
-        for each in sorted(methods, key=lambda m: entries.order(m, m.name)):
-            if each not in self.visited or each.name not in cls.methods:
-                method = self.attribute(made, each.name, cls.node, frame)
-                if method.kind == "func":
-                    self._enter_alone(method, frame)
-        if made.is_durable:
-            register_reachable(made)
-
-    def _inherited(self, cls: Class, entries: Entries) -> list[Method]:
-        """Return inherited methods with epochs: they may call what nobody calls."""
-        own = [each for each in cls.methods.values() if each.name != "__init__"]
-        if all(each in self.visited for each in own):
-            return []
-        found: dict[str, Method] = {}
-        for base in cls.lineage()[1:]:
-            for name, each in base.methods.items():
-                is_near = base.module is cls.module and name not in cls.methods
-                if is_near and not entries.order(each, name)[0]:
-                    found.setdefault(name, each)
-        return list(found.values())
+_HANDLERS = Handlers(
+    statements={
+        **statements.STATEMENTS,
+        **loops.STATEMENTS,
+        **contexts.STATEMENTS,
+        **assignment.STATEMENTS,
+        **definitions.STATEMENTS,
+    },
+    expressions={
+        **expressions.EXPRESSIONS,
+        **loops.EXPRESSIONS,
+        **attributes.EXPRESSIONS,
+    },
+    call=calls.call,
+    assign=assignment.assign,
+    iterate=iteration.iterate,
+)
+_WORD = re.compile(r"[^\W\d]\w*")
+_EPOCHS = "remaining_epochs_until"
+_WORTH = named(f"{_EPOCHS} AdaptiveDataLoader AdaptiveDataParallel Variables")
 
 
-def _functions(frame: Frame, entries: Entries) -> list[tuple[ast.AST, Value]]:
+def walk_through(project: Project, options: LintOptions, module: Module) -> Walk:
+    """Walk through a module, then through what it defines and does not call."""
+    walk = Walk(project, options, module, _HANDLERS)
+    frame = definitions.load_module(walk, module)
+    if frame is None:
+        return walk
+    own = [each for each in walk.classes if each.module is module]
+    entries = Entries(frame, own)
+    for value, function in _functions(frame, entries):
+        if function not in walk.visited and entries.is_worth_it(function):
+            _enter_alone(walk, value, frame)
+    for cls in own:
+        _try_class(walk, cls, frame, entries)
+    return walk
+
+
+def _functions(frame: Frame, entries: Entries) -> list[tuple[Value, ast.AST]]:
     """Return the functions that a module defines, callers before what they call."""
     found = [
-        (value.node, value)
+        (value, value.node)
         for value in frame.env.values()
         if value.kind == "func" and value.frame is frame and value.node is not None
     ]
-    return sorted(found, key=lambda each: entries.order(each[0], each[1].name))
+    return sorted(found, key=lambda each: entries.order(each[1], each[0].name))
+
+
+def _enter_alone(walk: Walk, value: Value, frame: Frame) -> None:
+    """Walk through a function as a program of its own, its arguments unknown."""
+    function = value.node
+    assert isinstance(function, Function)
+    walk.visited.add(function)
+    if is_generator(function):
+        return
+    walk.here = []
+    walk.step(function, frame)
+    inner = Frame(frame.module, function, outer=value.frame)
+    inner.instance, inner.cls = value.owner, value.cls
+    bind(walk, value, inner, Arguments([], {}))
+    # Nobody knows what it will be called with: its defaults are not to be relied on.
+    inner.fixed.clear()
+    for name, each in inner.env.items():
+        if each.kind == "const":
+            inner.env[name] = unknown(name)
+    run_function(walk, function, inner, frame, function)
+
+
+def _try_class(walk: Walk, cls: Class, frame: Frame, entries: Entries) -> None:
+    """Walk through the methods of a class that nothing calls, on one object of it."""
+    methods = [
+        each
+        for name, each in cls.methods.items()
+        if name != "__init__" and each not in walk.visited and entries.is_worth_it(each)
+    ]
+    methods += _inherited(walk, cls, entries)
+    if not methods or cls.role in ("model", "dataset", "state"):
+        return
+    made = walk.made(Value("instance", cls.node.name, node=cls.node, cls=cls))
+    _enter_method(walk, made, "__init__", frame)
+    # Those with an epoch loop first: they call the others.
+    for each in sorted(methods, key=lambda each: entries.order(each, each.name)):
+        if each not in walk.visited or each.name not in cls.methods:
+            _enter_method(walk, made, each.name, frame)
+    if made.is_durable:
+        register_reachable(made)
+
+
+def _enter_method(walk: Walk, made: Value, name: str, frame: Frame) -> None:
+    assert made.cls is not None
+    if made.cls.find(name) is not None:
+        method = attribute(walk, made, name, made.cls.node, frame)
+        if method.kind == "func":
+            _enter_alone(walk, method, frame)
+
+
+def _inherited(walk: Walk, cls: Class, entries: Entries) -> list[Method]:
+    """Return inherited methods with epochs: they may call what nobody calls."""
+    own = [each for name, each in cls.methods.items() if name != "__init__"]
+    if all(each in walk.visited for each in own):
+        return []
+    found: dict[str, Method] = {}
+    for base in cls.lineage()[1:]:
+        for name, each in base.methods.items():
+            is_near = base.module is cls.module and name not in cls.methods
+            if is_near and not entries.order(each, name)[0]:
+                found.setdefault(name, each)
+    return list(found.values())
+
+
+class Entries:
+    """Which of a module's functions hold something elastic, and which call others."""
+
+    def __init__(self, frame: Frame, classes: Iterable[Class]) -> None:
+        self._module = frame.module
+        self._names: dict[ast.AST, frozenset[str]] = {}
+        imported = {
+            name: roles.elastic_name(value.name)
+            for name, value in frame.env.items()
+            if value.kind == "ext"
+        }
+        bodies = {
+            name: self._names_in(value.node)
+            for name, value in frame.env.items()
+            if value.kind == "func" and value.node is not None
+        }
+        for cls in classes:
+            bodies[cls.node.name] = frozenset().union(
+                *(self._names_in(each) for each in cls.methods.values())
+            )
+        elastic = {name for name, meant in imported.items() if meant}
+        epochs = {name for name, meant in imported.items() if meant == _EPOCHS}
+        self._elastic = _leading_to(elastic | _WORTH, bodies)
+        self._epochs = _leading_to(epochs | {_EPOCHS}, bodies)
+        self._called = frozenset().union(*bodies.values())
+
+    def is_worth_it(self, function: ast.AST) -> bool:
+        """Return whether a function that nobody calls holds something elastic."""
+        if self._names_in(function) & self._elastic:
+            return True
+        return any(
+            isinstance(each, ast.For) and "loader" in written(each.iter).lower()
+            for each in ast.walk(function)
+        )
+
+    def order(self, function: ast.AST, name: str) -> tuple[bool, bool]:
+        """Return a key that sorts what leads to epochs first, and callers first."""
+        return not self._names_in(function) & self._epochs, name in self._called
+
+    def _names_in(self, function: ast.AST) -> frozenset[str]:
+        """Return the words in a function's text, names among them."""
+        if function not in self._names:
+            first = getattr(function, "lineno", 1)
+            last = getattr(function, "end_lineno", first)
+            text = "\n".join(self._module.lines[first - 1 : last])
+            self._names[function] = frozenset(_WORD.findall(text))
+        return self._names[function]
+
+
+def _leading_to(goals: set[str], bodies: dict[str, frozenset[str]]) -> set[str]:
+    """Return the goals, and the names of what mentions them, directly or not."""
+    found = set(goals)
+    while True:
+        more = {name for name, names in bodies.items() if names & found} - found
+        if not more:
+            return found
+        found |= more

@@ -1,0 +1,179 @@
+"""The job of a replica that is looked at: it cuts loops short, notes, and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from elasticrun.check.replica.perturbation import Perturbation
+from elasticrun.check.replica.recorder import Recorder
+from elasticrun.check.runs.places import RestartPlace
+from elasticrun.check.runs.plan import KILL, Plan
+from elasticrun.checkpoint.position import Position
+from elasticrun.errors import STOPPED
+from elasticrun.job.boundary import Boundary
+from elasticrun.job.job import Job
+from elasticrun.job.loop import Loop
+from elasticrun.replicas.agreement import STOP
+from elasticrun.replicas.environment import Environment
+from elasticrun.saving.settings import Settings
+
+
+class CheckedJob(Job):
+    """Does what its plan says; the program cannot tell it from any other job."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        environment: Environment | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._plan = plan
+        # A check decides itself when to save; of the program's settings it needs
+        # those without which the program could not run.
+        given = settings or Settings()
+        super().__init__(
+            environment,
+            Settings.read(
+                checkpoint_dir=plan.checkpoints,
+                save_interval="off",
+                trust_pickle=given.trust_pickle,
+                backend=given.backend,
+            ),
+        )
+        self._recorder = Recorder(plan) if self.rank == 0 else None
+        self._num_epochs_cut = 0
+        self._loop = (0, 0, False)
+        self._num_batches = 0
+        self.note("start")
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Where this replica notes what it sees, if it does."""
+        return self._recorder
+
+    # Less than the whole program.
+
+    def epochs_until(self, num_epochs: int) -> int:
+        """Return where an epoch loop is to end.
+
+        Epochs that were cut from one epoch loop do not come back in the next one, whose
+        number is a total for the job.
+        """
+        most = self._plan.limits.max_epochs
+        if not most:
+            return num_epochs
+        end = num_epochs - self._num_epochs_cut
+        cut = min(end, self.progress.finished_epochs + most)
+        self._num_epochs_cut += end - cut
+        return max(cut, 0)
+
+    def samples_of(self, num_samples: int, batch_size: int) -> int:
+        """Return how many samples a loop delivers."""
+        return self._plan.limits.samples(num_samples, batch_size)
+
+    # Moments.
+
+    def begin_epoch(self) -> None:
+        """Enter the next epoch, and note what everything is at."""
+        super().begin_epoch()
+        self._set_zone("A")
+        kind = "rebegin" if self.progress.is_replaying else "begin"
+        self.note(kind, epoch=self.progress.finished_epochs)
+
+    def end_epoch(self) -> None:
+        """Note what everything is at, and finish the epoch."""
+        self.note("end", epoch=self.progress.finished_epochs)
+        super().end_epoch()
+        self._set_zone("D")
+
+    def begin_loop(
+        self, loader: Loop, where: str, *, start: int = 0
+    ) -> Position | None:
+        """Begin a loop, and note what everything is at."""
+        was_replaying = self.progress.is_replaying
+        epoch, loop, in_epoch = self.progress.place
+        position = super().begin_loop(loader, where, start=start)
+        kind = "skip"
+        if position is not None:
+            epoch, loop = position.finished_epochs, position.finished_loops
+            in_epoch = position.in_epoch
+            is_continued = was_replaying and position.index > 0
+            kind = "continue" if is_continued else "enter"
+            self._loop = (epoch, loop, in_epoch)
+            self._num_batches = loader.batch_at(position.index)
+        self.note(
+            kind, epoch=epoch, loop=loop, in_epoch=in_epoch, where=where,
+            loader=loader.name, num_batches=len(loader),
+        )  # fmt: skip
+        self._set_zone("B" if position is None else "L")
+        return position
+
+    def end_loop(self, *, is_finished: bool) -> None:
+        """Leave the loop, and note what everything is at."""
+        loader = self.loader
+        super().end_loop(is_finished=is_finished)
+        self._set_zone("B")
+        if is_finished and loader is not None:
+            epoch, loop, in_epoch = self._loop
+            self.note(
+                "leave", epoch=epoch, loop=loop, in_epoch=in_epoch,
+                num_batches=self._num_batches,
+            )  # fmt: skip
+
+    def make_boundary(self, **parts: Any) -> CheckedBoundary:
+        """Return a boundary that stops, saves or dies where the plan says so."""
+        return CheckedBoundary(self, self._plan, **parts)
+
+    def close(self) -> None:
+        """Note what everything ended at, and leave the job."""
+        if not self.is_closed and os.getpid() == self.pid and self._recorder:
+            self.note("exit")
+            self._recorder.close()
+            self._recorder = None
+        super().close()
+
+    def next_place(self) -> RestartPlace:
+        """Count a batch, if a loop is running, and return where the program is."""
+        if self.loader is None:
+            return RestartPlace(self.progress.finished_epochs - 1, -1, 0)
+        self._num_batches += 1
+        epoch, loop, in_epoch = self._loop
+        return RestartPlace(epoch, loop, self._num_batches, in_epoch)
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Note what everything is at."""
+        if self._recorder is not None:
+            self._recorder.note_moment(kind, self, self.states, **values)
+
+    def _set_zone(self, zone: str) -> None:
+        if self._recorder is not None:
+            self._recorder.zone = zone
+
+
+class CheckedBoundary(Boundary):
+    """Stops, saves or dies where the plan says so, on all replicas alike."""
+
+    def __init__(self, job: CheckedJob, plan: Plan, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._job = job
+        self._plan = plan
+        self._is_doomed = False
+        self._perturbation = Perturbation() if plan.is_perturbed else None
+
+    def reach(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
+        """Count the boundary, and do what the plan says."""
+        if self._is_doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._job.next_place() == self._plan.until:
+            self._job.note("stop")
+            if self._plan.ending == KILL:
+                self._is_doomed = True
+                super().reach(ends_epoch=ends_epoch, may_end=may_end)
+                self.save()
+                return
+            self._gate.schedule(STOP, "elasticrun check", STOPPED)
+        if self._perturbation is not None:
+            self._perturbation.apply(self._job.states)
+        super().reach(ends_epoch=ends_epoch, may_end=may_end)

@@ -1,0 +1,95 @@
+"""Which line of a replay changes a field: found by looking after each line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+from elasticrun.check.replica.checked_job import CheckedJob
+from elasticrun.check.replica.fields import Field, fields_of_generators
+from elasticrun.check.replica.file_watch import FILE_PREFIX
+from elasticrun.check.replica.recorder import can_be_read, read_state
+from elasticrun.check.replica.variables import is_own_file
+from elasticrun.check.runs.plan import Plan
+from elasticrun.job.current import job_if_any
+
+_MOST_LOOKS = 20_000
+
+
+class LineWatch:
+    """Traces the program's own files until the interrupted loop continues."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._root = os.path.dirname(plan.directory)
+        self._watched = set(plan.watched)
+        self._has_files = any(name.startswith(FILE_PREFIX) for name in plan.watched)
+        self._has_random = any(name.startswith("random.") for name in plan.watched)
+        self._last: dict[str, Field] = {}
+        self._line: tuple[str, int, str] | None = None
+        self._num_looks = 0
+        self._is_looking = False
+
+    def start(self) -> None:
+        """Begin to look."""
+        sys.settrace(self._on_call)
+
+    def _on_call(self, frame: FrameType, *_: Any) -> Any:
+        if not is_own_file(frame.f_code.co_filename, self._root):
+            return None
+        return self._on_line
+
+    def _on_line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if self._is_looking or event == "exception":
+            return self._on_line
+        job = job_if_any()
+        if isinstance(job, CheckedJob) and not job.is_closed:
+            if job.recorder is None or not job.progress.is_replaying:
+                sys.settrace(None)
+                return None
+            self._is_looking = True
+            try:
+                self._look(job)
+            finally:
+                self._is_looking = False
+        code = frame.f_code
+        self._line = (code.co_filename, frame.f_lineno, code.co_name)
+        return self._on_line
+
+    def _look(self, job: CheckedJob) -> None:
+        self._num_looks += 1
+        if self._num_looks > _MOST_LOOKS:
+            sys.settrace(None)
+            return
+        found = self._read(job)
+        assert job.recorder is not None
+        for name, field in found.items():
+            if name in self._last and self._last[name] != field and self._line:
+                path, line, function = self._line
+                job.recorder.note(
+                    "line", field=name, before=self._last[name], after=field,
+                    path=path, line=line, function=function,
+                )  # fmt: skip
+        self._last = found
+
+    def _read(self, job: CheckedJob) -> dict[str, Field]:
+        found: dict[str, Field] = {}
+        names = {name.removeprefix("len(") for name in self._watched}
+        for state in job.states:
+            is_wanted = any(
+                name == state.name
+                or name.startswith((f"{state.name}.", f"{state.name}["))
+                for name in names
+            )
+            if is_wanted and can_be_read(state, job.world_size):
+                found |= read_state(state, job.world_size)
+        if self._has_random:
+            found |= fields_of_generators(job.device)
+        found = {name: field for name, field in found.items() if name in self._watched}
+        if self._has_files and job.recorder is not None:
+            files = job.recorder.changed_files()
+            for name in self._watched:
+                if name.startswith(FILE_PREFIX):
+                    found[name] = files.get(name.removeprefix(FILE_PREFIX))
+        return found

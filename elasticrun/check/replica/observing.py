@@ -1,0 +1,54 @@
+"""What happens in a replica before a checked program runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+import torch
+
+from elasticrun.check.replica.checked_job import CheckedJob
+from elasticrun.check.replica.guard import guard_folders
+from elasticrun.check.replica.line_watch import LineWatch
+from elasticrun.check.runs.plan import decode_plan
+from elasticrun.job import current
+
+
+def observe(order: dict[str, Any]) -> None:
+    """Have this replica's program do what the plan in its order says."""
+    plan = decode_plan(order["plan"])
+    os.chdir(plan.directory)
+    import_from_copy(plan.home, plan.directory)
+    guard_folders(plan.guarded, scratch=os.path.dirname(plan.directory))
+    if plan.is_float64:
+        compute_in_double_precision()
+    current.make_jobs_with(functools.partial(CheckedJob, plan))
+    if plan.watched and order["rank"] == 0:
+        LineWatch(plan).start()
+
+
+def import_from_copy(home: str, copy: str) -> None:
+    """Let modules of the user's directory come from its copy."""
+    for number, entry in enumerate(sys.path):
+        if entry == home or entry.startswith(home + os.sep):
+            moved = copy + entry.removeprefix(home)
+            if os.path.isdir(moved):
+                sys.path[number] = moved
+
+
+def compute_in_double_precision() -> None:
+    """Let new tensors, and what modules are given, be of double precision."""
+    torch.set_default_dtype(torch.float64)
+    widen: Any = _widen  # Its result stands for the arguments.
+    torch.nn.modules.module.register_module_forward_pre_hook(widen)
+
+
+def _widen(_: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        each.double()
+        if isinstance(each, torch.Tensor) and each.dtype == torch.float32
+        else each
+        for each in arguments
+    )

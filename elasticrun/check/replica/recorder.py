@@ -1,0 +1,106 @@
+"""What a replica notes while the program runs: one JSON line a moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from elasticrun.check.replica.fields import fields_of_generators, fields_of_state
+from elasticrun.check.replica.file_watch import FileWatch, changes
+from elasticrun.check.replica.variables import plain_variables
+from elasticrun.check.runs.plan import Plan
+from elasticrun.checkpoint.files.durable import open_append
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.job.job import Job
+
+_BASE = "files-at-start.json"
+
+
+class Recorder:
+    """Writes the states, files and variables of rank 0; of others nothing.
+
+    Attributes:
+        zone: The zone of the program that runs now: P, A, L, B (or C), D.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._records = Path(plan.records)
+        self._root = str(Path(plan.directory).parent)
+        self._files = FileWatch(Path(plan.directory))
+        self.zone = "P"
+        base = self._records / _BASE
+        if plan.leg == 0 and not base.exists():
+            self._records.mkdir(parents=True, exist_ok=True)
+            base.write_text(json.dumps(self._files.look()))
+        self._base = json.loads(base.read_text())
+        self._file = open_append(self._records / f"leg-{plan.leg}.jsonl")
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Write one line."""
+        line = {"kind": kind, "leg": self._plan.leg, "zone": self.zone, **values}
+        self._file.write(json.dumps(line) + "\n")
+
+    def note_moment(
+        self, kind: str, job: Job, registry: Registry, **values: Any
+    ) -> None:
+        """Write what everything is at now."""
+        parts = [part for state in registry for part in state.parts()]
+        states = [
+            state
+            for state in registry
+            if state not in parts and can_be_read(state, job.world_size)
+        ]
+        fields: dict[str, Any] = {}
+        for state in states:
+            fields |= read_state(state, job.world_size)
+        registered = {id(each) for state in registry for each in objects_of(state)}
+        self.note(
+            kind,
+            world_size=job.world_size,
+            fields=fields,
+            random=fields_of_generators(job.device),
+            files=self.changed_files(),
+            variables=plain_variables(self._root, registered=registered),
+            kinds={state.name: kind_of(state) for state in states},
+            **values,
+        )
+
+    def changed_files(self) -> dict[str, Any]:
+        """Return the files that differ from the start of the run."""
+        return changes(self._base, self._files.look())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def can_be_read(state: BaseState, world_size: int) -> bool:
+    """Return whether a state is whole without asking the other replicas."""
+    if isinstance(state, StatefulState) and type(state).sync is StatefulState.sync:
+        is_whole = not hasattr(state.target, "consolidate_state_dict")
+    else:
+        is_whole = type(state).sync is BaseState.sync
+    return world_size == 1 or is_whole
+
+
+def read_state(state: BaseState, world_size: int) -> dict[str, Any]:
+    """Return a state's fields."""
+    if world_size == 1:
+        state.sync()
+    return fields_of_state(state)
+
+
+def objects_of(state: BaseState) -> list[Any]:
+    """Return what a state keeps, so that it does not count as a plain variable."""
+    kept = [value for value in vars(state).values() if hasattr(value, "__dict__")]
+    return [state, *kept, *(getattr(each, "module", None) for each in kept)]
+
+
+def kind_of(state: BaseState) -> list[str]:
+    """Return the names of the classes of what a state keeps."""
+    target = getattr(state, "target", state)
+    return [each.__name__ for each in type(target).__mro__]

@@ -1,0 +1,68 @@
+"""One run of a script: what became of it, and what it left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elasticrun.check.runs.moments import Moment, moments_of, read_notes
+from elasticrun.check.runs.routes import Leg, Route
+from elasticrun.check.runs.source import WORK
+from elasticrun.launcher.supervisor.causes import Ending
+
+
+@dataclass
+class CheckedRun:
+    """What became of one route.
+
+    Attributes:
+        folder: What the run left: `work`, `records`, `trace`, `logs`.
+        failure: How the replica ended that failed first, or None.
+        hang: Why the run was ended as hung; empty if it was not.
+        output: The lines of the last generation, by rank.
+        missed: The leg whose place the program never came to, or None.
+    """
+
+    route: Route
+    folder: Path
+    failure: Ending | None = None
+    hang: str = ""
+    output: dict[int, list[str]] = field(default_factory=dict)
+    missed: Leg | None = None
+    _notes: list[dict[str, Any]] | None = None
+    _moments: list[Moment] | None = None
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the program came to its end."""
+        return self.failure is None and not self.hang and self.missed is None
+
+    @property
+    def last_leg(self) -> int:
+        """The number of the generation that was the last to run, from 0."""
+        return max((note["leg"] for note in self.notes), default=0)
+
+    @property
+    def notes(self) -> list[dict[str, Any]]:
+        """What the replicas noted."""
+        if self._notes is None:
+            self._notes = read_notes(self.folder / "records")
+        return self._notes
+
+    @property
+    def moments(self) -> list[Moment]:
+        """The moments that the replicas noted."""
+        if self._moments is None:
+            self._moments = moments_of(self.notes)
+        return self._moments
+
+    @property
+    def trace(self) -> Path:
+        """Where the samples are."""
+        return self.folder / "trace"
+
+    @property
+    def work(self) -> Path:
+        """The scratch copy that it ran in."""
+        return self.folder / WORK

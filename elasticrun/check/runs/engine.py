@@ -1,0 +1,175 @@
+"""Running a script's replicas for a check, with the launcher's forkserver."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.journey import OBSERVER, Journey
+from elasticrun.check.runs.plan import Limits, Plan
+from elasticrun.check.runs.routes import Route
+from elasticrun.check.runs.source import WORK, ProgramSource, copy_source, own_arguments
+from elasticrun.launcher import environment, processes
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.imports import imports_of
+from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.options import Program
+
+
+class EngineError(Exception):
+    """No replica can be started at all."""
+
+
+class Engine:
+    """Takes routes; use it as a context manager.
+
+    Args:
+        folder: Where the runs' folders go.
+        hang_timeout: Seconds without a boundary after which a generation is ended.
+    """
+
+    def __init__(
+        self,
+        source: ProgramSource,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        limits: Limits,
+        is_float64: bool = False,
+        hang_timeout: float = 60.0,
+    ) -> None:
+        self.source = source
+        self.is_float64 = is_float64
+        self._limits = limits
+        self._hang_timeout = hang_timeout
+        self._arguments = tuple(arguments)
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._loop = EventLoop()
+        self._problem = ""
+        self._journeys: list[Journey] = []
+        program = Program("script", str(source.script), (), ())
+        self._starter = Starter(
+            self._loop,
+            imports=[OBSERVER, *_installed(imports_of(program), source)],
+            is_exec=False,
+            say=lambda _: None,
+            on_failure=self._on_failure,
+        )
+
+    def __enter__(self) -> Engine:
+        processes.adopt_orphans()
+        self._starter.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for journey in self._journeys:
+            journey.abandon()
+        self._starter.close()
+        processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
+
+    def run(
+        self, route: Route, *, is_perturbed: bool = False, watched: Sequence[str] = ()
+    ) -> CheckedRun:
+        """Take a route to its end, or to where it fails.
+
+        Raises:
+            EngineError: No replica can be started.
+        """
+        journey = self._begin(route, is_perturbed=is_perturbed, watched=watched)
+        while not journey.is_over:
+            self._turn()
+        return self._end(journey)
+
+    def run_each(self, routes: Sequence[Route]) -> Generator[CheckedRun, None, None]:
+        """Take routes, several at once if there are cores for it; in their order.
+
+        Raises:
+            EngineError: No replica can be started.
+        """
+        waiting = list(routes)
+        under_way: list[Journey] = []
+        try:
+            while waiting or under_way:
+                while waiting and _fits(waiting[0], under_way):
+                    under_way.append(self._begin(waiting.pop(0)))
+                if under_way[0].is_over:
+                    yield self._end(under_way.pop(0))
+                else:
+                    self._turn()
+        finally:  # Whoever asked may have seen enough.
+            for journey in under_way:
+                journey.abandon()
+
+    def _begin(
+        self, route: Route, *, is_perturbed: bool = False, watched: Sequence[str] = ()
+    ) -> Journey:
+        folder = self._folder / f"elasticrun-run-{next(self._numbers)}"
+        script = copy_source(self.source, folder / WORK)
+        plan = Plan(
+            directory=str(folder / WORK),
+            guarded=self.source.guarded,
+            records=str(folder / "records"),
+            checkpoints=str(folder / "checkpoints"),
+            leg=0,
+            limits=self._limits,
+            home=str(self.source.directory),
+            is_perturbed=is_perturbed,
+            is_float64=self.is_float64,
+        )
+        arguments = own_arguments(self._arguments, self.source, folder / WORK)
+        journey = Journey(
+            CheckedRun(route, folder),
+            plan=plan,
+            program=Program("script", str(script), arguments, (str(script.parent),)),
+            watched=watched,
+            loop=self._loop,
+            starter=self._starter,
+            on_change=self._note_running,
+            hang_timeout=self._hang_timeout,
+        )
+        self._journeys.append(journey)
+        journey.begin_leg()
+        return journey
+
+    def _turn(self) -> None:
+        self._loop.turn()
+        if self._problem:
+            raise EngineError(self._problem)
+
+    def _end(self, journey: Journey) -> CheckedRun:
+        self._journeys.remove(journey)
+        shutil.rmtree(journey.run.folder / "checkpoints", ignore_errors=True)
+        return journey.run
+
+    def _note_running(self) -> None:
+        """Tell the forkserver whom to kill if this process is killed."""
+        groups = [group for journey in self._journeys for group in journey.groups]
+        self._starter.note_running(groups)
+
+    def _on_failure(self, why: str) -> None:
+        self._problem = why
+
+
+def _installed(names: Sequence[str], source: ProgramSource) -> list[str]:
+    """Return the modules that are not the program's own, of which there are copies."""
+    folders = {source.directory, source.script_folder}
+    return [
+        name
+        for name in names
+        if not any(
+            (folder / f"{name.partition('.')[0]}{suffix}").exists()
+            for folder in folders
+            for suffix in ("", ".py")
+        )
+    ]
+
+
+def _fits(route: Route, under_way: Sequence[Journey]) -> bool:
+    """Return whether there are cores for one more run."""
+    running = [journey.run.route for journey in under_way if not journey.is_over]
+    sizes = [max(each.sizes) for each in running]
+    return not sizes or sum(sizes) + max(route.sizes) <= environment.num_cores()

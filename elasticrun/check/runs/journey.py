@@ -1,0 +1,207 @@
+"""A run under way: its generations, one after another, in the engine's loop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.plan import KILL, Plan
+from elasticrun.check.runs.routes import Leg
+from elasticrun.errors import STOPPED
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
+from elasticrun.launcher.options import Options, Program, Replicas
+from elasticrun.launcher.supervisor.causes import Ending, first_cause
+from elasticrun.launcher.supervisor.generation import Generation, Member
+from elasticrun.launcher.supervisor.hangs import HangClock
+from elasticrun.launcher.supervisor.orders import make_orders
+from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.replicas.wire import Message
+
+OBSERVER = "elasticrun.check.replica.observing"
+_MOST_LINES = 2000
+_TIMES_BEFORE_TRAINING = 5
+
+
+class Journey:
+    """Takes one route; hears, as a generation's listener, what happens on the way.
+
+    Args:
+        plan: Of all generations, but for what differs between them.
+        watched: Fields for which the line that changes them in a replay is sought.
+        on_change: Called when other replicas run than before.
+        hang_timeout: Seconds without a boundary after which a generation is ended.
+
+    Attributes:
+        groups: The process groups of its replicas that run.
+        is_over: Whether it has come to its end, or to a failure.
+    """
+
+    def __init__(
+        self,
+        run: CheckedRun,
+        *,
+        plan: Plan,
+        program: Program,
+        watched: Sequence[str],
+        loop: EventLoop,
+        starter: Starter,
+        on_change: Callable[[], None],
+        hang_timeout: float,
+    ) -> None:
+        self.run = run
+        self.groups: list[int] = []
+        self.is_over = False
+        self._plan = plan
+        self._program = program
+        self._watched = tuple(watched)
+        self._loop = loop
+        self._starter = starter
+        self._on_change = on_change
+        self._hang_timeout = hang_timeout
+        self._number = 0
+        self._generation: Generation | None = None
+        self._clock = HangClock(None)
+        self._watchdog = Watchdog(loop, lambda _: None, self._clock)
+
+    @property
+    def _leg(self) -> Leg:
+        return self.run.route.legs[self._number]
+
+    def begin_leg(self) -> None:
+        """Start the next generation as soon as its replicas are forked."""
+        self._starter.park(self._leg.size, self._on_parked)
+
+    def abandon(self) -> None:
+        """Kill what runs, and let nothing follow."""
+        self.is_over = True
+        if self._generation is not None:
+            self._generation.kill()
+
+    def _on_parked(self, parked: list[Parked]) -> None:
+        if self.is_over:
+            for each in parked:
+                each.discard()
+            return
+        leg = self._leg
+        options = Options(
+            program=self._program,
+            replicas=Replicas(leg.size, leg.size, leg.size),
+            name="check",
+            is_named=False,
+            checkpoint_dir=Path(self._plan.checkpoints),
+            local_dir=Path(self._plan.checkpoints),
+            log_dir=self.run.folder / "logs",
+        )
+        plan = replace(
+            self._plan,
+            leg=self._number,
+            until=leg.until,
+            ending=leg.ending,
+            watched=self._watched if self._number else (),
+        )
+        round_ = Round(
+            number=self._number,
+            share=leg.size,
+            offset=0,
+            size=leg.size,
+            address=LOOPBACK,
+            port=parked[0].ports[0],
+        )
+        orders = make_orders(options, round_)
+        self.run.output = {}
+        generation = self._generation = Generation(
+            parked,
+            number=self._number,
+            offset=0,
+            loop=self._loop,
+            log_dir=options.log_dir,
+            listener=self,
+        )
+        self.groups = [member.pid for member in generation.members]
+        self._on_change()
+        # Until it trains, a program may import and prepare for long.
+        self._clock.setting = _TIMES_BEFORE_TRAINING * self._hang_timeout
+        self._watchdog.begin(generation)
+        generation.start([_observed(order, plan, self.run.trace) for order in orders])
+
+    # As a listener.
+
+    def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
+        """Keep a line, from wherever it comes."""
+        del is_error
+        lines = self.run.output.setdefault(rank, [])
+        lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+        del lines[:-_MOST_LINES]
+
+    def on_report(self, member: Member) -> None:
+        """Lose patience sooner, now that the program trains."""
+        if member.report["has_trained"]:
+            self._clock.setting = self._hang_timeout
+
+    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
+        """Let the forkserver import what the program did."""
+        self._starter.learn(names, variables)
+
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """The last lines are kept here, too."""
+
+    def on_trouble(self) -> None:
+        """End a generation in which a replica has failed."""
+        self._watchdog.on_trouble()
+
+    def on_all_ended(self) -> None:
+        """Go on with the next generation if this one ended as it should."""
+        generation, self._generation = self._generation, None
+        assert generation is not None
+        reason = self._watchdog.reason
+        self._watchdog.end()
+        self.groups = []
+        self._on_change()
+        if self.is_over:
+            return
+        _judge(self.run, self._leg, generation.endings, reason)
+        self._number += 1
+        if self.run.has_finished and self._number < len(self.run.route.legs):
+            self.begin_leg()
+        else:
+            self.is_over = True
+
+
+def _observed(order: Message, plan: Plan, trace: Path) -> Message:
+    """Return an order with what a check adds to it."""
+    # Sums must not depend on how many threads shared the work.
+    variables = {"ELASTICRUN_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables["OMP_NUM_THREADS"] = "1"
+    return {
+        **order,
+        "environment": {**order["environment"], **variables},
+        "num_threads": 1,
+        "observer": OBSERVER,
+        "plan": plan.encode(),
+    }
+
+
+def _judge(run: CheckedRun, leg: Leg, endings: list[Ending], reason: str) -> None:
+    """Note how a generation ended, unless it ended as it should."""
+    if reason:
+        run.hang = reason
+        return
+    codes = [ending.code for ending in endings]
+    if leg.until is None:
+        is_expected = not any(codes)
+    elif leg.ending == KILL:  # The first one to die may take others along.
+        is_expected = -signal.SIGKILL in codes
+    else:
+        is_expected = set(codes) == {STOPPED}
+    if is_expected:
+        return
+    if leg.until is not None and not any(codes):
+        run.missed = leg
+        return
+    run.failure = first_cause(endings) or endings[0]

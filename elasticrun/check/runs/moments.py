@@ -1,0 +1,186 @@
+"""What was noted in a run: its moments, and what they can be compared by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elasticrun.check.runs.places import LoopPlace
+
+# Moments that a run with restarts has as well; others are seen in a replay only.
+_COMPARED = ("begin", "enter", "leave", "end")
+_RESUMING = ("continue", "enter", "begin", "exit")
+_WORDS = {
+    "begin": "the start of epoch {epoch}",
+    "enter": "the start of loop {loop} of epoch {epoch}",
+    "leave": "the end of loop {loop} of epoch {epoch}",
+    "end": "the end of epoch {epoch}",
+    "exit": "the end of the program",
+}
+
+
+class Key(NamedTuple):
+    """Which moment of a program it is."""
+
+    kind: str
+    epoch: int = -1
+    loop: int = -1
+    in_epoch: bool = True
+
+    def describe(self) -> str:
+        """Return the moment in words."""
+        text = _WORDS[self.kind].format(epoch=self.epoch, loop=self.loop)
+        return text if self.in_epoch else text.replace("of epoch", "after epochs up to")
+
+
+class Moment(NamedTuple):
+    """What everything was at, once.
+
+    Attributes:
+        zone: The zone that the program came from when it was noted.
+        fields: Every field of the registered states.
+        files: The files that differ from the start of the run; None for gone ones.
+        variables: The program's plain variables.
+        kinds: Of each state, the names of its classes.
+    """
+
+    key: Key
+    leg: int
+    fields: dict[str, Any]
+    random: dict[str, Any]
+    files: dict[str, Any]
+    variables: dict[str, Any]
+    kinds: dict[str, list[str]]
+    num_batches: int
+    where: str
+
+
+class LineChange(NamedTuple):
+    """A line that changed a field during a replay."""
+
+    field: str
+    zone: str
+    path: str
+    line: int
+    function: str
+    before: Any
+    after: Any
+    leg: int
+
+
+def read_notes(folder: Path) -> list[dict[str, Any]]:
+    """Return what was noted in a run; a killed replica may leave half a line."""
+    paths = sorted(
+        folder.glob("leg-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])
+    )
+    return [
+        json.loads(line)
+        for path in paths
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+
+
+def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
+    """Return the moments among what was noted."""
+    return [
+        Moment(
+            Key(
+                note["kind"],
+                note.get("epoch", -1),
+                note.get("loop", -1),
+                note.get("in_epoch", True),
+            ),
+            note["leg"],
+            note["fields"],
+            note["random"],
+            note["files"],
+            note["variables"],
+            note["kinds"],
+            note.get("num_batches", 0),
+            note.get("where", ""),
+        )
+        for note in notes
+        if note["kind"] != "line"
+    ]
+
+
+def line_changes_of(notes: Iterable[dict[str, Any]]) -> list[LineChange]:
+    """Return the lines among what was noted."""
+    return [
+        LineChange(*(note[name] for name in LineChange._fields))
+        for note in notes
+        if note["kind"] == "line"
+    ]
+
+
+def compared(moments: Iterable[Moment], *, last_leg: int) -> dict[Key, Moment]:
+    """Return the moments that every run of the program has, each as it was last."""
+    found = {}
+    for moment in moments:
+        is_end = moment.key.kind == "exit" and moment.leg == last_leg
+        if moment.key.kind in _COMPARED or is_end:
+            found[moment.key] = moment
+    return found
+
+
+def loops_of(moments: Iterable[Moment]) -> list[LoopPlace]:
+    """Return the loops of a run, in their order."""
+    return [
+        LoopPlace(
+            moment.key.epoch, moment.key.loop, moment.key.in_epoch, moment.num_batches
+        )
+        for moment in moments
+        if moment.key.kind == "leave"
+    ]
+
+
+def epochs_of(moments: Iterable[Moment]) -> list[int]:
+    """Return the numbers of the epochs that were finished."""
+    return [moment.key.epoch for moment in moments if moment.key.kind == "end"]
+
+
+class Replay(NamedTuple):
+    """What was run again between a stop and the place where the program went on.
+
+    Attributes:
+        stopped: What everything was at when the job stopped.
+        steps: The moments of the replay, each with the zone that led to it; the last
+            one is where the program went on.
+    """
+
+    stopped: Moment
+    steps: list[tuple[str, Moment]]
+
+    @property
+    def resumed(self) -> Moment:
+        """What everything was at when the program went on."""
+        return self.steps[-1][1]
+
+
+def replays_of(moments: list[Moment]) -> list[Replay]:
+    """Return the replays of a run, one after each of its restarts."""
+    found = []
+    for stopped in (moment for moment in moments if moment.key.kind == "stop"):
+        after = [moment for moment in moments if moment.leg == stopped.leg + 1]
+        steps: list[tuple[str, Moment]] = []
+        has_epoch = False
+        previous = ""
+        for moment in after:
+            steps.append((_zone_before(moment.key, previous, has_epoch), moment))
+            has_epoch = has_epoch or moment.key.kind in ("begin", "rebegin")
+            previous = moment.key.kind
+            if moment.key.kind in _RESUMING:
+                break
+        if steps:
+            found.append(Replay(stopped, steps))
+    return found
+
+
+def _zone_before(key: Key, previous: str, has_epoch: bool) -> str:
+    """Return the zone whose code ran just before a moment."""
+    if key.kind in ("start", "begin", "rebegin", "exit") or not key.in_epoch:
+        return "D" if has_epoch else "P"
+    return "A" if previous in ("begin", "rebegin") else "B"

@@ -1,0 +1,79 @@
+"""What a check tells the replicas of one generation to do and to note."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elasticrun.check.runs.places import RestartPlace
+
+STOP, KILL = "stop", "kill"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a script is run; 0 for all of it."""
+
+    max_epochs: int = 3
+    max_batches: int = 4
+
+    def samples(self, num_samples: int, batch_size: int) -> int:
+        """Return how many samples a loop delivers.
+
+        The last batch keeps its size: that one is often short, and then special.
+        """
+        if not self.max_batches or num_samples <= self.max_batches * batch_size:
+            return num_samples
+        rest = num_samples % batch_size or batch_size
+        return (self.max_batches - 1) * batch_size + rest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One generation of a run that is looked at.
+
+    Attributes:
+        directory: The scratch copy to run in.
+        guarded: Folders in which nothing may be written, and what stands for them.
+        records: Where what is seen is noted.
+        checkpoints: Where the job keeps its checkpoints, whatever the program says.
+        leg: The number of this generation in its run, from 0.
+        until: Where it stops; None to run to the end.
+        ending: How: "stop", or "kill" (saves there, is killed a boundary later).
+        is_perturbed: Whether parameters are moved by rounding errors at each boundary.
+        is_float64: Whether the program computes in double precision.
+        watched: Fields and files for which the line that changes them is sought.
+        home: What `directory` is a copy of.
+    """
+
+    directory: str
+    guarded: tuple[str, ...]
+    records: str
+    checkpoints: str
+    leg: int
+    limits: Limits = Limits()
+    until: RestartPlace | None = None
+    ending: str = STOP
+    is_perturbed: bool = False
+    is_float64: bool = False
+    watched: tuple[str, ...] = ()
+    home: str = ""
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values, for the order to a replica."""
+        return asdict(self)
+
+
+def decode_plan(values: Mapping[str, Any]) -> Plan:
+    """Return the plan that `encode` made these values from."""
+    until = values["until"]
+    return Plan(
+        **{
+            **values,
+            "guarded": tuple(values["guarded"]),
+            "watched": tuple(values["watched"]),
+            "limits": Limits(**values["limits"]),
+            "until": None if until is None else RestartPlace(*until),
+        }
+    )

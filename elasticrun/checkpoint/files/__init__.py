@@ -1,0 +1,1 @@
+"""Bytes on a disk, and in memory on their way there."""

@@ -1,0 +1,260 @@
+"""Durable files: the one module of the package that writes any."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from elasticrun.checkpoint.files.recorded import (
+    BLOCK_SIZE,
+    FileRecord,
+    compare,
+    open_plain,
+    open_recorded,
+)
+from elasticrun.checkpoint.files.streams import (
+    write_measured,
+)
+
+WRITE_SIZE = 16 << 20
+TEMPORARY_SUFFIX = ".tmp"
+_BEGIN_WRITING = 2  # Linux's SYNC_FILE_RANGE_WRITE: begin, and wait for nothing.
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
+    """Create the file with what `write` puts into it, and force it to the disk.
+
+    Its name is durable only after `fsync_directory`. After an error a part of the
+    file may be left.
+
+    Args:
+        path: A file that does not exist; two writers of one file would mix.
+        write: Gets a stream to write to, which cannot seek.
+
+    Raises:
+        OSError: The file exists or could not be written.
+    """
+    with open(path, "xb") as file:
+        writer = write_measured(file, write)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(path.name, writer.size, writer.crc32)
+
+
+def write_blocks(
+    path: Path, blocks: Iterable[memoryview], *, checksum: Callable[[], int]
+) -> FileRecord:
+    """Create the file with these blocks, and force it to the disk.
+
+    The disk works while the blocks are handed over. After an error a part of the file
+    may be left.
+
+    Args:
+        path: A file that does not exist.
+        checksum: Returns the checksum of all of them; asked when they are on the disk,
+            so that it can be computed meanwhile.
+
+    Raises:
+        OSError: The file exists or could not be written.
+    """
+    size = 0
+    with open(path, "xb", buffering=0) as file:
+        for block in blocks:
+            while block:
+                num_bytes = file.write(block[:WRITE_SIZE])
+                _begin_writeback(file.fileno(), size, num_bytes)
+                size += num_bytes
+                block = block[num_bytes:]
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(path.name, size, checksum())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file's content durably: a crash leaves the old or the new content.
+
+    One writer at a time: a temporary file left by a crash goes, and so does a link of
+    its name, which would have another file written over.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with _create(temporary) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_directory(path.parent)
+
+
+def write_note(path: Path, data: bytes) -> None:
+    """Make a file whose name is durable, and whose content matters only to the living.
+
+    One that is there already goes, and so does a link of its name.
+    """
+    with _create(path) as file:
+        file.write(data)
+    fsync_directory(path.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, which may be gone already; a crash may bring it back."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
+    """Copy the content, not the inode, and check it against the source's record.
+
+    A hard link would be cheaper, but one flipped bit would then damage every
+    checkpoint that shares the file.
+
+    Raises:
+        DamagedFileError: The source is not what `record` says.
+    """
+    with open_recorded(source, record) as reader:
+        copied = write_file(
+            target, lambda writer: shutil.copyfileobj(reader, writer, BLOCK_SIZE)
+        )
+    compare(source, record, size=copied.size, crc32=copied.crc32)
+    return copied
+
+
+def open_append(path: Path) -> TextIO:
+    """Open a file of lines to append to; a finished line survives a killed process."""
+    make_directory(path.parent)
+    return open(path, "a", buffering=1, encoding="utf-8")
+
+
+def open_shared(path: Path) -> io.FileIO:
+    """Open a file that processes share, for reading and `overwrite`; it may be new.
+
+    Raises:
+        ValueError: There is something else than a plain file: a link, a pipe.
+        OSError: It cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    return io.FileIO(open_plain(str(path), flags), "r+")
+
+
+def overwrite(file: io.FileIO, data: bytes) -> None:
+    """Replace the content in place, for a file whose inode must stay the same."""
+    os.ftruncate(file.fileno(), 0)
+    file.seek(0)
+    file.write(data)
+    os.fsync(file.fileno())
+
+
+def find_size(path: Path) -> int | None:
+    """Return the size, or None if nothing is there; unlike `Path.exists`, never guess.
+
+    Raises:
+        OSError: It cannot be told. Whoever removes what has no manifest must not take
+            an unreachable one for none.
+    """
+    try:
+        return os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a directory in which this process cannot make files.
+
+    Raises:
+        PermissionError: It is not writable.
+    """
+    if not os.access(path, os.W_OK | os.X_OK):
+        code = errno.EACCES
+        raise PermissionError(code, os.strerror(code), str(path))
+
+
+def make_directory(path: Path) -> None:
+    """Create the directory and its parents durably; it may exist already."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:  # another replica was faster, or it is a file
+        if not path.is_dir():
+            raise
+    fsync_directory(path.parent)
+
+
+def remove_tree(path: Path, *, first: str) -> None:
+    """Remove the directory with everything in it, and durably `first` before the rest.
+
+    Half a removal then leaves a directory without the file that makes it count. A link
+    to a directory is removed, not what it leads to; and others may remove it too.
+    """
+    if path.is_symlink():
+        os.unlink(path)
+        return
+    try:
+        os.unlink(path / first)
+    except FileNotFoundError:
+        pass
+    else:
+        fsync_directory(path)
+    while path.exists():
+        with contextlib.suppress(FileNotFoundError):  # Somebody else was faster.
+            shutil.rmtree(path)
+
+
+def fsync_file(path: Path) -> None:
+    """Force a plain file's content to the disk, whoever has written it.
+
+    Raises:
+        ValueError: It is something else: a directory, a link.
+        OSError: It could not be forced there.
+    """
+    with open(path, "rb", opener=open_plain) as file:
+        os.fsync(file.fileno())
+
+
+def fsync_directory(path: Path) -> None:
+    """Force the directory's names to the disk, where its file system can do that."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # FUSE and SMB mounts often refuse this; their names need no fsync.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path) -> BinaryIO:
+    """Open a new file, in the place of one, or of a link, that has its name already."""
+    try:
+        return open(path, "xb")
+    except FileExistsError:
+        os.unlink(path)
+        return open(path, "xb")
+
+
+def _begin_writeback(descriptor: int, offset: int, size: int) -> None:
+    """Let the disk begin with these bytes, where the system can be told so.
+
+    This promises nothing: only `fsync` forces a file to the disk.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(descriptor, offset, size, _BEGIN_WRITING)
+
+
+def _find_sync_file_range() -> Callable[[int, int, int, int], Any] | None:
+    function: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it.
+    if function is not None:
+        kinds = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        function.argtypes = kinds
+    return function  # type: ignore[no-any-return]
+
+
+_sync_file_range = _find_sync_file_range()

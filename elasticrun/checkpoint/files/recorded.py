@@ -1,0 +1,145 @@
+"""Files that must hold what was written: they are opened, measured and compared."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import zlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from elasticrun.errors import CheckpointError
+
+BLOCK_SIZE = 1 << 20
+LARGEST_SMALL_FILE = 64 << 20  # A manifest lists some 600,000 files in as much.
+
+
+class DamagedFileError(CheckpointError):
+    """A file's content is not what was written: it is missing, torn or changed."""
+
+
+class FileRecord(NamedTuple):
+    """What a file must hold to be the one that was written."""
+
+    name: str
+    size: int
+    crc32: int
+
+
+def open_checked(path: Path, record: FileRecord) -> BinaryIO:
+    """Open a file for reading once its size and checksum have been found right.
+
+    Raises:
+        DamagedFileError: It is missing, or not what `record` says.
+        OSError: It cannot be read.
+    """
+    with ExitStack() as closed_on_error:
+        file = closed_on_error.enter_context(open_recorded(path, record))
+        size, crc32 = os.fstat(file.fileno()).st_size, record.crc32
+        compare(path, record, size=size, crc32=crc32)  # It may be a huge hole.
+        size, crc32 = _measure(file)
+        compare(path, record, size=size, crc32=crc32)
+        file.seek(0)
+        closed_on_error.pop_all()
+    return file
+
+
+def read_small(path: Path) -> bytes:
+    """Return the content of a plain file that is to be read into memory.
+
+    Raises:
+        DamagedFileError: It is something else, or far too large.
+        OSError: It cannot be read.
+    """
+    try:
+        with open(path, "rb", opener=open_plain) as file:
+            check_small(path, os.fstat(file.fileno()).st_size)
+            return file.read(LARGEST_SMALL_FILE)
+    except ValueError as error:
+        raise DamagedFileError(str(error)) from error
+
+
+def check_small(path: object, size: int) -> None:
+    """Refuse to read into memory what only a damaged or hostile file can be.
+
+    Raises:
+        DamagedFileError: It is too large.
+    """
+    if size > LARGEST_SMALL_FILE:
+        raise DamagedFileError(
+            f"{path} has {size} bytes, more than the {LARGEST_SMALL_FILE} that "
+            "elasticrun ever writes there."
+        )
+
+
+def measure_file(path: Path) -> FileRecord:
+    """Return what a plain file holds, whoever has written it.
+
+    Raises:
+        ValueError: It is something else: a directory, a link.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb", opener=open_plain) as file:
+        size, crc32 = _measure(file)
+    return FileRecord(path.name, size, crc32)
+
+
+def compare(path: object, record: FileRecord, *, size: int, crc32: int) -> None:
+    """Refuse a file that does not hold what was written.
+
+    Raises:
+        DamagedFileError: Its size or checksum is another.
+    """
+    if size != record.size:
+        raise DamagedFileError(
+            f"{path} has {size} bytes, but {record.size} were written."
+        )
+    if crc32 != record.crc32:
+        raise DamagedFileError(
+            f"{path} has the checksum {crc32:08x}, but {record.crc32:08x} was written."
+        )
+
+
+def open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
+    """Open a file for reading that must be there, and be a plain one.
+
+    Raises:
+        DamagedFileError: It is missing, or a link or something else.
+    """
+    try:
+        return open(path, "rb", opener=open_plain)
+    except FileNotFoundError as error:
+        text = f"{path} is missing; it had {record.size} bytes."
+        raise DamagedFileError(text) from error
+    except ValueError as error:
+        raise DamagedFileError(str(error)) from error
+
+
+def _measure(file: io.BufferedReader) -> tuple[int, int]:
+    size = crc32 = 0
+    block = memoryview(bytearray(BLOCK_SIZE))
+    while num_bytes := file.readinto(block):
+        size += num_bytes
+        crc32 = zlib.crc32(block[:num_bytes], crc32)
+    return size, crc32
+
+
+def open_plain(path: str, flags: int) -> int:
+    """Open a plain file only: no link that leads elsewhere, no pipe to hang on.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link, not a plain file.") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is not a plain file.")
+    return descriptor

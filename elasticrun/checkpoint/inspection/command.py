@@ -1,0 +1,273 @@
+"""The command line `elasticrun checkpoints [DIR] [ACTION ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from elasticrun.checkpoint.inspection.entries import (
+    NEWEST,
+    InspectionError,
+    choose_checkpoint,
+    choose_directory,
+)
+from elasticrun.checkpoint.keeping import Keeping, parse_keep_best, parse_keep_every
+from elasticrun.checkpoint.storage.place import local_path
+from elasticrun.checkpoint.storage.storage import Storage
+from elasticrun.errors import CheckpointError
+from elasticrun.replicas.environment import variables
+
+FINE, FOUND, COULD_NOT = 0, 1, 2
+
+_DESCRIPTION = (
+    "Look into the checkpoints in DIR (default: ELASTICRUN_CHECKPOINT_DIR, or the one "
+    "directory here that holds some); also while the job runs, and without a GPU. "
+    "Without an action they are listed. Exit codes: 0 fine, 1 damage or differences "
+    "were found, 2 it could not be done."
+)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Do what the words after `elasticrun checkpoints` ask for."""
+    directory, rest = _split(options.words)
+    try:
+        if directory is not None:
+            _refuse_mistyped(directory, rest)
+        arguments = _make_parser().parse_args(rest)
+        arguments.directory = directory
+        code: int = arguments.act(arguments)
+    except BrokenPipeError:  # Whoever read the output has seen enough; what a store
+        raise  # raises is of another type.
+    except (InspectionError, CheckpointError, OSError, ValueError) as error:
+        sys.stderr.write(f"elasticrun: {error}\n")
+        return COULD_NOT
+    return code
+
+
+def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return DIR, which may stand before an action or alone, and the other words."""
+    for place, word in enumerate(words):
+        if not word.startswith("-"):
+            if word in _ACTIONS:
+                break
+            return word, [*words[:place], *words[place + 1 :]]
+    return None, list(words)
+
+
+def _refuse_mistyped(word: str, rest: Sequence[str]) -> None:
+    """Refuse a word in the place of a directory that is rather a mistyped action.
+
+    Raises:
+        InspectionError: It is no path, and nothing here has that name.
+    """
+    makes_directory = "import" in rest
+    if makes_directory or os.sep in word or "~" in word or os.path.exists(word):
+        return
+    similar = difflib.get_close_matches(word, _ACTIONS, n=1)
+    hint = f" Did you mean {similar[0]!r}?" if similar else ""
+    raise InspectionError(
+        f"{word}: there is no such directory, and no such action (they are "
+        f"{', '.join(_ACTIONS)}).{hint}"
+    )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="elasticrun checkpoints",
+        usage="elasticrun checkpoints [DIR] [ACTION] [--json]",
+        description=_DESCRIPTION,
+    )
+    parser.set_defaults(act=_list, json=False)
+    _add_json(parser)
+    actions = parser.add_subparsers(metavar="ACTION")
+    for name, (text, add_arguments, act) in _ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=text)
+        _add_json(action)
+        add_arguments(action)
+        action.set_defaults(act=act)
+    return parser
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object"
+    )
+
+
+def _add_nothing(parser: argparse.ArgumentParser) -> None:
+    """Take no arguments."""
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", nargs="*", metavar="N", help="default: all")
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    _add_checkpoint(parser, "which", "N")
+    parser.add_argument("state", nargs="?", metavar="STATE")
+
+
+def _add_diff(parser: argparse.ArgumentParser) -> None:
+    _add_checkpoint(parser, "old", "A")
+    _add_checkpoint(parser, "new", "B")
+    parser.add_argument("state", nargs="?", metavar="STATE")
+
+
+def _add_prune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--keep", type=int, required=True, metavar="K", help="how many stay, from 1 up")
+    add("--keep-every", metavar="N", help="besides, each whose number divides by N")
+    add(
+        "--keep-best",
+        metavar="NAME:max",
+        help="besides, the best by this value",
+    )
+    add("--dry-run", action="store_true", help="only say what would be removed")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    _add_checkpoint(parser, "which", "N")
+    add = parser.add_argument
+    add("target", metavar="OUT", help="a file; safetensors if it ends so, else torch's")
+    add("--state", default="model", help="default: model")
+    add("--prefix", action=argparse.BooleanOptionalAction,
+        help="whether keys begin with `module.`; default: as they are")  # fmt: skip
+    add("--force", action="store_true", help="replace a file that is there")
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", metavar="FILE", help="of torch.save, or .safetensors")
+    add("--state", default="model", help="default: model")
+    add("--job", help="the job's name; needed in a directory without checkpoints")
+    add("--new", action="store_true", help="the newest checkpoint may lack the state")
+    add("--force", action="store_true", help="other keys and shapes than there will do")
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> None:
+    text = f"a number, {NEWEST!r}, or the path or URL of a checkpoint"
+    parser.add_argument(name, metavar=symbol, help=text)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from elasticrun.checkpoint.inspection.overview import list_checkpoints
+
+    _say(list_checkpoints(_storage(arguments), as_json=arguments.json))
+    return FINE
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from elasticrun.checkpoint.inspection.overview import Verification
+
+    verification = Verification(_storage(arguments), arguments.which)
+    _say(verification.lines(as_json=arguments.json))
+    return FOUND if verification.num_bad else FINE
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from elasticrun.checkpoint.inspection.display import show
+
+    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
+    _say(show(checkpoint, arguments.state, as_json=arguments.json))
+    return FINE
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from elasticrun.checkpoint.inspection.difference import Comparison
+
+    storage = _storage(arguments)
+    old = choose_checkpoint(storage, arguments.old)
+    new = choose_checkpoint(storage, arguments.new)
+    comparison = Comparison(old, new, arguments.state)
+    _say(comparison.lines(as_json=arguments.json))
+    return FOUND if comparison.num_changes else FINE
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from elasticrun.checkpoint.inspection.pruning import prune
+
+    keeping = Keeping(
+        arguments.keep,
+        parse_keep_every(arguments.keep_every),
+        parse_keep_best(arguments.keep_best),
+    )
+    _say(
+        prune(
+            _storage(arguments),
+            keeping,
+            is_dry=arguments.dry_run,
+            as_json=arguments.json,
+        )
+    )
+    return FINE
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from elasticrun.checkpoint.inspection.import_export import export_state
+
+    target = local_path(arguments.target, what="export")
+    if target.exists() and not arguments.force:
+        raise InspectionError(f"{target} is there already; --force replaces it")
+    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
+    text = export_state(
+        checkpoint, target, state=arguments.state, has_prefix=arguments.prefix
+    )
+    _say_done(arguments, text, str(target))
+    return FINE
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from elasticrun.checkpoint.inspection.import_export import import_state
+
+    storage = _storage(arguments, may_be_new=True)
+    source = local_path(arguments.source, what="import")
+    checkpoint = import_state(
+        source,
+        storage,
+        state=arguments.state,
+        job=arguments.job,
+        is_new=arguments.new,
+        is_forced=arguments.force,
+    )
+    text = f"{checkpoint.path} has {arguments.state!r} from {source}"
+    _say_done(arguments, text, str(checkpoint.path))
+    return FINE
+
+
+_Action = tuple[
+    str,
+    Callable[[argparse.ArgumentParser], None],
+    Callable[[argparse.Namespace], int],
+]
+_ACTIONS: dict[str, _Action] = {
+    "list": ("which there are (this is the default)", _add_nothing, _list),
+    "verify": ("read every byte and say what is damaged", _add_verify, _verify),
+    "show": ("what one holds, or one state of it", _add_show, _show),
+    "diff": ("which values differ, and by how much", _add_diff, _diff),
+    "prune": ("remove old ones", _add_prune, _prune),
+    "export": ("write a state as a file of its own", _add_export, _export),
+    "import": ("make a checkpoint with a state from a file", _add_import, _import),
+}
+
+
+def _storage(arguments: argparse.Namespace, *, may_be_new: bool = False) -> Storage:
+    return choose_directory(
+        arguments.directory,
+        configured=variables().get("ELASTICRUN_CHECKPOINT_DIR"),
+        may_be_new=may_be_new,
+    )
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+def _say_done(arguments: argparse.Namespace, text: str, path: str) -> None:
+    import json
+
+    _say([json.dumps({"path": path}) if arguments.json else text])

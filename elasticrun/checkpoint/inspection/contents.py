@@ -1,0 +1,248 @@
+"""What a state's file holds: its values by their paths, read without executing any."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.inspection.entries import InspectionError
+from elasticrun.checkpoint.states.numpy_scalars import plain_number
+from elasticrun.checkpoint.states.parameter_names import by_numbers
+from elasticrun.checkpoint.states.shards import SavedState, read_whole_state
+from elasticrun.checkpoint.states.state import state_of_file
+from elasticrun.checkpoint.states.values import UnsafeValuesError, load_values
+from elasticrun.errors import CheckpointError, text_of
+
+_LARGEST_TEXT = 1 << 20
+_LARGEST_SHOWN = 8
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A file in a format of the user's own, or one that could execute code.
+
+    Attributes:
+        data: Its first bytes; none if they are not for reading.
+        kind: What to call it.
+        crc32: Of the whole file, so that only equal ones are equal.
+    """
+
+    data: bytes
+    kind: str
+    crc32: int
+
+
+def names_of_state(*checkpoints: Checkpoint, word: str | None) -> list[str]:
+    """Return the files of a state: one, or one a rank; all files without a word.
+
+    Files with shards of tensors do not count: they are read with their state's file.
+
+    Raises:
+        InspectionError: None of the checkpoints has such a state.
+    """
+    every = list(
+        dict.fromkeys(
+            name
+            for each in checkpoints
+            for name in each.names()
+            if not _holds_shards(each, name)
+        )
+    )
+    if word is None:
+        return every
+    chosen = [name for name in every if word in (name, state_of_file(name))]
+    if not chosen:
+        states = sorted({state_of_file(name) for name in every})
+        paths = " and ".join(str(each.path) for each in checkpoints)
+        raise InspectionError(
+            f"there is no state {word!r} in {paths}, only: {', '.join(states)}"
+        )
+    return chosen
+
+
+def _holds_shards(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a rank's file is beside one of all ranks of the same state."""
+    state = state_of_file(name)
+    return state != name and checkpoint.has(state)
+
+
+def size_of_state(checkpoint: Checkpoint, name: str) -> int:
+    """Return the bytes of a state's file, and of those with its shards."""
+    return sum(
+        record.size
+        for record in checkpoint.manifest.files
+        if name == record.name
+        or (
+            name == state_of_file(record.name)
+            and _holds_shards(checkpoint, record.name)
+        )
+    )
+
+
+def load_file(checkpoint: Checkpoint, name: str) -> Any:
+    """Return what a file holds, after its checksum was found right.
+
+    Tensors that ranks share out are put together, from the checked files of all.
+
+    Raises:
+        InspectionError: It is damaged.
+    """
+    record = checkpoint.manifest.record(name)
+    try:
+        with checkpoint.open(name) as file:
+            is_torchs = zipfile.is_zipfile(file) and _is_torchs(file)
+            file.seek(0)
+            values = load_values(file) if is_torchs else _parse(file, record)
+        return _put_together(checkpoint, name, values)
+    except UnsafeValuesError:
+        kind = f"{record.size} bytes; only a full unpickler could read them"
+        return Opaque(b"", kind, record.crc32)
+    except (CheckpointError, OSError) as error:
+        raise InspectionError(text_of(error)) from error
+    except Exception as error:  # Whatever torch makes of a file that is not its own.
+        path = checkpoint.path / name
+        raise InspectionError(f"{path} cannot be read: {text_of(error)}") from error
+
+
+def _is_torchs(file: BinaryIO) -> bool:
+    """Return whether a zip file is of `torch.save`; NumPy and others write them too.
+
+    That of a program (`torch.jit.save`) is none: it would have to be executed.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = {name.rpartition("/")[2] for name in archive.namelist()}
+            return "data.pkl" in names and "constants.pkl" not in names
+    except zipfile.BadZipFile:  # It only ends like one.
+        return False
+
+
+def _put_together(checkpoint: Checkpoint, name: str, values: Any) -> Any:
+    saved = SavedState.decode(values)
+    if saved is not None:
+        values = read_whole_state(name, saved, checkpoint.open)
+    return by_numbers(values)
+
+
+def _parse(file: BinaryIO, record: FileRecord) -> Any:
+    data = file.read(_LARGEST_TEXT)
+    if record.size <= _LARGEST_TEXT:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            pass
+    return Opaque(data, f"{record.size} bytes", record.crc32)
+
+
+def leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield everything that is not a container with its path, like `state.0.step`.
+
+    A long row of plain values, like a random generator's words, is one.
+    """
+    if isinstance(values, Mapping):
+        items = [
+            (f"{path}.{key}" if path else str(key), v) for key, v in values.items()
+        ]
+    elif isinstance(values, (list, tuple)) and not _is_long_row(values):
+        items = [(f"{path}[{number}]", v) for number, v in enumerate(values)]
+    else:
+        yield path, values
+        return
+    if not items and path:
+        yield path, values
+    for inner, value in items:
+        yield from leaves(value, inner)
+
+
+def _is_long_row(values: Sequence[Any]) -> bool:
+    return len(values) > _LARGEST_SHOWN and all(
+        isinstance(value, (int, float, str, bytes)) for value in values
+    )
+
+
+def kind_of(leaf: Any) -> str:
+    """Return what it is: a tensor's dtype and shape, or the type."""
+    if isinstance(leaf, torch.Tensor):
+        sizes = ["*" if size is None else str(size) for size in shape_of(leaf)]
+        return f"{_dtype(leaf)} [{', '.join(sizes)}]"
+    if isinstance(leaf, Opaque):
+        return leaf.kind
+    if isinstance(leaf, (list, tuple)) and leaf:
+        return f"{type(leaf).__name__} of {len(leaf)}"
+    return type(leaf).__name__
+
+
+def value_of(leaf: Any) -> str:
+    """Return its value if that is small, else nothing."""
+    if isinstance(leaf, torch.Tensor):
+        shown = _small_values(leaf)
+        return "" if shown is None or leaf.numel() == 0 else _round(shown)
+    if isinstance(leaf, Opaque):
+        return _shorten(repr(leaf.data[:_WIDTH])) if leaf.data else ""
+    return _shorten(repr(plain_number(leaf)))
+
+
+def as_values(path: str, leaf: Any) -> dict[str, Any]:
+    """Return a leaf as plain values."""
+    if isinstance(leaf, torch.Tensor):
+        tensor = {"dtype": _dtype(leaf), "shape": shape_of(leaf)}
+        return {"path": path, **tensor, "value": _plain(_small_values(leaf))}
+    return {"path": path, "type": kind_of(leaf), "value": _plain(leaf)}
+
+
+def shape_of(tensor: torch.Tensor) -> list[int | None]:
+    """Return a tensor's sizes, None for one that a nested tensor has several of."""
+    if tensor.is_nested:
+        rows = [tuple(row.shape) for row in tensor.unbind()]
+        sizes = [set(each) for each in zip(*rows, strict=True)]
+        return [len(rows), *(s.pop() if len(s) == 1 else None for s in sizes)]
+    return list(tensor.shape)
+
+
+def to_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with each value in its place, also of a quantized or sparse one.
+
+    Raises:
+        RuntimeError: It has none, as on the meta device, or others cannot be had.
+    """
+    return tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+
+
+def _small_values(tensor: torch.Tensor) -> Any:
+    """Return a small tensor's values; None if it is large, or they cannot be had."""
+    try:
+        is_small = tensor.numel() <= _LARGEST_SHOWN
+        return to_plain(tensor).tolist() if is_small else None
+    except RuntimeError:
+        return None
+
+
+def _round(values: Any) -> str:
+    if isinstance(values, list):
+        return f"[{', '.join(map(_round, values))}]"
+    return f"{values:.6g}" if isinstance(values, float) else str(values)
+
+
+def _plain(value: Any) -> Any:
+    value = plain_number(value)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return _shorten(repr(value.data if isinstance(value, Opaque) else value))
+    return value
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."

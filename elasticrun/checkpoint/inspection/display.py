@@ -1,0 +1,73 @@
+"""`elasticrun checkpoints show`: what one checkpoint holds, state by state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.inspection.columns import (
+    columns,
+    position_text,
+    size_text,
+    time_text,
+)
+from elasticrun.checkpoint.inspection.contents import (
+    as_values,
+    kind_of,
+    leaves,
+    load_file,
+    names_of_state,
+    size_of_state,
+    value_of,
+)
+from elasticrun.checkpoint.inspection.overview import manifest_values
+
+
+def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterator[str]:
+    """Yield the lines that show a checkpoint, or one of its states in full.
+
+    Raises:
+        InspectionError: There is no such state, or its file is damaged.
+    """
+    names = names_of_state(checkpoint, word=state)
+    contents = ((name, list(leaves(load_file(checkpoint, name)))) for name in names)
+    if as_json:
+        yield json.dumps(
+            {
+                **manifest_values(checkpoint),
+                "states": {
+                    name: [as_values(*each) for each in found]
+                    for name, found in contents
+                },
+            }
+        )
+        return
+    if state is None:
+        yield from _describe(checkpoint)
+    for name, found in contents:
+        yield f"{name}  {size_text(size_of_state(checkpoint, name))}"
+        yield from _describe_leaves(found)
+
+
+def _describe(checkpoint: Checkpoint) -> Iterator[str]:
+    manifest = checkpoint.manifest
+    yield str(checkpoint.path)
+    yield from columns(
+        [
+            ("  job", manifest.job),
+            ("  time", time_text(manifest.time)),
+            ("  generation", str(manifest.generation)),
+            ("  replicas", str(manifest.world_size)),
+            ("  position", position_text(manifest.position)),
+            ("  torch", manifest.torch_version),
+            ("  elasticrun", manifest.elasticrun_version),
+        ]
+    )
+
+
+def _describe_leaves(found: list[tuple[str, Any]]) -> Iterator[str]:
+    rows = [(f"  {path}", kind_of(leaf), value_of(leaf)) for path, leaf in found]
+    if rows:
+        yield from columns(rows)

@@ -1,0 +1,251 @@
+"""What a directory holds: each checkpoint with its condition, and finding one by word.
+
+Only names, manifests and sizes are looked at, so that it is quick and needs no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.listing import (
+    checkpoint_name,
+    is_own,
+    is_torn,
+    list_numbers,
+    number_of,
+    read_checkpoint,
+)
+from elasticrun.checkpoint.storage.lock import OwnerProcess
+from elasticrun.checkpoint.storage.place import Place, parse_place
+from elasticrun.checkpoint.storage.remote import storage_at
+from elasticrun.checkpoint.storage.storage import Storage
+from elasticrun.errors import CheckpointError
+
+GOOD, BAD, WRITING, TORN = "good", "bad", "being written", "never committed"
+NEWEST = "newest"
+
+
+class InspectionError(Exception):
+    """What was asked for cannot be shown; the text says why."""
+
+
+class DamagedCheckpointError(InspectionError):
+    """What was asked for is there, and nobody can read it."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint as it was found.
+
+    Attributes:
+        checkpoint: None if there is no manifest that can be read.
+        size: The bytes of its files, as they are on the disk.
+        condition: GOOD as far as sizes tell, BAD, WRITING or TORN.
+        reason: Why it is bad.
+    """
+
+    number: int
+    path: Place
+    checkpoint: Checkpoint | None
+    size: int
+    condition: str
+    reason: str = ""
+
+
+def find_entries(storage: Storage, *, is_used: bool | None = None) -> list[Entry]:
+    """Return what a directory or an object store holds, the newest first.
+
+    Args:
+        is_used: Whether a job uses it, so that the newest may be about to be written;
+            None to find out.
+
+    Raises:
+        InspectionError: It cannot be read.
+    """
+    try:
+        if is_used is None:
+            is_used = owner_of(storage) is not None
+        found: list[Entry] = []
+        for number in list_numbers(storage):
+            entry = _look_at(storage, number, may_be_written=is_used and not found)
+            if entry is not None:
+                found.append(entry)
+    except OSError as error:
+        raise InspectionError(f"{storage.place} cannot be read: {error}") from error
+    return found
+
+
+def owner_of(storage: Storage) -> OwnerProcess | None:
+    """Return who uses the directory, None if nobody does or it cannot be told."""
+    try:
+        return storage.find_owner()
+    except OSError:
+        return None
+
+
+def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | None:
+    """Return what is there; None if the job has removed it since it was listed."""
+    name, checkpoint = checkpoint_name(number), None
+    try:
+        checkpoint = read_checkpoint(storage, number)
+        reason = _find_wrong_size(checkpoint)
+        condition = BAD if reason else GOOD
+    except FileNotFoundError:
+        if not storage.has_note(name):  # Somebody else's, or just removed.
+            return None
+        condition, reason = WRITING if may_be_written else TORN, ""
+    except (CheckpointError, OSError) as error:
+        condition, reason = BAD, str(error)
+    if condition == BAD and is_torn(storage, number):  # It was removed meanwhile.
+        return None
+    size = storage.measure_folder(name)
+    return Entry(number, storage.locate(name), checkpoint, size, condition, reason)
+
+
+def _find_wrong_size(checkpoint: Checkpoint) -> str:
+    records = checkpoint.manifest.files
+    sizes = checkpoint.storage.find_sizes(
+        checkpoint.path.name, [record.name for record in records]
+    )
+    for record in records:
+        path, size = checkpoint.path / record.name, sizes[record.name]
+        if size is None:
+            return f"{path} is missing; it had {record.size} bytes."
+        if size != record.size:
+            return f"{path} has {size} bytes, but {record.size} were written."
+    return ""
+
+
+def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
+    """Return the checkpoint that `word` means: a number, "newest", a path or a URL.
+
+    Raises:
+        DamagedCheckpointError: Its manifest is damaged, or has another format.
+        InspectionError: There is none, or it cannot be read.
+    """
+    if word == NEWEST:
+        return _newest(storage)
+    try:
+        its_storage, number = _find(storage, word)
+        path = its_storage.locate(checkpoint_name(number))
+    except ValueError as error:
+        raise InspectionError(
+            f"{word!r} means no checkpoint; give its number, {NEWEST!r}, or the path "
+            f"of its directory. {_say_what_there_is(storage)}"
+        ) from error
+    try:
+        return read_checkpoint(its_storage, number)
+    except FileNotFoundError as error:
+        raise InspectionError(
+            f"there is no checkpoint {path}. {_say_what_there_is(storage)}"
+        ) from error
+    except CheckpointError as error:
+        raise DamagedCheckpointError(number, str(error)) from error
+    except OSError as error:
+        raise InspectionError(str(error)) from error
+
+
+def _find(storage: Storage, word: str) -> tuple[Storage, int]:
+    """Return where a checkpoint is, by its number there or by its own path or URL."""
+    if word.isdecimal():
+        return storage, int(word)
+    place = parse_place(word)
+    number = number_of(place.name)
+    if number is None:
+        raise ValueError(f"{word} is not named like a checkpoint")
+    return storage_at(place.parent), number
+
+
+def _newest(storage: Storage) -> Checkpoint:
+    for entry in find_entries(storage):
+        if entry.checkpoint is not None and entry.condition == GOOD:
+            return entry.checkpoint
+    raise InspectionError(f"{storage.place} has no good checkpoint.")
+
+
+def _say_what_there_is(storage: Storage) -> str:
+    numbers = [e.number for e in find_entries(storage) if e.checkpoint is not None]
+    if not numbers:
+        return f"{storage.place} has none."
+    return f"{storage.place} has {', '.join(map(str, sorted(numbers)))}."
+
+
+def choose_directory(
+    word: str | None, *, configured: str | None, may_be_new: bool = False
+) -> Storage:
+    """Return what keeps the directory that is meant, by a word or without one.
+
+    Args:
+        configured: What the job itself would use.
+        may_be_new: Whether a directory that is not there will do.
+
+    Raises:
+        InspectionError: There is no such directory, or none is known.
+    """
+    given = word or configured
+    if given is not None:
+        storage = _storage(given)
+        # An object store has no directories: one without checkpoints is listed so.
+        is_path = isinstance(storage.place, Path)
+        if is_path and not may_be_new and not os.path.isdir(storage.place):
+            raise InspectionError(
+                f"{given}: there is no such directory. Give the directory that holds "
+                "the checkpoints."
+            )
+        _refuse_checkpoint(storage)
+        return storage
+    here = Path.cwd()
+    candidates = (
+        [here] if _holds_checkpoints(storage_at(here)) else _directories_below(here)
+    )
+    if len(candidates) == 1:
+        return storage_at(candidates[0])
+    raise InspectionError(_say_which(candidates))
+
+
+def _storage(path: str) -> Storage:
+    try:
+        return storage_at(path)
+    except (CheckpointError, ValueError) as error:
+        raise InspectionError(str(error)) from error
+
+
+def _refuse_checkpoint(storage: Storage) -> None:
+    """Raise for one checkpoint in the place of the directory that holds it."""
+    place = storage.place
+    number = number_of(place.name)
+    if number is not None and not _holds_checkpoints(storage):
+        raise InspectionError(
+            f"{place} is one checkpoint, not a directory of them. Give that and the "
+            f"number, as in: elasticrun checkpoints {place.parent} verify {number}"
+        )
+
+
+def _directories_below(path: Path) -> list[Path]:
+    found = (each for each in path.iterdir() if _holds_checkpoints(storage_at(each)))
+    return sorted(found)
+
+
+def _holds_checkpoints(storage: Storage) -> bool:
+    try:
+        return any(is_own(storage, number) for number in list_numbers(storage))
+    except OSError:
+        return False
+
+
+def _say_which(candidates: Sequence[Path]) -> str:
+    if not candidates:
+        return (
+            "there are no checkpoints here. Give the directory that holds them, or set "
+            "ELASTICRUN_CHECKPOINT_DIR."
+        )
+    names = ", ".join(path.name for path in candidates)
+    return f"several directories here hold checkpoints: {names}. Give one of them."

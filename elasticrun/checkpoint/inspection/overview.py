@@ -1,0 +1,163 @@
+"""`elasticrun checkpoints` and its `verify`: which there are, which are whole.
+
+Needs no torch: manifests are JSON, and checksums are of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files.recorded import DamagedFileError
+from elasticrun.checkpoint.inspection.columns import (
+    columns,
+    position_text,
+    size_text,
+    time_text,
+)
+from elasticrun.checkpoint.inspection.entries import (
+    BAD,
+    DamagedCheckpointError,
+    Entry,
+    choose_checkpoint,
+    find_entries,
+    owner_of,
+)
+from elasticrun.checkpoint.listing import is_torn
+from elasticrun.checkpoint.storage.storage import Storage, StoreUnreachableError
+
+_HEAD = ("number", "time", "generation", "replicas", "size", "position", "condition")
+
+
+def list_checkpoints(storage: Storage, *, as_json: bool) -> Iterator[str]:
+    """Yield the lines that say which checkpoints there are, the newest first.
+
+    Raises:
+        InspectionError: The directory cannot be read.
+    """
+    entries, owner = find_entries(storage), owner_of(storage)
+    if as_json:
+        yield json.dumps(
+            {
+                "directory": str(storage.place),
+                "in_use_by": str(owner) if owner else None,
+                "checkpoints": [as_values(entry) for entry in entries],
+            }
+        )
+        return
+    yield f"{storage.place}{f', in use by {owner}' if owner else ''}"
+    if entries:
+        yield from columns([_HEAD, *map(_row, entries)], right=(0, 2, 3, 4))
+        yield from _say_values(entries)
+    else:
+        yield "no checkpoints"
+    for entry in entries:
+        if entry.reason:
+            yield f"{entry.number} is bad: {entry.reason}"
+
+
+def _say_values(entries: list[Entry]) -> Iterator[str]:
+    """Yield the values by which a best checkpoint is told, where there are any."""
+    for entry in entries:
+        values = entry.checkpoint.manifest.values if entry.checkpoint else {}
+        if values:
+            texts = (f"{name} {value:.6g}" for name, value in values.items())
+            yield f"{entry.number} has {', '.join(texts)}"
+
+
+def as_values(entry: Entry) -> dict[str, Any]:
+    """Return an entry as plain values."""
+    values: dict[str, Any] = {
+        "number": entry.number,
+        "path": str(entry.path),
+        "condition": entry.condition,
+        "reason": entry.reason,
+        "size": entry.size,
+    }
+    if entry.checkpoint is not None:
+        values |= manifest_values(entry.checkpoint)
+    return values
+
+
+def manifest_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a checkpoint says of itself as plain values, without its files."""
+    fields = json.loads(checkpoint.manifest.encode())
+    return {key: fields[key] for key in fields.keys() - {"files", "crc32", "format"}}
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    if entry.checkpoint is None:
+        unknown = ("-",) * 3
+        size = size_text(entry.size)
+        return (str(entry.number), *unknown, size, "-", entry.condition)
+    manifest = entry.checkpoint.manifest
+    return (
+        str(entry.number),
+        time_text(manifest.time),
+        str(manifest.generation),
+        str(manifest.world_size),
+        size_text(entry.size),
+        position_text(manifest.position),
+        entry.condition,
+    )
+
+
+class Verification:
+    """Reads every byte of checkpoints and compares it with what was written.
+
+    Attributes:
+        num_bad: How many were found damaged so far.
+    """
+
+    def __init__(self, storage: Storage, words: list[str]) -> None:
+        self._storage = storage
+        self._words = words
+        self.num_bad = 0
+
+    def lines(self, *, as_json: bool) -> Iterator[str]:
+        """Verify; yield what was found, a line a checkpoint and a line a problem."""
+        results = []
+        for number, problems in self._verify():
+            self.num_bad += bool(problems)
+            if as_json:
+                results.append({"number": number, "problems": problems})
+                continue
+            yield f"{number}  {'bad' if problems else 'good'}"
+            yield from (f"    {problem}" for problem in problems)
+        if as_json:
+            directory = str(self._storage.place)
+            yield json.dumps({"directory": directory, "verified": results})
+
+    def _verify(self) -> Iterator[tuple[int, list[str]]]:
+        if self._words:
+            for word in self._words:
+                try:
+                    checkpoint = choose_checkpoint(self._storage, word)
+                except DamagedCheckpointError as error:
+                    yield error.number, [str(error)]
+                else:
+                    yield checkpoint.number, find_problems(checkpoint)
+            return
+        for entry in find_entries(self._storage):
+            if entry.checkpoint is not None:
+                problems = find_problems(entry.checkpoint)
+                # The job may have removed it meanwhile.
+                if not (problems and is_torn(self._storage, entry.number)):
+                    yield entry.number, problems
+            elif entry.condition == BAD:
+                yield entry.number, [entry.reason]
+
+
+def find_problems(checkpoint: Checkpoint) -> list[str]:
+    """Return what is wrong with a checkpoint's files, after reading every byte."""
+    problems = []
+    for record in checkpoint.manifest.files:
+        try:
+            checkpoint.storage.verify(checkpoint.path.name, record)
+        except StoreUnreachableError:  # That says nothing of the checkpoint.
+            raise
+        except (DamagedFileError, OSError) as error:
+            problems.append(str(error))
+    return problems

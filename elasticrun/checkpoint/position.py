@@ -1,0 +1,112 @@
+"""The position: one value for the whole job, committed with everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elasticrun.errors import CheckpointError
+
+STEPS = "remaining_steps_until"  # In place of a loader's name.
+
+
+@dataclass(frozen=True)
+class Position:
+    """The job's place in the program; one value for the whole job.
+
+    Attributes:
+        finished_epochs: Epochs that ended.
+        in_epoch: Whether epoch number `finished_epochs` has begun.
+        finished_loops: Loops that ended since the last epoch did, those outside of
+            epochs included.
+        index: Samples consumed so far in the interrupted loop, by all replicas
+            together; or batches, where each has a list of its own; or steps.
+        loader: Name of the loader of the interrupted loop, or `STEPS`; empty between
+            loops.
+        breaks: For each epoch loop that `break` has left, its number in the program and
+            the epochs that were finished then. Replay would enter it again otherwise.
+    """
+
+    finished_epochs: int = 0
+    in_epoch: bool = False
+    finished_loops: int = 0
+    index: int = 0
+    loader: str = ""
+    breaks: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """What orders two positions, but for the index within a loop."""
+        return (self.finished_epochs, self.finished_loops, self.in_epoch)
+
+    def encode(self) -> dict[str, Any]:
+        """Return the position as plain values for a manifest."""
+        return {
+            "finished_epochs": self.finished_epochs,
+            "in_epoch": self.in_epoch,
+            "finished_loops": self.finished_loops,
+            "index": self.index,
+            "loader": self.loader,
+            "breaks": [list(pair) for pair in self.breaks],
+        }
+
+    @classmethod
+    def decode(cls, values: Any) -> Position:
+        """Return the position that `encode` wrote.
+
+        Raises:
+            CheckpointError: `values` is not such a position.
+        """
+        kinds = {
+            "finished_epochs": int,
+            "in_epoch": bool,
+            "finished_loops": int,
+            "index": int,
+            "loader": str,
+            "breaks": list,
+        }
+        is_valid = (
+            isinstance(values, dict)
+            and set(values) == set(kinds)
+            and all(type(values[key]) is kind for key, kind in kinds.items())
+            and values["finished_epochs"] >= 0
+            and values["finished_loops"] >= 0
+            and values["index"] >= 0
+            and all(_is_pair_of_counts(pair) for pair in values["breaks"])
+        )
+        if not is_valid:
+            raise CheckpointError(
+                f"{values!r} is not a position: it needs {', '.join(kinds)}, the "
+                "counts from 0 up. The state was not written by elasticrun, or changed."
+            )
+        breaks = tuple((number, epochs) for number, epochs in values["breaks"])
+        return cls(**{**values, "breaks": breaks})
+
+    def __str__(self) -> str:
+        if self.in_epoch:
+            text = f"epoch {self.finished_epochs}, loop {self.finished_loops}"
+        elif self.finished_loops or self.loader:
+            text = f"loop {self.finished_loops} after {self.finished_epochs} epochs"
+        else:
+            text = f"the end of epoch {self.finished_epochs - 1}"
+        if self.loader == STEPS:
+            text += f", step {self.index}"
+        elif self.loader:
+            text += f", sample {self.index} of `{self.loader}`"
+        return text if self != Position() else "the beginning"
+
+    def after_epochs(self, finished_epochs: int) -> Position:
+        """Return the end of epoch number `finished_epochs` - 1."""
+        return Position(finished_epochs, breaks=self.breaks)
+
+    def after_loops(self, finished_loops: int) -> Position:
+        """Return the end of loop number `finished_loops` - 1 in the same place."""
+        return replace(self, finished_loops=finished_loops, index=0, loader="")
+
+
+def _is_pair_of_counts(pair: Any) -> bool:
+    return (
+        isinstance(pair, (list, tuple))
+        and len(pair) == 2
+        and all(type(count) is int and count >= 0 for count in pair)
+    )

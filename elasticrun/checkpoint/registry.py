@@ -1,0 +1,212 @@
+"""The registry: the job's states by name, and what of a checkpoint is unclaimed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_file
+from elasticrun.errors import (
+    CheckpointError,
+    ElasticRunError,
+    StateNameError,
+    text_of,
+)
+
+# States of elasticrun itself: they come and go with settings, and lose nothing by it.
+_OWN = re.compile(r"random|once|save-interval|loader[-.].+|accumulator.*\.epoch-\d+")
+
+
+class Registry:
+    """The states of one replica, in the order in which the program registered them.
+
+    Attributes:
+        not_found: The names of those that a checkpoint did not have.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._states: dict[str, BaseState] = {}
+        self._num_ended_epochs = 0
+        self.not_found: set[str] = set()
+
+    def __iter__(self) -> Iterator[BaseState]:
+        for state in self._states.values():
+            yield state
+            yield from state.parts()
+
+    def add(self, state: BaseState) -> None:
+        """Take a state.
+
+        Raises:
+            StateNameError: Another state has its name, or one that some file systems
+                would not tell apart.
+            CheckpointError: It cannot be saved with those that are there.
+        """
+        for name, other in self._states.items():
+            if name.lower() == state.name.lower():
+                raise StateNameError(
+                    f"the name {state.name!r} is taken by a {type(other).__name__}. "
+                    "Two states of one name would overwrite each other in each "
+                    "checkpoint. Give one of them another name."
+                )
+        state.meet(self)
+        self._states[state.name] = state
+
+    def load(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
+        """Load a state if the checkpoint has it; return whether it had.
+
+        What it overwrites is loaded once more: a scheduler that is made when its
+        optimizer is loaded already sets the learning rate of the beginning.
+
+        Raises:
+            CheckpointError: The file is damaged, or does not fit, or is of the other
+                kind: shared by all ranks, or one rank's own.
+        """
+        is_loaded = self._load_one(state, checkpoint)
+        if checkpoint is not None and not is_loaded:
+            self.not_found.add(state.name)
+        if is_loaded and (overwritten := state.overwrites) is not None:
+            for other in self:
+                if other.target is overwritten:
+                    self._load_one(other, checkpoint)
+        return is_loaded
+
+    def _load_one(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
+        file_name = state.file_name(self._rank)
+        if checkpoint is None:
+            return False
+        _check_kind(state, checkpoint)
+        if not checkpoint.has(file_name):
+            return False
+        try:
+            with checkpoint.open(file_name) as file:
+                state.load_with(file, checkpoint.open)
+        except CheckpointError as error:
+            path = checkpoint.path / file_name
+            if str(path) in str(error):
+                raise
+            raise type(error)(f"{path}: {error}") from error
+        except (ElasticRunError, MemoryError):
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{checkpoint.path / file_name} could not be loaded as the state "
+                f"{state.name!r} of this program: {text_of(error)}\nIts bytes are as "
+                "they were written, so something else was saved under that name. Give "
+                "the state another name, or start anew with another checkpoint "
+                "directory."
+            ) from error
+        return True
+
+    def find_value(self, name: str) -> tuple[str, float | None]:
+        """Return what `name` or `state.name` means: the longer name, and the value.
+
+        The value is None if it is no number.
+
+        Raises:
+            KeyError: There is none, or the states have several.
+        """
+        found = [
+            (state.name, key, value)
+            for state in self
+            for key, value in state.values().items()
+            if name in (key, f"{state.name}.{key}")
+        ]
+        if len(found) != 1:
+            several = " and ".join(f"{state}.{key}" for state, key, _ in found)
+            raise KeyError(
+                f"{name!r} is {several}; name one of them"
+                if several
+                else f"no Variables have {name!r}"
+            )
+        ((state_name, key, value),) = found
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        return f"{state_name}.{key}", number if math.isfinite(number) else None
+
+    def file_names(self, world_size: int) -> list[str]:
+        """Return the files that the states of all ranks make, without carry-overs."""
+        return [
+            state.file_name(rank)
+            for state in self
+            for rank in (range(world_size) if state.is_per_replica else (0,))
+        ]
+
+    def carried_over(self, checkpoint: Checkpoint | None) -> list[str]:
+        """Return the files of the checkpoint that no registered state has claimed."""
+        if checkpoint is None:
+            return []
+        return [
+            file_name
+            for file_name in checkpoint.names()
+            if (name := state_of_file(file_name)) not in self._states
+            and not self._has_ended(name)
+        ]
+
+    def end_epochs(self, num_epochs: int) -> None:
+        """Forget the states that end with one of the first `num_epochs` epochs."""
+        self._num_ended_epochs = num_epochs
+        for name in [name for name in self._states if self._has_ended(name)]:
+            del self._states[name]
+
+    def _has_ended(self, name: str) -> bool:
+        epoch = epoch_of(name)
+        return epoch is not None and epoch < self._num_ended_epochs
+
+
+def _check_kind(state: BaseState, checkpoint: Checkpoint) -> None:
+    """Raise if it was shared when it was saved and is per replica now, or reversed.
+
+    It would begin anew without a word, and what was saved would not be kept: its name
+    is claimed. Shards of a shared state are beside a file for all, which it loads.
+    """
+    has_shared = checkpoint.has(state.name)
+    has_any = any(state_of_file(each) == state.name for each in checkpoint.names())
+    if not has_any or has_shared != state.is_per_replica:
+        return
+    kinds = ["one file for all ranks", "a file of its own for each rank"]
+    before, now = kinds if has_shared else kinds[::-1]
+    raise CheckpointError(
+        f"{checkpoint.path} has {before} of {state.name!r}, but in this program it has "
+        f"{now} (is_per_replica = {state.is_per_replica}), so what was saved would be "
+        f"lost. Set is_per_replica = {not state.is_per_replica} in its class, as it "
+        "was when it was saved; or give it another name, under which it begins anew; "
+        "or start anew with another checkpoint directory."
+    )
+
+
+def hint_of_renaming(
+    checkpoint: Checkpoint, *, not_found: Iterable[str], unclaimed: Iterable[str]
+) -> str | None:
+    """Return a warning that a state may have been renamed; None if none was.
+
+    A state that the checkpoint lacks may simply be new, and one of its that nothing has
+    asked for may be made in a later phase. Only where there are both may it be one
+    state under two names, whose values were then not loaded.
+
+    Args:
+        checkpoint: The one the job has resumed from.
+        not_found: The names of states that it did not have.
+        unclaimed: Its files that no state has claimed.
+    """
+    new = _names(not_found)
+    left = _names(map(state_of_file, unclaimed))
+    if not (new and left):
+        return None
+    return (
+        f"{checkpoint.path} has nothing for {new}, which began as the program made it, "
+        f"and nothing has asked for its {left} yet. Was a state renamed? Then its "
+        "values were not loaded: stop the job, give the state its old name, remove the "
+        "checkpoints that are newer than that one, and start again. If not, ignore "
+        "this: what nothing asks for is kept."
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    found = sorted({name for name in names if not _OWN.fullmatch(name)})
+    return ", ".join(map(repr, found))

@@ -1,0 +1,1 @@
+"""States of which each replica has a part."""

@@ -1,0 +1,140 @@
+"""Which replica writes which chunk of sharded tensors, agreed on by all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from elasticrun.checkpoint.states.shards import ALIGNMENT, Chunk, SavedTensor
+from elasticrun.errors import CheckpointError
+
+# What one replica tells the others, as JSON has it.
+Description = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where every chunk of a state is written.
+
+    Attributes:
+        tensors: All chunks, by their tensor's path.
+        own: The chunks of each rank, in the order of its file.
+    """
+
+    tensors: Mapping[str, SavedTensor]
+    own: Sequence[Sequence[tuple[str, Chunk]]]
+
+
+def describe(tensors: Mapping[str, Tensor], plain: Sequence[str]) -> Description:
+    """Return what this replica has: its chunks, and the paths of all other values."""
+    items = create_default_local_save_plan(dict(tensors), True).items
+    return {
+        "plain": sorted(plain),
+        "tensors": {
+            path: [str(each.dtype).removeprefix("torch."), list(each.shape)]
+            for path, each in tensors.items()
+        },
+        "chunks": [
+            [item.index.fqn, list(chunk.offsets), list(chunk.sizes)]
+            for item in items
+            if item.tensor_data is not None
+            and 0 not in (chunk := item.tensor_data.chunk).sizes
+        ],
+    }
+
+
+def make_layout(name: str, descriptions: Sequence[Description]) -> Layout:
+    """Deal the chunks out, those that several replicas have to one of them.
+
+    Every replica gets the same result from the same descriptions, by rank.
+
+    Raises:
+        CheckpointError: The replicas have different states, or chunks that overlap or
+            leave a part of a tensor to nobody.
+    """
+    _check_alike(name, descriptions)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    try:
+        plans, _ = planner.create_global_plan([_plan(each) for each in descriptions])
+    except (AssertionError, ValueError) as error:
+        raise CheckpointError(
+            f"the shards of {name!r} cannot be put together again: {error}"
+        ) from error
+    chunks: dict[str, list[Chunk]] = {path: [] for path in descriptions[0]["tensors"]}
+    dtypes = {
+        path: getattr(torch, dtype)
+        for path, (dtype, _) in descriptions[0]["tensors"].items()
+    }
+    own: list[list[tuple[str, Chunk]]] = []
+    for rank, plan in enumerate(plans):
+        own.append([])
+        start = 0
+        for item in plan.items:
+            path, data = item.index.fqn, item.tensor_data
+            assert data is not None
+            box = data.chunk
+            chunk = Chunk(rank, start, tuple(box.offsets), tuple(box.sizes))
+            chunks[path].append(chunk)
+            own[rank].append((path, chunk))
+            start += math.prod(chunk.sizes) * dtypes[path].itemsize
+            start += -start % ALIGNMENT
+    sizes = {path: size for path, (_, size) in descriptions[0]["tensors"].items()}
+    return Layout(
+        {p: SavedTensor(dtypes[p], tuple(sizes[p]), chunks[p]) for p in chunks}, own
+    )
+
+
+def _plan(description: Description) -> SavePlan:
+    items = []
+    for path, offsets, sizes in description["chunks"]:
+        dtype, size = description["tensors"][path]
+        data = TensorWriteData(
+            ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)),
+            TensorProperties(getattr(torch, dtype)),
+            torch.Size(size),
+        )
+        index = MetadataIndex(path, torch.Size(offsets))
+        items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+    return SavePlan(items)
+
+
+def _check_alike(name: str, descriptions: Sequence[Description]) -> None:
+    first = descriptions[0]
+    for rank, other in enumerate(descriptions):
+        for kind in ("tensors", "plain"):
+            if other[kind] == first[kind]:
+                continue
+            raise CheckpointError(
+                f"{name!r} is not the same on all replicas: "
+                f"{_difference(first[kind], other[kind], rank)}. Replicas that hold "
+                "different modules, as the stages of a pipeline, are not supported: "
+                "give all of them the same one, each with its shards."
+            )
+
+
+def _difference(first: Any, other: Any, rank: int) -> str:
+    for path in sorted({*first, *other}):
+        if path not in other:
+            return f"rank 0 has {path!r}, rank {rank} has not"
+        if path not in first:
+            return f"rank {rank} has {path!r}, rank 0 has not"
+        if isinstance(first, dict) and first[path] != other[path]:
+            return f"{path!r} is {first[path]} on rank 0, {other[path]} on rank {rank}"
+    return f"rank 0 and rank {rank} differ"

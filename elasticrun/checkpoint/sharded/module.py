@@ -1,0 +1,246 @@
+"""States of which each replica has a part: saved by all, loaded at any world size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from elasticrun.checkpoint.sharded.layout import (
+    Description,
+    Layout,
+    describe,
+    make_layout,
+)
+from elasticrun.checkpoint.sharded.resharding import Source, fill
+from elasticrun.checkpoint.states.paths import leaves_by_path, map_paths
+from elasticrun.checkpoint.states.shards import (
+    OpenFile,
+    SavedState,
+    ShardReader,
+)
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.checkpoint.states.values import load_state, save_state
+from elasticrun.errors import AgreementError, CheckpointError
+from elasticrun.replicas.gathering import gather
+
+
+class ShardedState(StatefulState):
+    """An object whose state holds DTensors.
+
+    Rank 0 writes the state's file: all values that are not sharded, and where the
+    chunks of the sharded ones are. Every rank writes its chunks.
+    """
+
+    takes_shards = True
+
+    def __init__(self, name: str, target: Any) -> None:
+        super().__init__(name, target)
+        self._chunks = _Chunks(name)
+        self._values: Any = None
+        self._layout = Layout({}, [])
+        self._answers: list[list[str]] = []
+
+    def parts(self) -> Iterable[BaseState]:
+        return [self._chunks]
+
+    def sync(self) -> None:
+        """Agree with the other replicas on who writes what. Collective.
+
+        Raises:
+            CheckpointError: Their states differ, or one could not be had.
+            AgreementError: A replica is gone.
+        """
+        description: Description = {}
+        tensors: dict[str, DTensor] = {}
+        problem: Exception | None = None
+        try:
+            self._values, tensors = _take_out(self.name, self.current_values())
+            plain = leaves_by_path(self._values).keys() - tensors.keys()
+            description = describe(tensors, list(plain))
+        except Exception as error:
+            problem = error
+        self._layout = self._agree(description, problem)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self._chunks.set(tensors, self._layout, rank)
+
+    def _agree(self, description: Description, problem: Exception | None) -> Layout:
+        """Return the layout; the descriptions travel only when one has changed.
+
+        If one replica has a problem, all raise, so that none waits for it.
+        """
+        text = json.dumps(description, sort_keys=True).encode()
+        failure = "" if problem is None else f"{type(problem).__name__}: {problem}"
+        answers = self._gather([hashlib.sha256(text).hexdigest(), failure])
+        if problem is not None:
+            raise problem
+        for rank, (_, failure) in enumerate(answers):
+            if failure:
+                raise CheckpointError(
+                    f"{self.name!r} could not be saved, because rank {rank} failed: "
+                    f"{failure}"
+                )
+        if answers == self._answers:
+            return self._layout
+        layout = make_layout(self.name, self._gather(description))
+        self._answers = answers
+        return layout
+
+    def _gather(self, value: Any) -> list[Any]:
+        try:
+            return gather(value)
+        except RuntimeError as error:  # What a process group raises without a peer.
+            raise AgreementError(
+                f"the replicas could not agree on who saves what of {self.name!r} "
+                f"({error}). Look at the logs: one of them is gone, or its program "
+                "takes another path."
+            ) from error
+
+    def after_save(self) -> None:
+        self._values = None
+
+    def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
+        return self.save, False
+
+    def save(self, fileobj: BinaryIO) -> None:
+        """Write what is not sharded, and where the rest is."""
+        saved = SavedState(self._values, self._layout.tensors)
+        save_state(self, saved.encode(), fileobj)
+
+    def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
+        """Give the object its state, from files of any world size or a plain one.
+
+        Raises:
+            CheckpointError: The saved state does not fit the object, or a file is
+                missing or damaged.
+        """
+        values = load_state(self, fileobj)
+        saved = SavedState.decode(values) or SavedState(values, {})
+        with ShardReader(self.name, saved, open_file) as reader:
+            self.take_saved(saved, reader)
+
+    @abstractmethod
+    def current_values(self) -> Any:
+        """Return the object's state as it is saved."""
+
+    @abstractmethod
+    def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
+        """Give the object a saved state."""
+
+
+class ShardedModuleState(ShardedState):
+    """A module with parameters or buffers that are DTensors."""
+
+    def current_values(self) -> Any:
+        return self.target.state_dict()
+
+    def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
+        current = leaves_by_path(self.target.state_dict())
+        targets: dict[str, Tensor] = {}
+        sources: dict[str, Source] = {}
+        misfits: list[str] = []
+
+        def place(path: str, leaf: Any) -> Any:
+            own = current.get(path)
+            source = saved.tensors.get(path, leaf)
+            if path not in saved.tensors and not (
+                isinstance(leaf, Tensor) and isinstance(own, DTensor)
+            ):
+                return leaf
+            size = size_of(source)
+            if own is None:  # The module says that it does not know it.
+                return torch.empty(size, device="meta")
+            if size_of(own) != size:
+                misfits.append(f"{path} is {list(size)}, here {list(size_of(own))}")
+                return leaf
+            sources[path] = source
+            targets[path] = (
+                own if isinstance(own, DTensor) else empty_like_source(source)
+            )
+            return targets[path]
+
+        values = map_paths(saved.values, place)
+        if misfits:
+            raise CheckpointError(
+                f"the saved state {self.name!r} does not fit the "
+                f"{type(self.target).__name__} of this program: {'; '.join(misfits)}. "
+                "Build the object as it was when it was saved, or start anew with "
+                "another checkpoint directory."
+            )
+        fill(targets, sources, reader)
+        self.take(values)
+
+
+class _Chunks(BaseState):
+    """The chunks that this replica writes of a sharded state."""
+
+    is_per_replica = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._tensors: Mapping[str, DTensor] = {}
+        self._layout = Layout({}, [])
+        self._rank = 0
+
+    def set(self, tensors: Mapping[str, DTensor], layout: Layout, rank: int) -> None:
+        """Say what to write: the tensors as they are at this boundary."""
+        self._tensors, self._layout, self._rank = tensors, layout, rank
+
+    def after_save(self) -> None:
+        self._tensors = {}
+
+    def save(self, fileobj: BinaryIO) -> None:
+        """Write the raw bytes of this replica's chunks."""
+        position = 0
+        for path, chunk in self._layout.own[self._rank]:
+            fileobj.write(bytes(chunk.start - position))
+            local = self._tensors[path].to_local().detach()
+            if tuple(local.shape) != chunk.sizes:
+                raise CheckpointError(
+                    f"the shard of {path!r} in {self.name!r} was {chunk.sizes}, and is "
+                    f"now {tuple(local.shape)}. It was changed while it was saved."
+                )
+            data = local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            fileobj.write(data)
+            position = chunk.start + data.nbytes
+
+    def load(self, fileobj: BinaryIO) -> None:
+        """Chunks are read by the state they are of, whoever wrote them."""
+        raise TypeError(f"{self.name!r} reads {fileobj} itself")
+
+
+def _take_out(name: str, values: Any) -> tuple[Any, dict[str, DTensor]]:
+    """Return the values with None for each sharded tensor, and these by their paths."""
+    tensors: dict[str, DTensor] = {}
+
+    def take(path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, DTensor):
+            return leaf
+        if any(placement.is_partial() for placement in leaf.placements):
+            raise CheckpointError(
+                f"{path!r} in {name!r} has a pending sum ({leaf.placements}): no "
+                "replica has its value. Redistribute it before it is saved."
+            )
+        tensors[path] = leaf
+        return None
+
+    leaves_by_path(values)  # Raises if two have one path.
+    return map_paths(values, take), tensors
+
+
+def size_of(tensor: Source) -> tuple[int, ...]:
+    """Return the size of a tensor, read already or not."""
+    return tuple(tensor.size if not isinstance(tensor, Tensor) else tensor.shape)
+
+
+def empty_like_source(source: Source) -> Tensor:
+    """Return a tensor on the CPU that takes all of it."""
+    return torch.empty(size_of(source), dtype=source.dtype)

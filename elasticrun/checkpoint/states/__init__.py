@@ -1,0 +1,1 @@
+"""How one state becomes bytes and comes back."""

@@ -1,0 +1,162 @@
+"""Metrics in the manner of torchmetrics, whose states are merged over the replicas.
+
+Each replica's metric has seen that replica's samples. Of each of its states a metric
+says how several become one (`dist_reduce_fx`), and whether its `state_dict` has it at
+all, which it has not by default. torchmetrics is not imported: its metrics are known by
+what they have.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.checkpoint.states.values import load_values, save_values
+from elasticrun.errors import CheckpointError
+from elasticrun.replicas.gathering import gather, num_replicas
+
+_COUNT = "_update_count"
+# How states of several replicas become one; and whether all replicas then go on from
+# that, as they may from a maximum, or rank 0 alone, as from a sum.
+_MERGED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "dim_zero_sum": (lambda stacked: stacked.sum(0), False),
+    "dim_zero_mean": (lambda stacked: stacked.mean(0), True),
+    "dim_zero_max": (lambda stacked: stacked.amax(0), True),
+    "dim_zero_min": (lambda stacked: stacked.amin(0), True),
+}
+
+
+class MetricState(StatefulState):
+    """A metric, or a module with metrics in it.
+
+    It is saved as a module is, with all states of its metrics, merged.
+
+    Raises:
+        CheckpointError: A metric does not say how its states are merged, and there are
+            several replicas.
+    """
+
+    def __init__(self, name: str, target: nn.Module) -> None:
+        super().__init__(name, target)
+        self._module = target
+        self._merged: dict[str, Any] = {}
+        for key, metric, state in self._states():
+            kind = _kind_of(metric, state)
+            if num_replicas() > 1 and kind not in _MERGED and kind != "list":
+                raise CheckpointError(
+                    f"the state {state!r} of the metric {name + '.' + key!r} "
+                    f"({type(metric).__name__}) cannot be merged over "
+                    f"{num_replicas()} replicas: its dist_reduce_fx is {kind}, not "
+                    "sum, mean, max, min or cat. All replicas would go on with rank "
+                    "0's after a restart. Compute it on samples that are gathered "
+                    "first, use one that can be merged, or do not register it."
+                )
+
+    def sync(self) -> None:
+        """Bring all replicas' states to rank 0, and merge them. Collective."""
+        _share_state_in_groups(self._module)
+        own = {key: getattr(metric, state) for key, metric, state in self._states()}
+        own |= {
+            f"{prefix}{_COUNT}": metric._update_count
+            for prefix, metric in find_metrics(self._module)
+        }
+        file = io.BytesIO()
+        save_values(own, file)
+        every = [
+            load_values(io.BytesIO(base64.b64decode(text)))
+            for text in gather(base64.b64encode(file.getvalue()).decode())
+        ]
+        self._merged = {
+            key: _merge(_kind_of(metric, state), [values[key] for values in every])
+            for key, metric, state in self._states()
+        }
+        for prefix, _ in find_metrics(self._module):
+            count = f"{prefix}{_COUNT}"
+            self._merged[count] = max(values[count] for values in every)
+
+    def after_save(self) -> None:
+        self._merged = {}
+
+    def values_to_save(self) -> Any:
+        values = super().values_to_save()
+        values.update(self._merged)
+        return values
+
+    def take(self, values: Any) -> None:
+        """Give each metric its states: of a sum, all of it to rank 0."""
+        values = type(values)(values)
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        counts = {
+            prefix: values.pop(f"{prefix}{_COUNT}", 0)
+            for prefix, _ in find_metrics(self._module)
+        }
+        for key, metric, state in self._states():
+            if key not in values:  # It was saved before metrics were known.
+                continue
+            kind = _kind_of(metric, state)
+            if kind == "list":
+                values[key] = [
+                    each.to(metric.device) for each in values[key] if is_first
+                ]
+            else:
+                value = values[key].to(metric.device)
+                has_it = is_first or _MERGED[kind][1]
+                values[key] = value if has_it else torch.zeros_like(value)
+        super().take(values)
+        for prefix, metric in find_metrics(self._module):
+            metric._update_count = counts[prefix]
+            metric._computed = None
+
+    def _states(self) -> Iterator[tuple[str, Any, str]]:
+        """Yield the key of each metric's state, the metric, and the state's name."""
+        for prefix, metric in find_metrics(self._module):
+            for state in metric._defaults:
+                yield f"{prefix}{state}", metric, state
+
+
+def find_metrics(target: object) -> list[tuple[str, Any]]:
+    """Return the metrics in a module, with the prefix of their keys in its state."""
+    if not isinstance(target, nn.Module):
+        return []
+    return [
+        (f"{name}." if name else "", module)
+        for name, module in target.named_modules()
+        if all(
+            isinstance(vars(module).get(each), dict)
+            for each in ("_defaults", "_reductions", "_persistent")
+        )
+    ]
+
+
+def _kind_of(metric: Any, state: str) -> str:
+    """Return how a state is merged: "list", or the name of what reduces tensors."""
+    if isinstance(metric._defaults[state], list):
+        return "list"
+    reduction = metric._reductions[state]
+    return getattr(reduction, "__name__", str(reduction))
+
+
+def _merge(kind: str, values: Sequence[Any]) -> Any:
+    if kind == "list":
+        lists = (each if isinstance(each, list) else [each] for each in values)
+        return [tensor for each in lists for tensor in each]
+    if len(values) == 1:
+        return values[0]
+    merge, _ = _MERGED[kind]
+    stacked = torch.stack(list(values))
+    return merge(stacked).to(stacked.dtype)
+
+
+def _share_state_in_groups(target: nn.Module) -> None:
+    """Bring metrics of a collection up to date: one of each group counts for all."""
+    for module in target.modules():
+        if isinstance(module, nn.ModuleDict) and hasattr(module, "_groups_checked"):
+            collection: Any = module
+            list(collection.values(copy_state=False))

@@ -1,0 +1,91 @@
+"""Nested values: changing their leaves, and finding what may not load safely.
+
+Most of what is saved besides tensors is numbers and text, perhaps a million of them,
+and training waits meanwhile: rows of those are told by their types, at the speed of C.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_LARGEST_INT = 1 << 2000  # Unpicklers that execute nothing refuse larger ones.
+
+
+def map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
+    """Return `values` with its leaves changed; the same object if none was.
+
+    Args:
+        change: Is not asked about rows of plain numbers and text, which it must return
+            as they are.
+    """
+    if type(values) in (dict, OrderedDict):
+        if _PLAIN.issuperset(map(type, values.values())):
+            return values
+        items = {key: map_leaves(value, change) for key, value in values.items()}
+        if all(items[key] is values[key] for key in items):
+            return values
+        if type(values) is dict:
+            return items
+        ordered = OrderedDict(items)
+        vars(ordered).update(vars(values))  # A module's has attributes.
+        return ordered
+    if type(values) in (list, tuple):
+        if _PLAIN.issuperset(map(type, values)):
+            return values
+        changed = [map_leaves(value, change) for value in values]
+        if all(new is old for new, old in zip(changed, values, strict=True)):
+            return values
+        return type(values)(changed)
+    return change(values)
+
+
+def find_doubtful(values: Any) -> Iterator[Any]:
+    """Yield what is not surely loaded by what executes nothing.
+
+    All of `values` loads if these do. A key stands in a dictionary of its own. Of
+    tensors, those of a class of its own, which decides how it is saved; and what others
+    have as attributes, which is saved with them.
+    """
+    kind = type(values)
+    if kind in (dict, OrderedDict):
+        yield from ({key: None} for key in values if not is_plain((key,)))
+        yield from _doubtful_among(values.values())
+        if kind is OrderedDict and list(find_doubtful(vars(values))):
+            # A module's has attributes, which are saved with it as they are.
+            shell: OrderedDict[Any, Any] = OrderedDict()
+            vars(shell).update(vars(values))
+            yield shell
+    elif kind in (list, tuple):
+        yield from _doubtful_among(values)
+    elif kind is set:
+        if not is_plain(values):
+            yield values
+    elif isinstance(values, torch.Tensor):
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            yield from find_doubtful(vars(values))
+        else:
+            yield values
+    elif not is_plain((values,)):
+        yield values
+
+
+def _doubtful_among(row: Collection[Any]) -> Iterator[Any]:
+    if not is_plain(row):
+        for value in row:
+            yield from find_doubtful(value)
+
+
+def is_plain(row: Collection[Any]) -> bool:
+    """Return whether all of a row are numbers and text of Python's own types."""
+    kinds = set(map(type, row))
+    if not kinds <= _PLAIN:
+        return False
+    numbers = row if kinds == {int} else [each for each in row if type(each) is int]
+    return int not in kinds or -_LARGEST_INT < min(numbers) <= max(numbers) < (
+        _LARGEST_INT
+    )

@@ -1,0 +1,228 @@
+"""The state of an optimizer, which goes by the names of its parameters.
+
+`Optimizer.state_dict` numbers parameters in the order in which the program gave them. A
+program that gives them in another order, as from a set, would load each one's state for
+another one, and torch would not notice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elasticrun.checkpoint.states.parameter_names import (
+    ADD_GROUPS_BEFORE,
+    BUILD_IT_ALIKE,
+    by_names,
+    by_numbers,
+    has_names,
+    name_parameters,
+)
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.errors import CheckpointError
+
+# What torch's own optimizers keep in the shape of the parameter.
+_SHAPED_LIKE_PARAMETER = {
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
+    *("square_avg", "grad_avg", "acc_delta", "sum", "ax", "prev"),
+}
+_MOST_SHOWN = 5
+
+
+class OptimizerState(StatefulState):
+    """An optimizer whose parameters are whole on each replica.
+
+    It is saved under the names that they have in registered modules. Where one has
+    none, the optimizer's own `param_names` are compared, if it has them.
+    """
+
+    def __init__(self, name: str, target: Optimizer) -> None:
+        super().__init__(name, target)
+        self._optimizer = target
+        self._registered: Iterable[BaseState] = ()
+        self._named: tuple[list[Tensor], list[str] | None] = [], None
+        self._taken_by_order: list[str] | None = None
+
+    def meet(self, states: Iterable[BaseState]) -> None:
+        self._registered = states  # Also those that will be registered after this one.
+
+    def values_to_save(self) -> Any:
+        """Return the optimizer's state, by names if each parameter has one."""
+        values, names = self._optimizer.state_dict(), self._find_names()
+        if names is None or not _is_usual(values, len(names)):
+            return values
+        self._check_order(names)
+        return by_names(values, names)
+
+    def take(self, values: Any) -> None:
+        """Give the optimizer a state, each parameter its own.
+
+        Raises:
+            CheckpointError: It is of another kind of optimizer, or of parameters of
+                other names or shapes, or in other groups.
+        """
+        if _is_usual(values):
+            check_kind(self.name, self._optimizer, values)
+            values = self._in_own_order(values)
+            self._check_groups(values)
+            self._check_shapes(values)
+        super().take(values)
+
+    def _in_own_order(self, values: Mapping[str, Any]) -> Any:
+        own_names = self._find_names()
+        if has_names(values) and own_names is not None:
+            return by_numbers(values, self._in_groups(own_names))
+        if has_names(values):  # Their module is registered later, or not at all.
+            groups = values["param_groups"]
+            self._taken_by_order = [name for each in groups for name in each["params"]]
+            return by_numbers(values)
+        saved, own = (
+            [name for group in groups for name in group.get("param_names", ())]
+            for groups in (values["param_groups"], self._optimizer.param_groups)
+        )
+        if not (saved and own and len(saved) == _count(values["param_groups"])):
+            return values
+        return by_numbers(by_names(values, saved), self._in_groups(own))
+
+    def _check_order(self, names: Sequence[str]) -> None:
+        """Refuse to go on if a state that was taken by numbers was in another order.
+
+        Raises:
+            CheckpointError: Its parameters were in another order.
+        """
+        taken, self._taken_by_order = self._taken_by_order, None
+        if taken is not None and set(taken) == set(names) and taken != names:
+            raise CheckpointError(
+                f"{self.name!r} was loaded when its parameters had no names yet, and "
+                f"they are in another order than in the checkpoint: {taken[:5]} there, "
+                f"{names[:5]} here, so each has the state of another one. Register the "
+                f"module before, or together: register(model=net, {self.name}=...)."
+            )
+
+    def _check_groups(self, values: Mapping[str, Any]) -> None:
+        saved, own = len(values["param_groups"]), len(self._optimizer.param_groups)
+        if saved != own:
+            what_to_do = ADD_GROUPS_BEFORE if saved > own else BUILD_IT_ALIKE
+            raise CheckpointError(
+                f"the saved optimizer {self.name!r} has {saved} parameter groups, but "
+                f"this one has {own}. {what_to_do}"
+            )
+
+    def _check_shapes(self, values: Mapping[str, Any]) -> None:
+        step = type(self._optimizer).step
+        if not f"{step.__module__}.".startswith("torch.optim."):
+            return
+        names = self._find_names()
+        parameters = _parameters_of(self._optimizer)
+        numbers = [n for group in values["param_groups"] for n in group["params"]]
+        misfits = []
+        for place, (number, parameter) in enumerate(
+            zip(numbers, parameters, strict=False)
+        ):
+            state = values["state"].get(number)
+            for key, value in state.items() if isinstance(state, Mapping) else ():
+                if (
+                    key in _SHAPED_LIKE_PARAMETER
+                    and isinstance(value, Tensor)
+                    and value.shape != parameter.shape
+                ):
+                    called = f"number {place}" if names is None else names[place]
+                    misfits.append(
+                        f"{key} of {called} is {list(value.shape)}, but the parameter "
+                        f"is {list(parameter.shape)}"
+                    )
+        if misfits:
+            raise CheckpointError(
+                f"the saved state {self.name!r} does not fit the "
+                f"{type(self._optimizer).__name__} of this program: "
+                f"{'; '.join(misfits[:_MOST_SHOWN])}. Its parameters are others, or in "
+                f"another order. {BUILD_IT_ALIKE}"
+            )
+
+    def _in_groups(self, names: Sequence[str]) -> list[list[str]]:
+        rest = iter(names)
+        groups = self._optimizer.param_groups
+        return [[next(rest) for _ in group["params"]] for group in groups]
+
+    def _find_names(self) -> list[str] | None:
+        """Return the parameters' names in registered modules, None if one has none."""
+        parameters = _parameters_of(self._optimizer)
+        known, names = self._named
+        is_same = len(known) == len(parameters) and all(
+            old is new for old, new in zip(known, parameters, strict=True)
+        )
+        if not is_same or names is None:
+            names_of = name_parameters(modules_among(self._registered))
+            found = [names_of.get(parameter) for parameter in parameters]
+            names = [name for name in found if name is not None]
+            self._named = parameters, names if len(names) == len(found) else None
+        return self._named[1]
+
+
+def modules_among(states: Iterable[BaseState]) -> list[tuple[str, nn.Module]]:
+    """Return the modules that are registered, and under which names."""
+    return [
+        (state.name, state.target)
+        for state in states
+        if isinstance(state.target, nn.Module)
+    ]
+
+
+def check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> None:
+    """Refuse the state of another kind of optimizer, as its groups' options tell.
+
+    Raises:
+        CheckpointError: It is one.
+    """
+    groups = zip(values["param_groups"], optimizer.param_groups, strict=False)
+    for before, now in groups:
+        foreign = (before.keys() - now.keys()) & _options_of_torchs()
+        lacking = optimizer.defaults.keys() - before.keys()
+        if foreign and lacking:
+            raise CheckpointError(
+                f"the saved state {name!r} is not that of a "
+                f"{type(optimizer).__name__}: its groups have "
+                f"{', '.join(sorted(foreign))}, and lack "
+                f"{', '.join(sorted(lacking))}. {BUILD_IT_ALIKE}"
+            )
+
+
+@cache
+def _options_of_torchs() -> frozenset[str]:
+    """Return what torch's own optimizers are made with."""
+    kinds = (
+        kind
+        for kind in vars(torch.optim).values()
+        if isinstance(kind, type) and issubclass(kind, Optimizer)
+    )
+    return frozenset(
+        option for kind in kinds for option in inspect.signature(kind).parameters
+    )
+
+
+def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _is_usual(values: Any, num_parameters: int | None = None) -> bool:
+    """Return whether a state is as `Optimizer.state_dict` makes it."""
+    if not isinstance(values, Mapping):
+        return False
+    groups, state = values.get("param_groups"), values.get("state")
+    is_usual = (
+        isinstance(state, Mapping)
+        and isinstance(groups, (list, tuple))
+        and all(isinstance(group, Mapping) and "params" in group for group in groups)
+    )
+    return is_usual and num_parameters in (None, _count(groups))
+
+
+def _count(groups: Any) -> int:
+    return sum(len(group["params"]) for group in groups)

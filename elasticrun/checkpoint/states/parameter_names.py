@@ -1,0 +1,169 @@
+"""An optimizer's state by its parameters' names, and by torch's numbers again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elasticrun.errors import CheckpointError
+
+BUILD_IT_ALIKE = (
+    "Build it as it was when it was saved, or start anew with another checkpoint "
+    "directory."
+)
+ADD_GROUPS_BEFORE = (
+    "It is loaded when it is registered: a group that add_param_group() adds in a loop "
+    "or an epoch is not there yet. Give it all groups when it is made, and let those "
+    "that are to begin later wait with requires_grad_(False), as a parameter without "
+    "a gradient is left alone; or add what is missing before you register it."
+)
+
+
+def name_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[Tensor, str]:
+    """Return the names of modules' parameters, each by the first module that has it."""
+    names: dict[Tensor, str] = {}
+    for module_name, module in modules:
+        for parameter_name, parameter in module.named_parameters():
+            names.setdefault(parameter, f"{module_name}.{parameter_name}")
+    return names
+
+
+def find_names(
+    name: str, optimizer: Optimizer, modules: Iterable[tuple[str, nn.Module]]
+) -> dict[str, Tensor]:
+    """Return an optimizer's parameters by their names in registered modules, in order.
+
+    Args:
+        name: What the optimizer is registered as.
+        modules: The modules, and what they are registered as.
+
+    Raises:
+        CheckpointError: A parameter is in none of them.
+    """
+    names = name_parameters(modules)
+    found: dict[str, Tensor] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise CheckpointError(
+                    f"a parameter of {name!r}, with the shape "
+                    f"{list(parameter.shape)} in group {number}, is in no registered "
+                    "module. Its state is sharded and saved under its name, so it "
+                    "could not be found again. Register the module before, or "
+                    f"together: register(model=net, {name}=optimizer)."
+                )
+            found[names[parameter]] = parameter
+    return found
+
+
+def by_names(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return what `Optimizer.state_dict` gives with names for numbers.
+
+    Raises:
+        CheckpointError: It is of another number of parameters.
+    """
+    num_parameters = sum(len(group["params"]) for group in values["param_groups"])
+    if num_parameters != len(names):
+        raise CheckpointError(
+            f"the saved optimizer has {num_parameters} parameters, but this one has "
+            f"{len(names)}. {BUILD_IT_ALIKE}"
+        )
+    numbers = [n for group in values["param_groups"] for n in group["params"]]
+    name_of = dict(zip(numbers, names, strict=True))
+    return {
+        **values,
+        "state": {name_of.get(n, n): each for n, each in values["state"].items()},
+        "param_groups": [
+            {**group, "params": [name_of[number] for number in group["params"]]}
+            for group in values["param_groups"]
+        ],
+    }
+
+
+def by_numbers(values: Any, groups: Sequence[Sequence[str]] | None = None) -> Any:
+    """Return what `by_names` made with numbers again; anything else as it is.
+
+    Args:
+        groups: The names in the optimizer's groups, in order; those of the values
+            themselves if None.
+
+    Raises:
+        CheckpointError: The groups hold other parameters.
+    """
+    if not has_names(values):
+        return values
+    saved = [group["params"] for group in values["param_groups"]]
+    groups = saved if groups is None else groups
+    if not _are_alike(saved, groups):
+        values = _without_wrappers(values)
+        saved = [group["params"] for group in values["param_groups"]]
+        groups = [list(map(_unwrapped, names)) for names in groups]
+        if not _are_alike(saved, groups):
+            raise CheckpointError(_describe_difference(saved, groups))
+    names = [name for group in groups for name in group]
+    number_of = {name: number for number, name in enumerate(names)}
+    return {
+        **values,
+        "state": {number_of.get(n, n): each for n, each in values["state"].items()},
+        "param_groups": [
+            {
+                **group,
+                **_param_names_in_order(group, own),
+                "params": [number_of[name] for name in own],
+            }
+            for group, own in zip(values["param_groups"], groups, strict=True)
+        ],
+    }
+
+
+def _are_alike(saved: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> bool:
+    return [set(names) for names in saved] == [set(names) for names in own]
+
+
+def _without_wrappers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by the names that parameters have in bare modules."""
+    names = [name for group in values["param_groups"] for name in group["params"]]
+    return by_names(by_numbers(values), [_unwrapped(name) for name in names])
+
+
+def _unwrapped(name: str) -> str:
+    """Return a parameter's name without what DDP and torch.compile put into it."""
+    return name.replace("_orig_mod.", "").replace("module.", "")
+
+
+def _param_names_in_order(
+    group: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return torch's own names, if a group has them, in the order of these."""
+    if "param_names" not in group:
+        return {}
+    name_of = dict(zip(group["params"], group["param_names"], strict=True))
+    return {"param_names": [name_of[name] for name in names]}
+
+
+def has_names(values: Any) -> bool:
+    """Return whether values are an optimizer's state with names for numbers."""
+    if (
+        not isinstance(values, Mapping)
+        or not {"state", "param_groups"} <= values.keys()
+    ):
+        return False
+    names = [name for group in values["param_groups"] for name in group["params"]]
+    return bool(names) and all(isinstance(name, str) for name in names)
+
+
+def _describe_difference(
+    saved: Sequence[Sequence[str]], own: Sequence[Sequence[str]]
+) -> str:
+    before = {name for group in saved for name in group}
+    now = {name for group in own for name in group}
+    if before == now:
+        text = "are in other groups"
+    else:
+        gone, new = sorted(before - now), sorted(now - before)
+        text = f"are others (only saved: {gone[:5]}, only here: {new[:5]})"
+    what_to_do = ADD_GROUPS_BEFORE if len(saved) > len(own) else BUILD_IT_ALIKE
+    return f"the saved optimizer's parameters {text}. {what_to_do}"

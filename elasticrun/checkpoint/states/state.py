@@ -1,0 +1,131 @@
+"""What a checkpoint holds one of per name: the interface of a state."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO
+
+from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.errors import StateNameError
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_REPLICA_SUFFIX = re.compile(r"(?P<name>.+)\.rank-\d+")
+_EPOCH_SUFFIX = re.compile(r"accumulator(-\d+)?\.epoch-(?P<epoch>\d+)")
+
+
+def check_state_name(name: str) -> None:
+    """Refuse what cannot name a state.
+
+    Raises:
+        StateNameError: It is not a plain file name, or one that files of ranks have.
+    """
+    is_manifest = name.lower().startswith(MANIFEST_NAME)
+    is_plain = _PLAIN_NAME.fullmatch(name) and not _REPLICA_SUFFIX.fullmatch(name)
+    if is_manifest or not is_plain:
+        raise StateNameError(
+            f"{name!r} cannot name a state: it becomes a file name in each checkpoint. "
+            "Use at most 100 letters, digits, '_', '-' and '.', and do not begin with "
+            f"a dot or {MANIFEST_NAME!r}, nor end in '.rank-' and a number."
+        )
+
+
+class BaseState(ABC):
+    """One named thing in every checkpoint, which writes and reads itself.
+
+    A shared state is written by rank 0 and loaded by all; with `is_per_replica`, each
+    rank has a file of its own.
+
+    Raises:
+        StateNameError: The name is not a plain file name.
+    """
+
+    is_per_replica = False
+    target: object = None  # What it is the state of, if that is another object.
+    trusts_pickle = False  # Set by the job that registers it.
+
+    def __init__(self, name: str) -> None:
+        check_state_name(name)
+        self.name = name
+
+    def sync(self) -> None:  # noqa: B027 (optional: most states have nothing to do)
+        """Prepare for `save`; called on every replica, so it may use collectives."""
+
+    def after_save(self) -> None:  # noqa: B027 (as `sync`)
+        """Give up what `sync` has prepared: `save` is not called again before it.
+
+        It may have been called twice: into memory that ran out, then into the file.
+        """
+
+    def values(self) -> Mapping[str, Any]:
+        """Return what `keep_best` may name."""
+        return {}
+
+    def checksums(self) -> Mapping[str, int]:
+        """Return checksums of what is to be the same on all replicas, by its name."""
+        return {}
+
+    def samples(self) -> Mapping[str, list[float]]:
+        """Return numbers of parts without which replicas' states have drifted apart."""
+        return {}
+
+    @abstractmethod
+    def save(self, fileobj: BinaryIO) -> None:
+        """Write the state."""
+
+    def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
+        """Return what writes the state, and whether another thread may do it later.
+
+        Later it writes the state as it is now, and holds until this is called again.
+        """
+        return self.save, False
+
+    @abstractmethod
+    def load(self, fileobj: BinaryIO) -> None:
+        """Read what `save` wrote, at any world size."""
+
+    def load_with(
+        self, fileobj: BinaryIO, open_file: Callable[[str], BinaryIO]
+    ) -> None:
+        """Read what was saved; `open_file` opens other files of the checkpoint."""
+        del open_file
+        self.load(fileobj)
+
+    def parts(self) -> Iterable[BaseState]:
+        """Return what is saved with it in files of its own, and not loaded alone."""
+        return ()
+
+    def meet(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
+        """Be told of the states that were registered before."""
+
+    @property
+    def overwrites(self) -> object:
+        """Something of which making the target has changed the state."""
+        return None
+
+    def file_name(self, rank: int) -> str:
+        """Return the name of the file that `rank` loads."""
+        return replica_file_name(self.name, rank) if self.is_per_replica else self.name
+
+
+def replica_file_name(name: str, rank: int) -> str:
+    """Return the name of the file in which `rank` has its own of a state."""
+    return f"{name}.rank-{rank}"
+
+
+def state_of_file(file_name: str) -> str:
+    """Return the name of the state that a file of a checkpoint belongs to."""
+    match = _REPLICA_SUFFIX.fullmatch(file_name)
+    return match["name"] if match else file_name
+
+
+def name_in_epoch(name: str, epoch: int) -> str:
+    """Return the name of a state that ends with its epoch: an unnamed accumulator."""
+    return f"{name}.epoch-{epoch}"
+
+
+def epoch_of(name: str) -> int | None:
+    """Return the epoch that a state ends with; None for one of the whole job."""
+    match = _EPOCH_SUFFIX.fullmatch(name)
+    return int(match["epoch"]) if match else None

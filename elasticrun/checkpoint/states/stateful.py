@@ -1,0 +1,254 @@
+"""The state of an object that has `state_dict` and `load_state_dict`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.digest import digest_of
+from elasticrun.checkpoint.states.dtypes import keeping_dtypes
+from elasticrun.checkpoint.states.shards import OpenFile, SavedState, read_whole_state
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.values import (
+    SHARDED_KINDS,
+    begin_to_save,
+    load_state,
+    save_state,
+)
+from elasticrun.errors import CheckpointError, CheckpointWarning
+from elasticrun.replicas.gathering import gather, num_replicas
+
+_DTENSOR = "DTensor"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What `torch.distributed.checkpoint.stateful.Stateful` asks for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take the state."""
+        ...
+
+
+class StatefulState(BaseState):
+    """Keeps any object that has `state_dict` and `load_state_dict`.
+
+    Raises:
+        CheckpointError: It is sharded in a way that cannot be saved; or a module or an
+            optimizer without memory, so that nothing could be loaded into it.
+    """
+
+    takes_shards = False  # Whether its tensors may be DTensors.
+
+    def __init__(self, name: str, target: Stateful) -> None:
+        super().__init__(name)
+        _refuse_sharded(name, target, is_dtensor_right=self.takes_shards)
+        _refuse_meta(name, target)
+        self.target: Stateful = target
+        self._copies = Copies()
+        self._has_warned = False
+
+    def save(self, fileobj: BinaryIO) -> None:
+        """Write the object's state dictionary with `torch.save`."""
+        save_state(self, self.values_to_save(), fileobj)
+
+    def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
+        return begin_to_save(self, self.values_to_save(), self._copies)
+
+    def sync(self) -> None:
+        """Bring what is to be saved to rank 0, or refuse what cannot be. Collective.
+
+        A `ZeroRedundancyOptimizer` has its parts brought there. Of an object of the
+        program's own rank 0 has one state, and others may have another.
+
+        Raises:
+            CheckpointError: They have.
+        """
+        consolidate = getattr(self.target, "consolidate_state_dict", None)
+        if consolidate is not None:
+            consolidate(to=0)
+        elif not _is_torchs(self.target) and num_replicas() > 1:
+            self._check_alike()
+
+    def _check_alike(self) -> None:
+        digests = gather(digest_of(self.target.state_dict()))
+        others = [rank for rank, each in enumerate(digests) if each != digests[0]]
+        if others:
+            kind = type(self.target).__name__
+            raise CheckpointError(
+                f"{self.name!r} ({kind}) has another state on rank "
+                f"{', '.join(map(str, others))} than on rank 0. Only rank 0's would be "
+                "kept, and all replicas would go on with it after a restart. Add up "
+                "over replicas with an Accumulator or a metric of torchmetrics, reduce "
+                "it so that it is the same everywhere, or write a State with "
+                "is_per_replica = True."
+            )
+
+    def values_to_save(self) -> Any:
+        """Return what is written."""
+        values: Any = self.target.state_dict()
+        if isinstance(values, dict) and not values and not self._has_warned:
+            self._warn_of_nothing_kept()
+        return values
+
+    def _warn_of_nothing_kept(self) -> None:
+        lost = _find_lost(self.target)
+        if lost:
+            self._has_warned = True
+            warnings.warn(
+                f"register({self.name}={type(self.target).__name__}): its state_dict() "
+                f"is empty, so nothing of it is in the checkpoint, though it has "
+                f"{', '.join(lost)}. It begins anew at each restart. Let state_dict() "
+                "return what it needs (a buffer by persistent=True), or do not "
+                "register it.",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def overwrites(self) -> object:
+        """A scheduler's optimizer, in which its constructor sets the learning rate."""
+        if not isinstance(self.target, LRScheduler):
+            return None
+        optimizer = self.target.optimizer
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        is_kept = rates == [float(rate) for rate in self.target.get_last_lr()]
+        return None if is_kept else optimizer
+
+    def load(self, fileobj: BinaryIO) -> None:
+        """Give the object its state; its tensors stay on their devices.
+
+        Raises:
+            CheckpointError: The saved state does not fit the object, or would execute
+                code.
+        """
+        self.take(load_state(self, fileobj, is_copied=_copies(self.target)))
+
+    def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
+        """Load it; of a sharded one, put every tensor together."""
+        values = load_state(self, fileobj, is_copied=_copies(self.target))
+        saved = SavedState.decode(values)
+        if saved is not None:
+            values = read_whole_state(self.name, saved, open_file)
+        self.take(values)
+
+    def take(self, values: Any) -> None:
+        """Give the object loaded values.
+
+        Raises:
+            CheckpointError: They do not fit it.
+        """
+        try:
+            with keeping_dtypes(self.target):
+                self.target.load_state_dict(values)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the saved state {self.name!r} does not fit the "
+                f"{type(self.target).__name__} of this program: {error}\n"
+                "Build the object as it was when it was saved, or start anew with "
+                "another checkpoint directory."
+            ) from error
+
+
+def _is_torchs(target: object) -> bool:
+    """Return whether it is a part of torch's, or a module, which averages by itself."""
+    kinds = (nn.Module, Optimizer, LRScheduler)
+    is_own = type(target).__module__.startswith(("torch.", "elasticrun."))
+    return is_own or isinstance(target, kinds)
+
+
+def _find_lost(target: object) -> list[str]:
+    """Return the names of what an object with an empty state may have to lose."""
+    if isinstance(target, nn.Module):
+        return [name for name, _ in target.named_buffers()]
+    if _is_torchs(target):  # As a GradScaler that is not enabled.
+        return []
+    kinds = (int, float, complex, torch.Tensor, list, dict, set)
+    return [
+        name
+        for name, value in getattr(target, "__dict__", {}).items()
+        if isinstance(value, kinds) and not isinstance(value, bool)
+    ]
+
+
+def has_shards(target: Any) -> bool:
+    """Return whether an object has DTensors, of which each replica has a part."""
+    return _DTENSOR in _sharded_kinds(target)
+
+
+def own_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this replica's part of a tensor: all of it unless it is a DTensor."""
+    if type(tensor).__name__ != _DTENSOR:
+        return tensor
+    sharded: Any = tensor
+    local: torch.Tensor = sharded.to_local()
+    return local
+
+
+def _refuse_sharded(name: str, target: Any, *, is_dtensor_right: bool) -> None:
+    """Raise for what each replica has another part of, while rank 0 writes for all."""
+    kinds = _sharded_kinds(target) - ({_DTENSOR} if is_dtensor_right else set())
+    if not kinds:
+        return
+    advice = (
+        "Give the module itself to register(), with its optimizer, and multiply the "
+        "loss with loader.loss_weight."
+        if kinds == {_DTENSOR}
+        else "Shard it with torch.distributed.fsdp.fully_shard, or use "
+        "AdaptiveDataParallel."
+    )
+    raise CheckpointError(
+        f"{name!r} is sharded ({', '.join(sorted(kinds))}): each replica has a part of "
+        "it, but rank 0 would write for all, so the other parts would be lost. "
+        f"{advice}"
+    )
+
+
+def _refuse_meta(name: str, target: Any) -> None:
+    """Raise for tensors without memory: torch would load into them without a word."""
+    if any(tensor.is_meta for tensor in _tensors_of(target)):
+        raise CheckpointError(
+            f"{name!r} is on the meta device, which holds no values, so a saved "
+            "state would be lost. Call to_empty(device=...) and initialize it "
+            "before you register it."
+        )
+
+
+def _tensors_of(target: Any) -> list[torch.Tensor]:
+    if isinstance(target, nn.Module):
+        return [*target.parameters(), *target.buffers()]
+    if isinstance(target, Optimizer):
+        return [each for group in target.param_groups for each in group["params"]]
+    return []
+
+
+def _sharded_kinds(target: Any) -> set[str]:
+    """Return the names of torch's types of which each replica has a part."""
+    found: list[Any] = list(_tensors_of(target))
+    if isinstance(target, nn.Module):
+        found += target.modules()
+    return {
+        kind.__name__
+        for kind in map(type, found)
+        if kind.__name__ in SHARDED_KINDS and kind.__module__.startswith("torch.")
+    }
+
+
+def _copies(target: object) -> bool:
+    """Return whether it copies what it loads, as modules of torch.nn's parts do."""
+    return isinstance(target, nn.Module) and all(
+        getattr(type(part), name).__module__.startswith(("torch.nn.", "elasticrun."))
+        for part in target.modules()
+        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state")
+    )

@@ -1,0 +1,253 @@
+"""The claim on an object store, which keeps a second live job out.
+
+A store has no locks. Each start puts a claim with the next number, and who has the
+highest owns the place; nobody ever writes over another's. The owner's thread puts its
+own again every few seconds, so that others see whether it lives; and before each commit
+the owner looks whether it still owns the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+import warnings
+from dataclasses import dataclass, replace
+
+from elasticrun.checkpoint.storage.claimant import (
+    Claim,
+    claim_name,
+    claim_numbers,
+    newest_claim,
+    read_claim,
+    this_machine,
+)
+from elasticrun.checkpoint.storage.lock import OwnerProcess
+from elasticrun.checkpoint.storage.objects import Objects
+from elasticrun.errors import CheckpointError, CheckpointWarning
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 10.0  # Seconds for the last renewal, of a store that may be gone.
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """How often a claim is renewed, and when it counts as given up; in seconds.
+
+    Attributes:
+        silence: How long a claim must stay as it is, before the eyes of who wants the
+            place. Nobody's clock is compared with another's.
+    """
+
+    renewal: float = 10.0
+    look: float = 0.5
+    silence: float = 60.0
+
+
+class StoreClaim:
+    """This process's claim on the place of some objects."""
+
+    def __init__(self, objects: Objects, *, rhythm: Rhythm | None = None) -> None:
+        self._objects = objects
+        self._rhythm = rhythm or Rhythm()
+        self._number = 0
+        self._own: Claim | None = None
+        self._guard = threading.Lock()
+        self._has_ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.left_behind: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name of the object, None without a claim."""
+        return None if self._own is None else claim_name(self._number)
+
+    def acquire(self, *, timeout: float) -> None:
+        """Claim the place, once its owner has released it, or is dead, or silent.
+
+        Args:
+            timeout: Seconds that an owner is given that lives, but may be about to
+                exit.
+
+        Raises:
+            CheckpointError: A live job owns it.
+            OSError: The store cannot be read or written.
+        """
+        if self._own is not None:
+            raise _in_use(self._objects, self._own)
+        watch = _Watch(self._rhythm.silence, time.monotonic() + timeout)
+        while True:
+            number, claim = newest_claim(self._objects)
+            if claim is None or claim.is_over:
+                may_take = True
+            elif watch.has_seen_life(number, claim):
+                raise _in_use(self._objects, claim)
+            else:
+                may_take = claim.is_old or watch.is_silent
+            if may_take and self._take(number + 1):
+                break
+            if not may_take:
+                watch.say_once(self._objects, claim)
+                time.sleep(self._rhythm.look)
+        self._note_taken_from(claim)
+        self._forget_older()
+        self._start_renewing()
+
+    def _note_taken_from(self, claim: Claim | None) -> None:
+        if claim is not None and not claim.is_over:
+            self.left_behind = claim.folder
+            warnings.warn(
+                f"{self._objects.place} is taken over from {claim.owner}, of which "
+                "nothing was heard for a while. If that job still lives, it stops at "
+                "its next save.",
+                CheckpointWarning,
+                stacklevel=5,
+            )
+
+    def check(self) -> None:
+        """Refuse to go on if another job has claimed the place.
+
+        Raises:
+            CheckpointError: It has.
+            OSError: The store cannot be read.
+        """
+        if self._own is None:
+            raise ValueError(f"{self._objects.place} was not acquired")
+        own = read_claim(self._objects, self._number)
+        next_one = read_claim(self._objects, self._number + 1)
+        if own is None or own.token != self._own.token or next_one is not None:
+            _, newest = newest_claim(self._objects)
+            by = f" ({newest.owner})" if newest is not None else ""
+            raise CheckpointError(
+                f"another job has taken over {self._objects.place}{by}, because it "
+                "heard nothing of this one, which had it since "
+                f"{self._own.owner.since}. Two jobs would mix their checkpoints, so "
+                "this one stops without saving. Let one of them run; give the other a "
+                "checkpoint directory of its own (ELASTICRUN_CHECKPOINT_DIR)."
+            )
+
+    def begin(self, folder: str) -> None:
+        """Say which checkpoint is written, for whoever may take over meanwhile.
+
+        Raises:
+            CheckpointError: Another job has claimed the place.
+            OSError: The store cannot be read or written.
+        """
+        self.check()
+        self._renew(folder=folder)
+
+    def release(self) -> None:
+        """Give the place back; it may be free already."""
+        if self._own is None:
+            return
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+        try:
+            self.check()
+            self._renew(is_released=True)
+        except (OSError, CheckpointError) as error:
+            logger.warning("%s was not given back: %s", self._objects.place, error)
+        self._own, self._thread = None, None
+
+    def _take(self, number: int) -> bool:
+        """Put a claim of this number; return whether this process has it."""
+        own = Claim(
+            token=secrets.token_hex(16),
+            machine=this_machine(),
+            owner=OwnerProcess.this_process(),
+            time=time.time(),
+        )
+        self._objects.put_new(claim_name(number), own.encode())
+        # Read back: a store may know no other way to tell who came first.
+        found = read_claim(self._objects, number)
+        if found is None or found.token != own.token:
+            return False
+        self._number, self._own = number, own
+        return True
+
+    def _forget_older(self) -> None:
+        """Remove claims that nobody needs: all but this one and the one before."""
+        with contextlib.suppress(OSError):  # The next start will do it.
+            for number in claim_numbers(self._objects):
+                if number < self._number - 1:
+                    self._objects.remove_object(claim_name(number))
+
+    def _renew(self, *, folder: str | None = None, is_released: bool = False) -> None:
+        with self._guard:
+            assert self._own is not None
+            own = replace(
+                self._own,
+                renewals=self._own.renewals + 1,
+                time=time.time(),
+                folder=folder or self._own.folder,
+                is_released=is_released,
+            )
+            self._objects.put(claim_name(self._number), own.encode())
+            self._own = own
+
+    def _start_renewing(self) -> None:
+        self._has_ended.clear()
+        self._thread = threading.Thread(
+            target=self._keep_renewing, name="elasticrun-claim", daemon=True
+        )
+        self._thread.start()
+
+    def _keep_renewing(self) -> None:
+        while not self._has_ended.wait(self._rhythm.renewal):
+            try:
+                self.check()
+                self._renew()
+            except CheckpointError as error:
+                logger.error("%s", error)
+                return
+            except OSError as error:  # It may come back.
+                logger.info("the claim was not renewed: %s", error)
+
+
+class _Watch:
+    """Looks whether a claim is renewed."""
+
+    def __init__(self, silence: float, deadline: float) -> None:
+        self._silence = silence
+        self._deadline = deadline
+        self._seen: tuple[int, str, int] | None = None
+        self._since = 0.0
+        self._has_changed = False
+        self._is_quiet = True
+
+    def has_seen_life(self, number: int, claim: Claim) -> bool:
+        """Take a look; return whether the owner lives and has had its time."""
+        now = time.monotonic()
+        seen = number, claim.token, claim.renewals
+        if seen != self._seen:
+            self._has_changed = self._seen is not None
+            self._seen, self._since = seen, now
+        return self._has_changed and now >= self._deadline
+
+    def say_once(self, objects: Objects, claim: Claim | None) -> None:
+        """Tell whoever looks at the log what is waited for."""
+        if self._is_quiet:
+            self._is_quiet = False
+            logger.info(
+                "%s is claimed by %s; looking for up to %.0f s whether that lives",
+                objects.place,
+                claim.owner if claim else "nobody",
+                self._silence,
+            )
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has changed for long."""
+        return time.monotonic() - self._since >= self._silence
+
+
+def _in_use(objects: Objects, claim: Claim) -> CheckpointError:
+    return CheckpointError(
+        f"{objects.place} is in use by a live job ({claim.owner}). Two jobs in one "
+        "directory would remove each other's checkpoints. Stop that job or wait for "
+        "its end, or give this one a directory of its own (ELASTICRUN_CHECKPOINT_DIR)."
+    )

@@ -1,0 +1,186 @@
+"""Checkpoints in a directory of a file system."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from elasticrun.checkpoint.files import durable, recorded
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.lock import DirectoryLock, OwnerProcess, find_owner
+from elasticrun.checkpoint.storage.storage import (
+    NOTE_PREFIX,
+    Storage,
+    StoreUnreachableError,
+    in_the_way,
+)
+
+_PAUSES = 0.1, 0.9  # Seconds between tries to read.
+
+_Found = TypeVar("_Found")
+
+
+class LocalStorage(Storage):
+    """A directory, perhaps on a file system that machines share."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = DirectoryLock(directory)
+
+    @property
+    def place(self) -> Path:
+        return self._directory
+
+    def locate(self, *names: str) -> Path:
+        return self._directory.joinpath(*names)
+
+    def acquire(self, *, timeout: float) -> None:
+        self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def find_owner(self) -> OwnerProcess | None:
+        return find_owner(self._directory)
+
+    def left_behind(self) -> str | None:
+        return None  # A lock ends with its process, which then writes no more.
+
+    def list_names(self) -> list[str]:
+        return _insist(lambda: os.listdir(self._directory))
+
+    def read(self, *names: str) -> bytes:
+        return _insist(lambda: recorded.read_small(self.locate(*names)))
+
+    def replace(self, name: str, data: bytes) -> None:
+        durable.write_atomically(self.locate(name), data)
+
+    def begin(self, folder: str, *, token: str) -> None:
+        self._lock.check()
+        path = self.locate(folder)
+        if durable.find_size(path) is not None:
+            if not self.has_note(folder):
+                raise in_the_way(path)
+            self.remove(folder)
+        try:
+            durable.write_note(self._note_of(folder), token.encode())
+            durable.make_directory(path)
+        except OSError:  # Else each save on a full disk would leave a note.
+            with contextlib.suppress(OSError):
+                self.remove(folder)
+            raise
+
+    def has_note(self, folder: str) -> bool:
+        return _insist(lambda: durable.find_size(self._note_of(folder))) is not None
+
+    def read_note(self, folder: str) -> str:
+        return self.read(NOTE_PREFIX + folder).decode(errors="replace")
+
+    def remove_note(self, folder: str) -> None:
+        durable.remove_file(self._note_of(folder))
+
+    def _note_of(self, folder: str) -> Path:
+        return self.locate(NOTE_PREFIX + folder)
+
+    def has(self, folder: str) -> bool:
+        return self.locate(folder).is_dir()
+
+    def commit(self, folder: str, name: str, data: bytes) -> None:
+        path = self.locate(folder)
+        self._lock.check()
+        durable.fsync_directory(path)
+        durable.write_atomically(path / name, data)
+        durable.fsync_directory(path.parent)
+        with contextlib.suppress(OSError):
+            self.remove_note(folder)
+
+    def remove(self, folder: str) -> None:
+        self._lock.check()
+        if not self.has_note(folder):
+            self._note_removal(folder)
+        durable.remove_tree(self.locate(folder), first=MANIFEST_NAME)
+        durable.fsync_directory(self._directory)
+        self.remove_note(folder)
+
+    def _note_removal(self, folder: str) -> None:
+        try:
+            durable.write_note(self._note_of(folder), b"")
+        except OSError as error:
+            # Where nothing fits, to remove something is what helps.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def measure_folder(self, folder: str) -> int:
+        try:
+            with os.scandir(self.locate(folder)) as found:
+                return sum(each.stat(follow_symlinks=False).st_size for each in found)
+        except OSError:
+            return 0
+
+    def write(
+        self, folder: str, name: str, write: Callable[[BinaryIO], object]
+    ) -> FileRecord:
+        return durable.write_file(self.locate(folder, name), write)
+
+    def write_blocks(
+        self,
+        folder: str,
+        name: str,
+        blocks: Iterable[memoryview],
+        *,
+        checksum: Callable[[], int],
+    ) -> FileRecord:
+        path = self.locate(folder, name)
+        return durable.write_blocks(path, blocks, checksum=checksum)
+
+    def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
+        return durable.copy_file(
+            self.locate(source, record.name),
+            self.locate(folder, record.name),
+            record=record,
+        )
+
+    def measure(self, folder: str, name: str) -> FileRecord:
+        return recorded.measure_file(self.locate(folder, name))
+
+    def verify(self, folder: str, record: FileRecord) -> None:
+        self.open_checked(folder, record).close()
+
+    def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
+        path = self.locate(folder, record.name)
+        return _insist(lambda: recorded.open_checked(path, record))
+
+    def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
+        names = tuple(names)  # Not their paths: a garbage collection would follow.
+        return _insist(
+            lambda: {
+                name: durable.find_size(self.locate(folder, name)) for name in names
+            }
+        )
+
+
+def _insist(look: Callable[[], _Found]) -> _Found:
+    """Return what a look at the file system finds, which may fail once or twice.
+
+    Raises:
+        FileNotFoundError: It is known that nothing is there.
+        StoreUnreachableError: It failed again and again. What is there may be whole.
+    """
+    for pause in (*_PAUSES, None):
+        try:
+            return look()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            if pause is None:
+                raise StoreUnreachableError(
+                    error.errno, error.strerror, error.filename
+                ) from error
+        time.sleep(pause)
+    raise AssertionError("the last try has no pause")

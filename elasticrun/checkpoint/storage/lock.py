@@ -1,0 +1,285 @@
+"""The lock that keeps a second live job out of a checkpoint directory."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import io
+import json
+import os
+import pwd
+import socket
+import stat
+import struct
+import threading
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.recorded import open_plain
+from elasticrun.errors import CheckpointError, CheckpointWarning
+
+POLL_INTERVAL = 0.05
+_LARGEST_LOCK = 4096  # Bytes; one that is larger is not elasticrun's.
+
+
+@dataclass(frozen=True)
+class OwnerProcess:
+    """The process that holds a lock."""
+
+    host: str
+    pid: int
+    process_started: float
+    since: str
+
+    @staticmethod
+    def this_process() -> OwnerProcess:
+        import psutil  # Not before it is needed: the command line starts without.
+
+        return OwnerProcess(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        )
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+# The locks of this process by device and inode, which an open file keeps from being
+# used again: POSIX locks, where there are no others, do not exclude within a process.
+_held: dict[tuple[int, int], tuple[OwnerProcess, io.FileIO]] = {}
+_guard = threading.Lock()
+_LOCK_OPEN_FILE: int | None = getattr(fcntl, "F_OFD_SETLK", None)
+
+
+class DirectoryLock:
+    """A lock on the file `lock` in a directory, which names its owner.
+
+    It belongs to the open file (Linux), so that it is not lost when the program opens
+    and closes the file itself, to copy the directory for instance. Elsewhere it is a
+    POSIX lock, and would be. It ends with the process however that ends, and no forked
+    child keeps it: a DataLoader worker which outlives a killed replica blocks nobody.
+    The file stays: removing it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._file: io.FileIO | None = None
+
+    def acquire(self, *, timeout: float) -> None:
+        """Make the directory and take its lock.
+
+        Args:
+            timeout: Seconds to wait for a live owner, which may be about to exit.
+
+        Raises:
+            CheckpointError: A live process still holds it, or the directory cannot be
+                written.
+        """
+        try:
+            durable.make_directory(self.directory)
+            durable.check_writable(self.directory)
+            _warn_of_others_who_can_write(self.directory)
+            self._file = _wait_for(self.directory / "lock", timeout)
+        except LockedError as error:
+            raise CheckpointError(
+                f"{self.directory} is in use by a live job ({error}). Two jobs in one "
+                "directory would remove each other's checkpoints. Stop that job or "
+                "wait for its end, or give this one a directory of its own "
+                "(ELASTICRUN_CHECKPOINT_DIR)."
+            ) from error
+        except (OSError, ValueError) as error:
+            what_to_do = (
+                "Make that directory writable"
+                if isinstance(error, OSError)
+                else f"Remove what is in the place of {self.directory / 'lock'}"
+            )
+            raise CheckpointError(
+                f"{self.directory} cannot hold this job's checkpoints: "
+                f"{str(error).rstrip('.')}. Nothing could be saved, so the job would "
+                f"lose its work when it is stopped. {what_to_do}, or give the job "
+                "another one (ELASTICRUN_CHECKPOINT_DIR)."
+            ) from error
+
+    def check(self) -> None:
+        """Refuse to go on where another process may have taken the directory.
+
+        Nothing to check without the lock: who has none only looks, or tidies up.
+
+        Raises:
+            CheckpointError: The file that is locked is not the one that others lock.
+            OSError: It cannot be told.
+        """
+        if self._file is None or self._file.closed:
+            return
+        path = self.directory / "lock"
+        try:
+            found: tuple[int, int] | None = _identity(os.stat(path))
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found != _identity(os.fstat(self._file.fileno())):
+            how = "is gone" if found is None else "is another file now"
+            raise CheckpointError(
+                f"{path}, which this job has locked, {how}: the directory was removed, "
+                "or put in another's place, while the job used it. Another job may use "
+                "it now, and two jobs would mix their checkpoints, so this one stops "
+                "without saving. Start it again with a directory of its own "
+                "(ELASTICRUN_CHECKPOINT_DIR)."
+            )
+
+    def release(self) -> None:
+        """Give the lock back; it may be free already."""
+        if self._file is None or self._file.closed:  # Closed in a fork.
+            return
+        with _guard:
+            _held.pop(_identity(os.fstat(self._file.fileno())), None)
+            self._file.close()
+        self._file = None
+
+
+def find_owner(directory: Path) -> OwnerProcess | None:
+    """Return who uses the directory now, without taking its lock.
+
+    Raises:
+        OSError: It cannot be told.
+    """
+    try:
+        _refuse_own(directory / "lock")
+    except LockedError as error:  # To open and close the file would release it.
+        return error.owner
+    try:
+        descriptor = open_plain(str(directory / "lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ValueError):  # No job locks a pipe, or by a link.
+        return None
+    with io.FileIO(descriptor) as file:
+        try:
+            # Shared with other readers; given back when the file is closed, long
+            # before an owner that begins just now has tired of waiting.
+            _try_lock(file, fcntl.F_RDLCK)
+        except (BlockingIOError, PermissionError):
+            return _read_owner(file) or OwnerProcess(
+                "an unknown host", 0, 0.0, "just now"
+            )
+    return None
+
+
+class LockedError(Exception):
+    """Somebody holds the lock; the text says who."""
+
+    def __init__(self, owner: OwnerProcess | None) -> None:
+        self.owner = owner
+        super().__init__(str(owner or "a process that has not yet written its name"))
+
+
+def _warn_of_others_who_can_write(directory: Path) -> None:
+    status = os.stat(directory)
+    if status.st_mode & stat.S_IWOTH:
+        who, right = "everybody", "o-w"
+    elif status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid):
+        who, right = f"the group {_group_name(status.st_gid)}", "g-w"
+    else:
+        return
+    warnings.warn(
+        f"{directory} can be written to by {who} (mode "
+        f"{stat.S_IMODE(status.st_mode):o}). Who can change a checkpoint decides what "
+        f"the job computes. Take that right away: chmod {right} {directory}",
+        CheckpointWarning,
+        stacklevel=5,
+    )
+
+
+def _is_private(group: int) -> bool:
+    """Return whether it is the group of this user alone, which many systems make."""
+    try:
+        found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid())
+    except KeyError:  # It has no name.
+        return False
+    return found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+
+
+def _group_name(group: int) -> str:
+    try:
+        return grp.getgrgid(group).gr_name
+    except KeyError:
+        return str(group)
+
+
+def _wait_for(path: Path, timeout: float) -> io.FileIO:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            with _guard:
+                return _lock(path)
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_INTERVAL)
+
+
+def _lock(path: Path) -> io.FileIO:
+    _refuse_own(path)
+    file = durable.open_shared(path)
+    try:
+        _lock_open_file(file)
+        owner = OwnerProcess.this_process()
+        durable.overwrite(file, json.dumps(asdict(owner)).encode() + b"\n")
+    except BaseException:
+        file.close()
+        raise
+    _held[_identity(os.fstat(file.fileno()))] = owner, file
+    return file
+
+
+def _refuse_own(path: Path) -> None:
+    try:
+        held = _held.get(_identity(os.stat(path)))
+    except FileNotFoundError:
+        return
+    if held is not None:
+        raise LockedError(held[0])
+
+
+def _lock_open_file(file: io.FileIO) -> None:
+    try:
+        _try_lock(file, fcntl.F_WRLCK)
+    except (BlockingIOError, PermissionError) as error:
+        # EAGAIN or EACCES, as POSIX leaves open.
+        raise LockedError(_read_owner(file)) from error
+
+
+def _try_lock(file: io.FileIO, kind: int) -> None:
+    if _LOCK_OPEN_FILE is None:
+        is_shared = kind == fcntl.F_RDLCK
+        fcntl.lockf(
+            file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+        )
+        return
+    # C's `struct flock`: type, whence, start, length, process; zeros mean all of it.
+    whole_file = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+    fcntl.fcntl(file, _LOCK_OPEN_FILE, whole_file)
+
+
+def _forget_in_child() -> None:
+    """Close what a fork has inherited; the parent's open files stay locked."""
+    for _, file in _held.values():
+        file.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _read_owner(file: io.FileIO) -> OwnerProcess | None:
+    try:
+        return OwnerProcess(**json.loads(file.read(_LARGEST_LOCK)))
+    except (ValueError, TypeError, RecursionError):  # just taken, not yet written
+        return None
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -1,0 +1,224 @@
+"""Objects below one URL, read and written whole through fsspec.
+
+Whatever goes wrong in the many libraries behind it becomes an OSError: a
+FileNotFoundError where an object is known to be absent, else a StoreUnreachableError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from elasticrun.checkpoint.files.recorded import BLOCK_SIZE, FileRecord
+from elasticrun.checkpoint.files.streams import write_measured
+from elasticrun.checkpoint.storage.place import RemotePath
+from elasticrun.checkpoint.storage.storage import StoreUnreachableError
+from elasticrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class Objects:
+    """The objects below a URL, by names like `checkpoint-00000012/model`.
+
+    Args:
+        system: A file system of fsspec.
+        root: The URL's path in it.
+    """
+
+    def __init__(self, place: RemotePath, system: Any, root: str) -> None:
+        self.place = place
+        self._system = system
+        self._root = root.rstrip("/")
+
+    def get(self, name: str) -> bytes:
+        """Return an object's content."""
+        with self._told(name):
+            return bytes(self._system.cat_file(self._path(name)))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Put an object whole, in the place of the one that is there."""
+        with self._told(name):
+            self._in_folder(
+                name, lambda: self._system.pipe_file(self._path(name), data)
+            )
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Put an object unless there is one; return whether that was so.
+
+        Where a store cannot do that in one step, of two at once both may believe it.
+        """
+        path = self._path(name)
+        try:
+            self._in_folder(
+                name, lambda: self._system.pipe_file(path, data, mode="create")
+            )
+        except FileExistsError:
+            return False
+        except Exception:  # It knows no such mode; or it fails, as this then will, too.
+            if self.find_size(name) is not None:
+                return False
+            self.put(name, data)
+        return True
+
+    def put_stream(
+        self, name: str, write: Callable[[BinaryIO], object]
+    ) -> tuple[int, int]:
+        """Put an object with what `write` puts into a stream; return size and CRC-32.
+
+        Errors of `write` itself stay what they are, and leave no object.
+        """
+        path = self._path(name)
+        with self._told(name):
+            file = self._in_folder(name, lambda: self._system.open(path, "wb"))
+        try:
+            told = cast(BinaryIO, _Told(self, name, file))
+            writer = write_measured(told, write)
+            with self._told(name):
+                file.close()
+        except BaseException:
+            _discard(file)
+            raise
+        return writer.size, writer.crc32
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """Yield an object's content piece by piece."""
+        with self._told(name):
+            file = self._system.open(self._path(name), "rb")
+        with contextlib.closing(file):
+            while True:
+                with self._told(name):
+                    block = file.read(8 * BLOCK_SIZE)
+                if not block:
+                    return
+                yield block
+
+    def find_size(self, name: str) -> int | None:
+        """Return an object's size, or None if it is not there; nothing is cached."""
+        try:
+            with self._told(name):
+                self._system.invalidate_cache()
+                found = self._system.info(self._path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return int(found["size"]) if found["type"] == "file" else None
+
+    def list(self, name: str = "") -> dict[str, int]:
+        """Return what is directly below a name, with sizes; nothing is cached."""
+        path = self._path(name)
+        try:
+            with self._told(name):
+                self._system.invalidate_cache()
+                found = self._system.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        sizes = {each["name"].rstrip("/"): int(each["size"] or 0) for each in found}
+        sizes.pop(path, None)  # Some stores keep an empty object for the folder.
+        return {each.rpartition("/")[2]: size for each, size in sizes.items()}
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or all below a name; it may be gone already."""
+        with contextlib.suppress(FileNotFoundError), self._told(name):
+            self._system.invalidate_cache()
+            self._system.rm(self._path(name), recursive=True)
+
+    def remove_object(self, name: str) -> None:
+        """Remove one object; it may be gone already."""
+        with contextlib.suppress(FileNotFoundError), self._told(name):
+            self._system.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _in_folder(self, name: str, act: Callable[[], Any]) -> Any:
+        """Do it, and once more where folders have to be made first, as in SFTP."""
+        try:
+            return act()
+        except FileNotFoundError:
+            parent = self._path(name).rpartition("/")[0]
+            with contextlib.suppress(FileExistsError):
+                # Never with parents: that would make a bucket of a mistyped name.
+                self._system.mkdir(parent, create_parents=False)
+            return act()
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Turn whatever is raised into an OSError that names the object."""
+        place = self.place / name if name else self.place
+        try:
+            yield
+        except FileNotFoundError as error:
+            text = os.strerror(errno.ENOENT)
+            raise FileNotFoundError(errno.ENOENT, text, str(place)) from error
+        except (StoreUnreachableError, NotADirectoryError):
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            text = str(error).strip() or "no reason was given"
+            raise StoreUnreachableError(f"{place}: {kind}: {text}") from error
+
+
+class _Told(io.RawIOBase):
+    """A file of a store, whose errors are told as those of the store."""
+
+    def __init__(self, objects: Objects, name: str, file: Any) -> None:
+        self._objects = objects
+        self._name = name
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with self._objects._told(self._name):
+            return int(self._file.write(data))
+
+
+def _discard(file: Any) -> None:
+    """Let go of a half written object, which closing the file would put."""
+    with contextlib.suppress(Exception):
+        file.discard()
+    with contextlib.suppress(Exception):
+        file.closed = True  # Else the garbage collector closes it, whenever that is.
+
+
+def open_objects(place: RemotePath) -> Objects:
+    """Return the objects below a URL; nothing is asked of the store yet.
+
+    Raises:
+        CheckpointError: What is needed for such URLs is not installed.
+    """
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise CheckpointError(
+            f"{place} is in an object store, which is reached through fsspec, and that "
+            "is not installed. pip install elasticrun[remote], or give the path of a "
+            "directory."
+        ) from error
+    protocol = place.url.partition("://")[0]
+    try:
+        system, root = url_to_fs(place.url)
+    except ImportError as error:
+        raise CheckpointError(
+            f"{place} cannot be opened: {error}. fsspec reaches each kind of store "
+            f"through a package of its own, and that for {protocol}:// is not "
+            "installed. Install it (s3fs for s3://, gcsfs for gs://)."
+        ) from error
+    except Exception as error:  # Whatever its library makes of the URL.
+        raise CheckpointError(
+            f"{place} cannot be opened: {error}. Give a URL that fsspec knows, as "
+            "s3://bucket/job, or the path of a directory."
+        ) from error
+    return Objects(place, system, root)
+
+
+def record_of(name: str, measured: tuple[int, int]) -> FileRecord:
+    """Return the record of a file from its size and CRC-32."""
+    return FileRecord(name, *measured)

@@ -1,0 +1,210 @@
+"""Checkpoints in an object store, where a checkpoint exists once its manifest does."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from elasticrun.checkpoint.files.recorded import (
+    DamagedFileError,
+    FileRecord,
+    check_small,
+    compare,
+)
+from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.claim import Rhythm, StoreClaim
+from elasticrun.checkpoint.storage.claimant import find_claimant
+from elasticrun.checkpoint.storage.local import LocalStorage
+from elasticrun.checkpoint.storage.lock import OwnerProcess
+from elasticrun.checkpoint.storage.objects import Objects, open_objects, record_of
+from elasticrun.checkpoint.storage.place import RemotePath, parse_place
+from elasticrun.checkpoint.storage.storage import (
+    NOTE_PREFIX,
+    Storage,
+    StoreUnreachableError,
+    in_the_way,
+)
+from elasticrun.errors import CheckpointError
+
+_LIST_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
+
+
+class RemoteStorage(Storage):
+    """Objects below a URL, each put whole; the manifest of a checkpoint last."""
+
+    def __init__(self, objects: Objects, *, rhythm: Rhythm | None = None) -> None:
+        self._objects = objects
+        self._claim = StoreClaim(objects, rhythm=rhythm)
+
+    @property
+    def place(self) -> RemotePath:
+        return self._objects.place
+
+    def locate(self, *names: str) -> RemotePath:
+        place = self.place
+        for name in names:
+            place /= name
+        return place
+
+    def acquire(self, *, timeout: float) -> None:
+        try:
+            self._claim.acquire(timeout=timeout)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.place} cannot hold this job's checkpoints: {error}. Nothing "
+                "could be saved, so the job would lose its work when it is stopped. "
+                "See that the store can be reached and written to, or give the job "
+                "another place (ELASTICRUN_CHECKPOINT_DIR)."
+            ) from error
+
+    def release(self) -> None:
+        self._claim.release()
+
+    def find_owner(self) -> OwnerProcess | None:
+        return find_claimant(self._objects)
+
+    def left_behind(self) -> str | None:
+        return self._claim.left_behind
+
+    def list_names(self) -> list[str]:
+        """Return what is there, and not before that shows this process's own claim.
+
+        A job that took an empty or an old list for the truth would begin anew.
+        """
+        deadline = time.monotonic() + _LIST_SECONDS
+        while True:
+            names = list(self._objects.list())
+            own = self._claim.name
+            if own is None or own in names:
+                return names
+            if time.monotonic() > deadline:
+                raise StoreUnreachableError(
+                    f"{self.place}: a list of it does not show {own}, which is there."
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def read(self, *names: str) -> bytes:
+        name = "/".join(names)
+        check_small(self.locate(*names), self._objects.find_size(name) or 0)
+        return self._objects.get(name)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._objects.put(name, data)
+
+    def begin(self, folder: str, *, token: str) -> None:
+        self._claim.begin(folder)
+        if self._objects.list(folder):
+            if not self.has_note(folder):
+                raise in_the_way(self.locate(folder))
+            self.remove(folder)
+        self._objects.put(NOTE_PREFIX + folder, token.encode())
+
+    def has_note(self, folder: str) -> bool:
+        return self._objects.find_size(NOTE_PREFIX + folder) is not None
+
+    def read_note(self, folder: str) -> str:
+        return self._objects.get(NOTE_PREFIX + folder).decode(errors="replace")
+
+    def remove_note(self, folder: str) -> None:
+        self._objects.remove_object(NOTE_PREFIX + folder)
+
+    def has(self, folder: str) -> bool:
+        del folder
+        return True  # There are no folders. The commit looks for each file.
+
+    def commit(self, folder: str, name: str, data: bytes) -> None:
+        self._claim.check()
+        self._objects.put(f"{folder}/{name}", data)
+        with suppress(OSError):
+            self.remove_note(folder)
+
+    def remove(self, folder: str) -> None:
+        self._objects.put(NOTE_PREFIX + folder, b"")
+        self._objects.remove_object(f"{folder}/{MANIFEST_NAME}")
+        self._objects.remove(folder)
+        self.remove_note(folder)
+
+    def measure_folder(self, folder: str) -> int:
+        try:
+            return sum(self._objects.list(folder).values())
+        except OSError:
+            return 0
+
+    def write(
+        self, folder: str, name: str, write: Callable[[BinaryIO], object]
+    ) -> FileRecord:
+        return record_of(name, self._objects.put_stream(f"{folder}/{name}", write))
+
+    def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
+        blocks = self._checked_blocks(source, record)
+        return self.write(
+            folder,
+            record.name,
+            lambda file: [file.write(block) for block in blocks],
+        )
+
+    def measure(self, folder: str, name: str) -> FileRecord:
+        size = crc32 = 0
+        for block in self._objects.blocks(f"{folder}/{name}"):
+            size += len(block)
+            crc32 = zlib.crc32(block, crc32)
+        return FileRecord(name, size, crc32)
+
+    def verify(self, folder: str, record: FileRecord) -> None:
+        for _ in self._checked_blocks(folder, record):
+            pass
+
+    def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
+        with ExitStack() as closed_on_error:
+            file = closed_on_error.enter_context(tempfile.TemporaryFile())
+            for block in self._checked_blocks(folder, record):
+                file.write(block)
+            file.seek(0)
+            closed_on_error.pop_all()
+        return cast(BinaryIO, file)
+
+    def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
+        listed = self._objects.list(folder)
+        # A list may lag behind; of a single object each store knows the truth.
+        return {
+            name: listed[name]
+            if name in listed
+            else self._objects.find_size(f"{folder}/{name}")
+            for name in names
+        }
+
+    def _checked_blocks(self, folder: str, record: FileRecord) -> Iterator[bytes]:
+        """Yield a file's content, and raise at its end if that was not right."""
+        place = self.locate(folder, record.name)
+        size = crc32 = 0
+        try:
+            for block in self._objects.blocks(f"{folder}/{record.name}"):
+                size += len(block)
+                crc32 = zlib.crc32(block, crc32)
+                yield block
+        except FileNotFoundError as error:
+            text = f"{place} is missing; it had {record.size} bytes."
+            raise DamagedFileError(text) from error
+        compare(place, record, size=size, crc32=crc32)
+
+
+def storage_at(path: str | os.PathLike[str]) -> Storage:
+    """Return the storage for a directory's path or an object store's URL.
+
+    Nothing is made, and nothing is asked of a store.
+
+    Raises:
+        ValueError: It is a URL without a path, or with a slash too few.
+        CheckpointError: What is needed for such URLs is not installed.
+    """
+    place = parse_place(path)
+    if isinstance(place, Path):
+        return LocalStorage(place)
+    return RemoteStorage(open_objects(place))

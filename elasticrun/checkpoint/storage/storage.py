@@ -1,0 +1,221 @@
+"""What keeps checkpoints, for those who read and write them: the interface.
+
+A storage has folders, one a checkpoint, with files in them; and a few files beside the
+folders. Names are plain: no slashes in them. A folder is begun and
+removed under a note, a small file beside it: what has neither a note nor a manifest is
+somebody else's, whatever its name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.storage.lock import OwnerProcess
+from elasticrun.checkpoint.storage.place import Place
+
+NOTE_PREFIX = "draft."
+
+
+class StoreUnreachableError(OSError):
+    """It cannot be told what a store or a disk has: it is gone, refuses, or has failed.
+
+    Neither damage nor absence, so nobody may go on without what could not be read.
+    """
+
+
+class Storage(ABC):
+    """Keeps the checkpoints of one job at one place.
+
+    What cannot be written or read raises an OSError; a FileNotFoundError says that it
+    is known to be absent.
+    """
+
+    @property
+    @abstractmethod
+    def place(self) -> Place:
+        """Where it is, for people."""
+
+    @abstractmethod
+    def locate(self, *names: str) -> Place:
+        """Return where a folder, or a file in it, is."""
+
+    # Who may write.
+
+    @abstractmethod
+    def acquire(self, *, timeout: float) -> None:
+        """Keep other jobs out; make the place if it is new.
+
+        Args:
+            timeout: Seconds to wait for an owner, which may be about to exit.
+
+        Raises:
+            CheckpointError: Another live job has it, or it cannot be written.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let another job have it; it may be free already."""
+
+    @abstractmethod
+    def find_owner(self) -> OwnerProcess | None:
+        """Return who uses it now, without taking it.
+
+        Raises:
+            OSError: It cannot be told.
+        """
+
+    @abstractmethod
+    def left_behind(self) -> str | None:
+        """Return the folder that a job may still write into though it has lost this."""
+
+    # Files beside the folders, which are replaced as a whole.
+
+    @abstractmethod
+    def list_names(self) -> list[str]:
+        """Return the names of folders, and perhaps of files beside them."""
+
+    @abstractmethod
+    def read(self, *names: str) -> bytes:
+        """Return the content of a small file.
+
+        Raises:
+            DamagedFileError: It is no plain file, or far too large.
+        """
+
+    @abstractmethod
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace a small file durably: a crash leaves the old or the new content."""
+
+    # Folders.
+
+    @abstractmethod
+    def begin(self, folder: str, *, token: str) -> None:
+        """Make an empty folder with a note; what was left there under a note goes.
+
+        Args:
+            token: What the note says, to know this draft from every other one.
+
+        Raises:
+            CheckpointError: Another job has taken this over.
+            FileExistsError: What is there is not elasticrun's.
+        """
+
+    @abstractmethod
+    def has_note(self, folder: str) -> bool:
+        """Return whether a folder was begun, or is being removed, by elasticrun.
+
+        Raises:
+            OSError: It cannot be told.
+        """
+
+    @abstractmethod
+    def read_note(self, folder: str) -> str:
+        """Return the token of the draft that the folder is.
+
+        Raises:
+            OSError: It is none, or cannot be read.
+        """
+
+    @abstractmethod
+    def remove_note(self, folder: str) -> None:
+        """Remove the note of a folder that is committed or gone; it may be gone too."""
+
+    @abstractmethod
+    def has(self, folder: str) -> bool:
+        """Return whether there is a folder, as far as this storage knows folders."""
+
+    @abstractmethod
+    def commit(self, folder: str, name: str, data: bytes) -> None:
+        """Put the file that makes the folder count, durably, after all others in it.
+
+        The note goes then; one that cannot be removed does not matter.
+
+        Raises:
+            CheckpointError: Another job has taken this over.
+        """
+
+    @abstractmethod
+    def remove(self, folder: str) -> None:
+        """Remove a folder in any condition; half a removal leaves one with a note.
+
+        Raises:
+            CheckpointError: Another job has taken this over.
+        """
+
+    @abstractmethod
+    def measure_folder(self, folder: str) -> int:
+        """Return how many bytes are in it, 0 if that cannot be told."""
+
+    # Files in folders.
+
+    @abstractmethod
+    def write(
+        self, folder: str, name: str, write: Callable[[BinaryIO], object]
+    ) -> FileRecord:
+        """Write a file with what `write` puts into a stream that cannot seek."""
+
+    def write_blocks(
+        self,
+        folder: str,
+        name: str,
+        blocks: Iterable[memoryview],
+        *,
+        checksum: Callable[[], int],
+    ) -> FileRecord:
+        """Write a file from memory.
+
+        Args:
+            checksum: Returns that of all blocks, which another thread computes
+                meanwhile; a storage may compute it again.
+        """
+        del checksum
+        return self.write(folder, name, lambda file: deque(map(file.write, blocks), 0))
+
+    @abstractmethod
+    def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
+        """Copy a file from one folder to another, and check it against its record.
+
+        Raises:
+            DamagedFileError: The source is not what `record` says.
+        """
+
+    @abstractmethod
+    def measure(self, folder: str, name: str) -> FileRecord:
+        """Return what a file holds that somebody else has written."""
+
+    @abstractmethod
+    def verify(self, folder: str, record: FileRecord) -> None:
+        """Read every byte of a file.
+
+        Raises:
+            DamagedFileError: It is missing, or not what `record` says.
+        """
+
+    @abstractmethod
+    def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
+        """Open a file for reading once its size and checksum have been found right.
+
+        Raises:
+            DamagedFileError: It is missing, or not what `record` says.
+        """
+
+    @abstractmethod
+    def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
+        """Return the size of each of these files, None for what is not there.
+
+        Raises:
+            OSError: It cannot be told. Whoever removes what has no manifest must not
+                take an unreachable one for none.
+        """
+
+
+def in_the_way(place: Place) -> FileExistsError:
+    """Return the error for what is where a folder is to be begun."""
+    return FileExistsError(
+        f"{place} is in the way: elasticrun did not make it, so it will not remove it. "
+        "Move it to another place."
+    )

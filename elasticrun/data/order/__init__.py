@@ -1,0 +1,1 @@
+"""Which sample comes when, and to whom: pure arithmetic."""

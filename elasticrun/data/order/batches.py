@@ -1,0 +1,192 @@
+"""Which part of an order each global batch is: three functions, whatever makes them.
+
+The *index* of a loop is what its position counts: samples, or batches where each has a
+list of its own. `start(k)` is the index at which batch k begins, `size(k)` the samples
+in it, and `number_at(index)` the batch that begins there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits.
+
+
+class Batches(Protocol):
+    """The global batches of one loop.
+
+    Attributes:
+        span: Places in the order that one step of the index is: 1 where the index
+            counts samples. Sample j of batch k is at place start(k) * span + j.
+    """
+
+    @property
+    def span(self) -> int: ...
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def start(self, number: int) -> int:
+        """Return the index before a batch; of the one after the last, the end."""
+        ...
+
+    def size(self, number: int) -> int:
+        """Return the samples in a batch."""
+        ...
+
+    def number_at(self, index: int) -> int:
+        """Return the batch that begins at `index`, or the first one after it."""
+        ...
+
+    def num_alike(self, number: int) -> int:
+        """Return how many batches of one size follow each other, this one the first.
+
+        At least 1; fewer than there are cost time only.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EqualBatches:
+    """Batches of one size; the last one has what is left, or is left out."""
+
+    num_samples: int
+    batch_size: int
+    drop_last: bool = False
+    span = 1
+
+    def __len__(self) -> int:
+        num_full, rest = divmod(self.num_samples, self.batch_size)
+        return num_full + (rest > 0 and not self.drop_last)
+
+    def start(self, number: int) -> int:
+        return min(number * self.batch_size, self.num_samples)
+
+    def size(self, number: int) -> int:
+        return self.start(number + 1) - self.start(number)
+
+    def number_at(self, index: int) -> int:
+        return -(-index // self.batch_size)
+
+    def num_alike(self, number: int) -> int:
+        return max(self.num_samples // self.batch_size - number, 1)
+
+
+class SizePlan:
+    """From samples seen to the size of the batch that begins there.
+
+    Args:
+        sizes: The size from each number of samples on, 0 among them.
+    """
+
+    def __init__(self, sizes: Mapping[int, int]) -> None:
+        self.steps = tuple(sorted(sizes.items()))
+
+    def encode(self) -> list[list[int]]:
+        """Return the plan as JSON has it."""
+        return [list(step) for step in self.steps]
+
+
+@dataclass(frozen=True)
+class PlannedBatches:
+    """Batches whose sizes follow a plan.
+
+    A size holds from the first batch that begins at its place in the plan or later.
+
+    Attributes:
+        num_samples: Samples in the loop.
+        seen: Samples that the plan counts before the loop.
+    """
+
+    plan: SizePlan
+    num_samples: int
+    seen: int = 0
+    drop_last: bool = False
+    span = 1
+
+    @cached_property
+    def _stretches(self) -> list[tuple[int, int, int]]:
+        """For each size: the number and the start of its first batch, and the size."""
+        stretches: list[tuple[int, int, int]] = []
+        for samples, size in self.plan.steps:
+            place = max(samples - self.seen, 0)
+            number, start = 0, 0
+            if stretches:
+                first, begin, before = stretches[-1]
+                count = -(-(place - begin) // before) if place > begin else 0
+                number, start = first + count, begin + count * before
+                if start == begin:
+                    stretches.pop()
+            stretches.append((number, start, size))
+        return stretches
+
+    def __len__(self) -> int:
+        if self.num_samples == 0:
+            return 0
+        first, start, size = self._stretch_at(self.num_samples - 1)
+        num_full, rest = divmod(self.num_samples - start, size)
+        return first + num_full + (rest > 0 and not self.drop_last)
+
+    def start(self, number: int) -> int:
+        first, start, size = self._stretch_of(number)
+        return min(start + (number - first) * size, self.num_samples)
+
+    def size(self, number: int) -> int:
+        return self.start(number + 1) - self.start(number)
+
+    def number_at(self, index: int) -> int:
+        if index == 0:
+            return 0
+        # The stretch of what lies before: an index inside a batch is the next one's.
+        first, start, size = self._stretch_at(index - 1)
+        return first - (start - index) // size
+
+    def num_alike(self, number: int) -> int:
+        first, start, size = self._stretch_of(number)
+        ends = [later for later, _, _ in self._stretches if later > first]
+        full = first + (self.num_samples - start) // size
+        return max(min([full, *ends[:1]]) - number, 1)
+
+    def _stretch_of(self, number: int) -> tuple[int, int, int]:
+        at = bisect_right(self._stretches, number, key=lambda stretch: stretch[0])
+        return self._stretches[at - 1]
+
+    def _stretch_at(self, index: int) -> tuple[int, int, int]:
+        at = bisect_right(self._stretches, index, key=lambda stretch: stretch[1])
+        return self._stretches[at - 1]
+
+
+class ListedBatches:
+    """Batches that are lists of one's own; the index counts them.
+
+    Args:
+        num_batches: How many the loop has.
+        size_of: How many samples a batch has.
+    """
+
+    span = 1 << 32
+
+    def __init__(self, num_batches: int, size_of: Callable[[int], int]) -> None:
+        self._num_batches = num_batches
+        self._size_of = size_of
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def start(self, number: int) -> int:
+        return min(number, self._num_batches)
+
+    def size(self, number: int) -> int:
+        return self._size_of(number)
+
+    def number_at(self, index: int) -> int:
+        return index
+
+    def num_alike(self, number: int) -> int:
+        del number  # Any batch may have another size than the one before it.
+        return 1

@@ -1,0 +1,224 @@
+"""The plan of one loop: which samples this replica reads in which micro-batch."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
+from elasticrun.data.order.batches import Batches
+from elasticrun.data.order.partition import micro_batch, num_micro_batches, partition
+
+_CHUNK = 8192  # Positions whose indices are computed at once.
+_PADDING = range(1)  # The batch's first sample stands in for a missing one.
+
+Order = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+# Cuts data-set indices into pieces of the given lengths, for what reads them.
+Cut = Callable[[NDArray[np.int64], list[int]], Iterable[Any]]
+
+
+class Part(NamedTuple):
+    """A micro-batch's place in its global batch, the same in every batch of that size.
+
+    Attributes:
+        micro: Number of the micro-batch in this replica's local batch.
+        num_valid: How many of its samples are real, and not padding.
+        local_batch_size: Samples of this replica in the global batch.
+        global_batch_size: Samples of all replicas in it.
+        is_step: Whether the global batch is complete after this one.
+        num_read: Samples that are read for it, padding included.
+        advance: How far the index goes on after the global batch.
+    """
+
+    micro: int
+    num_valid: int
+    local_batch_size: int
+    global_batch_size: int
+    is_step: bool
+    num_read: int
+    advance: int
+
+
+# Number of the global batch in the loop, data-set indices with padding, and its part. A
+# plain tuple, since one is made for every batch.
+MicroBatch = tuple[int, Any, Part]
+
+NOTHING: list[int] = []  # The indices where a replica has no sample; none is delivered.
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How every global batch of a loader is shared out; fixed for a generation.
+
+    Attributes:
+        is_padded: Whether a replica without samples gets padding (`even_batches`).
+    """
+
+    rank: int
+    world_size: int
+    max_local_batch_size: int | None
+    is_padded: bool
+
+    def micro_batches(self, size: int) -> list[range]:
+        """Return this replica's runs in a global batch of `size`, from its start.
+
+        With padding there are equally many on every replica, and an empty one stands
+        for a padding sample.
+        """
+        share = partition(0, size, rank=self.rank, world_size=self.world_size)
+        num_micro = num_micro_batches(
+            size,
+            world_size=self.world_size,
+            max_local_batch_size=self.max_local_batch_size,
+        )
+        runs = [micro_batch(share, m, num_micro=num_micro) for m in range(num_micro)]
+        return runs if self.is_padded else [run for run in runs if run]
+
+
+class Seeding(NamedTuple):
+    """What the random draws of data-set items depend on, beside the position.
+
+    Attributes:
+        key: 64 bits of the loop.
+        each_sample: Whether each sample has a seed, or each micro-batch one.
+    """
+
+    key: int
+    each_sample: bool
+
+
+def as_lists(indices: NDArray[np.int64], lengths: list[int]) -> Iterator[list[int]]:
+    """Cut into lists of integers, which every data set can read."""
+    numbers = indices.tolist()
+    begin = 0
+    for length in lengths:
+        yield numbers[begin : begin + length]
+        begin += length
+
+
+class LoopPlan:
+    """A batch sampler over one loop, from any index on; O(1) in the data set's length.
+
+    Iterating yields what a DataLoader is asked for, and appends to `in_flight` what
+    will come out. A global batch without any sample for this replica is in flight only.
+
+    Args:
+        batches: The global batches of the loop.
+        order: Maps positions to data-set indices.
+        index: Where to begin: what was consumed before.
+        end: The number of the batch before which to end; None for the last one.
+        seeding: How the draws of each micro-batch are seeded; None to ask for the plain
+            indices.
+        cut: In which form the indices are asked for.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        shares: Shares,
+        order: Order,
+        *,
+        index: int,
+        end: int | None = None,
+        seeding: Seeding | None = None,
+        cut: Cut = as_lists,
+    ) -> None:
+        self._batches = batches
+        self._shares = shares
+        self._order = order
+        self._seeding = seeding
+        self._cut = cut
+        self.first_batch = batches.number_at(index)
+        self.end = len(batches) if end is None else end
+        self.in_flight: deque[MicroBatch] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._batches
+        number, end = self.first_batch, self.end
+        while number < end:
+            share = -(-batches.size(number) // self._shares.world_size)
+            most = min(max(1, _CHUNK // share), end - number)
+            count = min(batches.num_alike(number), most)
+            yield from self._run_of_batches(number, count)
+            number += count
+
+    def _run_of_batches(self, first: int, count: int) -> Iterator[Any]:
+        """Yield batches of one size, with one computation of their indices."""
+        size = self._batches.size(first)
+        begin = self._batches.start(first)
+        advance = self._batches.start(first + 1) - begin
+        numbers = range(first, first + count)
+        runs = self._shares.micro_batches(size)
+        if not runs:
+            nothing = Part(0, 0, 0, size, True, 0, advance)
+            self.in_flight.extend((number, NOTHING, nothing) for number in numbers)
+            return
+        own = [position for run in runs for position in (run or _PADDING)]
+        span = self._batches.span
+        starts = (begin + np.arange(count, dtype=np.int64) * advance) * span
+        positions = (starts[:, None] + np.asarray(own, dtype=np.int64)).ravel()
+        parts = _parts(runs, size, advance)
+        lengths = [part.num_read for part in parts]
+        cut = self._cut(self._order(positions), lengths * count)
+        asked = self._in_flight(numbers, parts, iter(cut))
+        if self._seeding is None:
+            yield from asked
+            return
+        seeds = derive_seeds(self._seeding.key, positions).tolist()
+        begin = 0
+        for indices in asked:
+            end = begin + len(indices)
+            yield (
+                indices,
+                seeds[begin:end] if self._seeding.each_sample else seeds[begin],
+            )
+            begin = end
+
+    def _in_flight(
+        self, numbers: range, parts: list[Part], pieces: Iterator[Any]
+    ) -> Iterator[Any]:
+        in_flight = self.in_flight
+        for number in numbers:
+            for part in parts:
+                indices = next(pieces)
+                in_flight.append((number, indices, part))
+                yield indices
+
+
+def _parts(runs: list[range], size: int, advance: int) -> list[Part]:
+    """Return the part of each of a replica's runs in a global batch of `size`."""
+    local_size = sum(map(len, runs))
+    last = len(runs) - 1
+    return [
+        Part(
+            micro=micro,
+            num_valid=len(run),
+            local_batch_size=local_size,
+            global_batch_size=size,
+            is_step=micro == last,
+            num_read=len(run) or 1,
+            advance=advance,
+        )
+        for micro, run in enumerate(runs)
+    ]
+
+
+def loop_key(seed: int, epoch: int, loop: int, inside: tuple[int, ...] = ()) -> int:
+    """Return the 64 bits that everything random in one loop depends on.
+
+    Args:
+        inside: What tells a loop in the body of another one from the others there.
+    """
+    return derive_seed(seed, epoch, loop, *inside)
+
+
+def passes_key(seed: int, name: str) -> int:
+    """Return the 64 bits that all endless passes of the loader of a name depend on."""
+    return derive_seed(seed, zlib.crc32(name.encode()))

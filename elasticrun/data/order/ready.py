@@ -1,0 +1,248 @@
+"""Orders for `sampler=`, another in each loop, computed where they are needed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
+from elasticrun.data.order.permutation import Permutation
+
+_Indices = NDArray[np.int64]
+
+
+class Map(Protocol):
+    """An order that is read at many positions at once."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, positions: _Indices) -> _Indices:
+        """Return the data-set indices at positions, in an array of the same shape."""
+        ...
+
+
+class WeightedDraws:
+    """Draws that take sample i with a probability in proportion to `weights[i]`.
+
+    Each loop draws anew. With replacement, entering a loop costs nothing, wherever; a
+    draw is a search in the sums of the weights. Without, a loop begins by sorting as
+    many numbers as there are weights.
+
+        train = AdaptiveDataLoader(data, 64, sampler=WeightedDraws(weights))
+
+    Args:
+        weights: One for each sample, from 0 up.
+        num_samples: Draws in one loop; None for as many as there are weights, without
+            replacement as there are weights above 0.
+        replacement: Whether a sample may be drawn more than once in a loop.
+
+    Raises:
+        ValueError: The weights are none, or do not suffice.
+    """
+
+    def __init__(
+        self,
+        weights: ArrayLike,
+        num_samples: int | None = None,
+        *,
+        replacement: bool = True,
+    ) -> None:
+        self._weights = np.asarray(weights, np.float64)
+        if self._weights.ndim != 1 or not self._weights.sum() > 0:
+            raise ValueError(
+                f"weights of the shape {self._weights.shape} with the sum "
+                f"{self._weights.sum()}: give one number from 0 up for each sample, "
+                "and one above 0 at least."
+            )
+        if not (np.isfinite(self._weights).all() and self._weights.min() >= 0):
+            raise ValueError(
+                "a weight is negative or not finite, which is no share of the draws. "
+                "Give numbers from 0 up."
+            )
+        most = len(self._weights)
+        if not replacement:
+            most = int(np.count_nonzero(self._weights))
+        self._num_samples = most if num_samples is None else num_samples
+        self._replacement = replacement
+        if not replacement and self._num_samples > most:
+            raise ValueError(
+                f"num_samples={num_samples} draws without replacement of {most} "
+                "weights above 0: there are not so many samples. Draw fewer, or with "
+                "replacement=True."
+            )
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def keyed(self, key: int) -> Map:
+        """Return the order of the loop that has a key."""
+        if self._replacement:
+            return _Drawn(self._num_samples, np.cumsum(self._weights), key)
+        # The order of exponential waiting times with these rates is such a draw
+        # (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
+        with np.errstate(divide="ignore"):
+            waits = -np.log1p(-_uniform(key, np.arange(len(self._weights))))
+            waits /= self._weights
+        return _Listed(np.argsort(waits, kind="stable")[: self._num_samples])
+
+
+class RandomWindows:
+    """Draws of where a window into a long array begins, each as likely as another.
+
+        train = AdaptiveDataLoader(
+            windows, 64, sampler=RandomWindows(len(text), 256, num_samples=100_000)
+        )
+
+    where `windows[i]` is `text[i : i + 256]`.
+
+    Args:
+        length: Of the array.
+        window: Of what one sample needs: its context, and a target behind it.
+        num_samples: Draws in one loop.
+
+    Raises:
+        ValueError: The array is shorter than a window.
+    """
+
+    def __init__(self, length: int, window: int, *, num_samples: int) -> None:
+        if not 1 <= window <= length:
+            raise ValueError(
+                f"window={window} does not lie within an array of {length}. Give a "
+                "window from 1 up, and an array that is not shorter."
+            )
+        self._num_starts = length - window + 1
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def keyed(self, key: int) -> Map:
+        """Return the order of the loop that has a key."""
+        return _Windows(self._num_samples, self._num_starts, key)
+
+
+class LengthGroups:
+    """A shuffled order in which the samples of a batch have like lengths.
+
+    Windows of `window` global batches of a shuffled order are sorted by length and cut
+    into batches, which come in a shuffled order again: every sample once in a loop, and
+    hardly any padding. Entering a loop anywhere costs the sorting of one window.
+
+        train = AdaptiveDataLoader(data, 64, sampler=LengthGroups(lengths, 64))
+
+    Args:
+        lengths: Of each sample.
+        batch_size: The loader's.
+        window: Global batches that are sorted together: more of them, and lengths are
+            more alike; fewer, and batches are more random.
+    """
+
+    def __init__(
+        self, lengths: ArrayLike, batch_size: int, *, window: int = 50
+    ) -> None:
+        self._lengths = np.asarray(lengths)
+        self._batch_size = batch_size
+        self._window = window
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def keyed(self, key: int) -> Map:
+        """Return the order of the loop that has a key."""
+        return _Grouped(self._lengths, self._batch_size, self._window, key)
+
+
+class _Listed:
+    def __init__(self, indices: _Indices) -> None:
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, positions: _Indices) -> _Indices:
+        return self._indices[positions]
+
+
+class _Drawn:
+    def __init__(self, num_samples: int, sums: NDArray[np.float64], key: int) -> None:
+        self._num_samples = num_samples
+        self._sums = sums
+        self._key = key
+        self._last = int(np.searchsorted(sums, sums[-1]))  # That a draw may give.
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def take(self, positions: _Indices) -> _Indices:
+        drawn = _uniform(self._key, positions) * self._sums[-1]
+        found = np.searchsorted(self._sums, drawn, side="right")
+        indices: _Indices = np.minimum(found, self._last).astype(np.int64)
+        return indices
+
+
+class _Windows:
+    def __init__(self, num_samples: int, num_starts: int, key: int) -> None:
+        self._num_samples = num_samples
+        self._num_starts = num_starts
+        self._key = key
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def take(self, positions: _Indices) -> _Indices:
+        starts = _uniform(self._key, positions) * self._num_starts
+        indices: _Indices = starts.astype(np.int64)
+        return indices
+
+
+class _Grouped:
+    def __init__(
+        self, lengths: NDArray[Any], batch_size: int, window: int, key: int
+    ) -> None:
+        self._lengths = lengths
+        self._batch_size = batch_size
+        self._span = window * batch_size
+        self._key = key
+        self._order = Permutation(len(lengths), derive_seed(key, 0))
+        self._last: tuple[int, _Indices] = (-1, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def take(self, positions: _Indices) -> _Indices:
+        indices = np.empty_like(positions)
+        windows = positions // self._span
+        for number in np.unique(windows):
+            own = windows == number
+            start = int(number) * self._span
+            indices[own] = self._window(int(number))[positions[own] - start]
+        return indices
+
+    def _window(self, number: int) -> _Indices:
+        """Return a window's indices: its full batches shuffled, and then the rest.
+
+        Only the last window has one, which ends the loop as a short batch.
+        """
+        if self._last[0] != number:
+            start = number * self._span
+            end = min(start + self._span, len(self))
+            found = self._order.slice(start, end)
+            # Those of one length stay shuffled.
+            found = found[np.argsort(self._lengths[found], kind="stable")]
+            num_full = len(found) // self._batch_size
+            full = found[: num_full * self._batch_size]
+            order = Permutation(num_full, derive_seed(self._key, 1, number))
+            batches = full.reshape(num_full, self._batch_size)
+            batches = batches[order.slice(0, num_full)]
+            rest = found[len(full) :]
+            self._last = (number, np.concatenate([batches.reshape(-1), rest]))
+        return self._last[1]
+
+
+def _uniform(key: int, numbers: _Indices) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each one, of a double's 53 bits."""
+    words = derive_seeds(key, np.asarray(numbers, np.int64)) >> np.uint64(11)
+    return words.astype(np.float64) * math.ldexp(1.0, -53)

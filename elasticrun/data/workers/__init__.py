@@ -1,0 +1,1 @@
+"""Reading samples ahead, in other processes."""

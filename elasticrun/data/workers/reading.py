@@ -1,0 +1,137 @@
+"""Reading samples where they are wanted, with random generators seeded by position.
+
+A `Request` is what the loader's batch sampler hands to a DataLoader worker, in place of
+a list of indices; a `Reader` is the data set that understands it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+# 2**64 over the golden ratio, an odd number: the middle bits of a product with it
+# depend on all lower bits (multiplicative hashing: Knuth, "Sorting and Searching").
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_MASK_32 = (1 << 32) - 1
+_MASK_63 = (1 << 63) - 1
+
+_TENSOR = (torch.Tensor, "torch.Tensor", "Tensor")
+
+
+# Data-set indices to read, in order (one may occur more than once), and a seed in
+# [0, 2**64) for the generators, or one for each sample. A plain tuple: it is sent to a
+# worker for every batch, and a class of its own takes several times as long to pickle.
+Request = tuple[list[int], int | list[int]]
+
+
+class Reader(Dataset[Any]):
+    """A map-style data set that is read by `Request`.
+
+    Seeded are Python's `random`, NumPy's global generator and torch's CPU generator. A
+    worker process belongs to its loader, so they are left as the last sample left
+    them; in the main process the program's own generators continue undisturbed.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._takes_tensor = takes_tensor(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, request: Request) -> Sequence[Any]:
+        """Return the samples of the request, in its order."""
+        indices, seed = request
+        if get_worker_info() is not None:
+            return self._read_seeded(indices, seed)
+        with _program_generators_kept():
+            return self._read_seeded(indices, seed)
+
+    def _read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+        if isinstance(seed, list):
+            return self._read_each_seeded(indices, seed)
+        _seed_generators(seed)
+        wanted = torch.tensor(indices) if self._takes_tensor else indices
+        return read_batch(self.dataset, wanted)
+
+    def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
+        reads_items = _has_item_access(self.dataset) or not _has_batch_access(
+            self.dataset
+        )
+        samples = []
+        for index, seed in zip(indices, seeds, strict=True):
+            _seed_generators(seed)
+            if reads_items:
+                samples.append(self.dataset[index])
+            else:
+                one = torch.tensor([index]) if self._takes_tensor else [index]
+                samples.extend(self.dataset.__getitems__(one))
+        return samples
+
+
+def read_batch(dataset: Any, indices: Any) -> Sequence[Any]:
+    """Read as torch's own fetcher does, so that nobody's data set reads differently."""
+    if _has_batch_access(dataset):
+        samples: Sequence[Any] = dataset.__getitems__(indices)
+        return samples
+    return [dataset[index] for index in indices]
+
+
+def _has_batch_access(dataset: Any) -> bool:
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def takes_tensor(dataset: Any) -> bool:
+    """Return whether `__getitems__` wants a tensor: its parameter is annotated so.
+
+    A list of a few hundred integers takes longer to index with than the batch.
+    """
+    method = getattr(type(dataset), "__getitems__", None)
+    if method is None:
+        return False
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # A method of C, which has no signature.
+        return False
+    return len(parameters) > 1 and parameters[1].annotation in _TENSOR
+
+
+def _has_item_access(dataset: Any) -> bool:
+    """Return whether `dataset[index]` works; torch's base class has a stub for it."""
+    method = getattr(type(dataset), "__getitem__", None)
+    return method is not None and method is not Dataset.__getitem__
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed the three generators so that they differ from each other.
+
+    All three are Mersenne twisters: NumPy's and torch's would draw the same numbers
+    from the same 32 bits, and NumPy's and Python's from the same array of words.
+    """
+    random.seed(seed)
+    np.random.seed((seed + 1) * _GOLDEN_GAMMA >> 32 & _MASK_32)
+    # Of which torch takes the lower 32 bits; but a data set that hands out its
+    # `initial_seed()` needs one that fits into a tensor. `torch.manual_seed` would also
+    # seed every accelerator, at a hundred times the cost.
+    torch.default_generator.manual_seed(seed & _MASK_63)
+
+
+@contextmanager
+def _program_generators_kept() -> Iterator[None]:
+    """Give the generators back as they were, also after an exception."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

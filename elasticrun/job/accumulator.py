@@ -1,0 +1,405 @@
+"""`Accumulator`: sums over replicas that restarts do not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+from weakref import WeakKeyDictionary
+
+from elasticrun.checkpoint.states.state import BaseState, name_in_epoch
+from elasticrun.checkpoint.states.values import load_values, save_values
+from elasticrun.errors import LoopOrderError
+from elasticrun.job.current import current_job
+from elasticrun.job.exact import ExactSum
+from elasticrun.job.job import Job
+from elasticrun.replicas.gathering import gather
+
+Key = str | int
+Totals = dict[Key, ExactSum]
+Values = dict[Any, Any]
+
+
+class Accumulator(MutableMapping[Key, Any]):
+    """Sums over all replicas, right after any restarts; what AdaptDL's of that name is.
+
+    In a loop, add to it: with `+=` and `-=` to one sum, or to several by a dictionary
+    (`total += {"loss": loss, "samples": n}`). After the loop, a `synchronized` block
+    adds the replicas up; within, it is a dictionary of the sums, in which a missing one
+    is 0:
+
+        for x, y in valid:
+            total["loss"] += criterion(model(x), y).item() * valid.num_valid
+            total["samples"] += valid.num_valid
+        with total.synchronized():
+            print(total["loss"] / total["samples"])
+            total.clear()
+
+    Padding is among the samples of a batch: count `num_valid` of them, or make the
+    loader with `even_batches=False`.
+
+    Sums are exact and rounded once, when they are read, so they do not depend on the
+    number of replicas. Outside of a block nothing can be read: a sum would be that of
+    this replica since some restart.
+
+    One that is made in an epoch, without a name, begins at 0 there and ends with the
+    epoch. Any other lasts as long as the job.
+
+    Collective: make it on every replica, and enter blocks on every replica in the same
+    order. What a block changes must be the same on all.
+    Replay: a block that had run before the restart, and runs again because the code in
+    front of the position is replayed, sees what it saw then, and its changes are not
+    made again. A block inside a loop's body is not replayed.
+
+    Args:
+        name: What it is called in checkpoints; one per name. Without one, accumulators
+            are known by the order in which the program makes them, in the epoch or
+            outside of epochs.
+
+    Raises:
+        LoopOrderError: It is made without a name inside a loop; or it is used after the
+            epoch that it ended with.
+        StateNameError: The name is taken.
+        CheckpointError: The saved sums are damaged.
+        TypeError: A key is neither text nor a whole number.
+    """
+
+    def __init__(self, *, name: str | None = None) -> None:
+        job = current_job()
+        self._view: Values | None = None
+        self._epoch: int | None = None  # With which it ends.
+        if name is not None:
+            self._sums = _Sums(name)
+            job.register(self._sums)
+            return
+        _check_place(job)
+        unnamed = _unnamed_of.setdefault(job, _Unnamed())
+        if job.is_in_epoch:
+            self._epoch = job.progress.finished_epochs
+            self._sums = unnamed.next_in_epoch(job)
+        else:
+            self._sums = unnamed.next_outside(job)
+
+    # In a loop.
+
+    def __getitem__(self, key: Key) -> Any:
+        if self._view is None:
+            return _Change(self._sums.name, key)
+        return self._view.get(key, 0)
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        if self._view is not None:
+            _check_key(key)
+            self._view[key] = value
+        elif isinstance(value, _Change) and value.key == key:
+            self._add(key, value.sum)
+        else:
+            raise self._unreadable(f"[{key!r}] = ...")
+
+    def update(self, *args: Any, **sums: Any) -> None:
+        """Add to several sums, as `collections.Counter.update` does."""
+        for key, value in dict(*args, **sums).items():
+            self[key] += value
+
+    def subtract(self, *args: Any, **sums: Any) -> None:
+        """Subtract from several sums, as `collections.Counter.subtract` does."""
+        for key, value in dict(*args, **sums).items():
+            self[key] -= value
+
+    def __iadd__(self, sums: Any) -> Accumulator:
+        """Add to several sums: `total += {"loss": loss, "samples": n}`."""
+        self.update(sums)
+        return self
+
+    def __isub__(self, sums: Any) -> Accumulator:
+        """Subtract from several sums."""
+        self.subtract(sums)
+        return self
+
+    def _add(self, key: Key, change: ExactSum) -> None:
+        _check_key(key)
+        self._check_has_not_ended()
+        name = self._sums.name
+        if current_job().loader is None:
+            raise LoopOrderError(
+                f"{name}[{key!r}] was changed outside of a loop over an "
+                "AdaptiveDataLoader, in code that runs again after a restart, which "
+                "would count it twice. Change it in a loop's body, or within "
+                f"`with {name}.synchronized():`."
+            )
+        self._sums.own.setdefault(key, ExactSum()).merge(change)
+
+    def _check_has_not_ended(self) -> None:
+        """Refuse to be used after the epoch in which it was made."""
+        job = current_job()
+        if self._epoch is None or (
+            job.is_in_epoch and job.progress.finished_epochs == self._epoch
+        ):
+            return
+        raise LoopOrderError(
+            f"an Accumulator that was made in epoch {self._epoch} is used after that "
+            "epoch has ended. It ended with it: checkpoints no longer hold its sums, "
+            "and after a restart the program would not make it again. Read it in its "
+            "epoch, or make it before the epoch loop."
+        )
+
+    # In a block.
+
+    @contextmanager
+    def synchronized(self) -> Iterator[Accumulator]:
+        """Add the replicas up, and be a dictionary within. Collective.
+
+        Raises:
+            LoopOrderError: A block of the same accumulator is open, or its epoch has
+                ended.
+        """
+        sums = self._sums
+        if self._view is not None:
+            raise LoopOrderError(
+                f"two synchronized blocks of {sums.name} are open at once. Leave the "
+                "first one before the second begins."
+            )
+        self._check_has_not_ended()
+        shown = sums.replay.next_shown()
+        is_replayed = shown is not None
+        if shown is None:
+            sums.gather()
+            shown = {key: total.value for key, total in sums.totals.items()}
+            sums.replay.note(shown)
+        self._view = dict(shown)
+        try:
+            yield self
+        finally:
+            view, self._view = self._view, None
+            if not is_replayed:
+                sums.totals = {
+                    key: _kept(sums.totals.get(key), shown.get(key), value)
+                    for key, value in view.items()
+                }
+
+    def __delitem__(self, key: Key) -> None:
+        if self._view is None:
+            raise self._unreadable(f"del [{key!r}]")
+        del self._view[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._view or ())
+
+    def __len__(self) -> int:
+        return len(self._view or ())
+
+    def __contains__(self, key: object) -> bool:
+        return key in (self._view or ())
+
+    def __repr__(self) -> str:
+        if self._view is None:
+            name = self._sums.name
+            return f"<Accumulator {name!r}; read it in a synchronized block>"
+        return f"Accumulator({self._view!r})"
+
+    def clear(self) -> None:
+        """Begin anew, in a block."""
+        if self._view is None:
+            raise self._unreadable(".clear()")
+        self._view.clear()
+
+    def _unreadable(self, what: str) -> LoopOrderError:
+        name = self._sums.name
+        return LoopOrderError(
+            f"{name}{what} outside of a synchronized block, where no sum over the "
+            "replicas is known. In a loop use `+=` and `-=`; read and assign within "
+            f"`with {name}.synchronized():`."
+        )
+
+
+class _Change:
+    """What `accumulator[key]` is in a loop: only to be added to."""
+
+    def __init__(self, name: str, key: Key) -> None:
+        self._name = name
+        self.key = key
+        self.sum = ExactSum()
+
+    def __add__(self, number: Any) -> _Change:
+        self.sum.add(number)
+        return self
+
+    def __sub__(self, number: Any) -> _Change:
+        self.sum.add(number, sign=-1)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{self._name}[{self.key!r}]; read it in a synchronized block>"
+
+
+class _BlocksSeen:
+    """What the blocks that a replay runs again have seen.
+
+    Those are the ones outside of epochs, and those of the epoch that is running.
+    """
+
+    def __init__(self) -> None:
+        self._outside: list[Values] = []
+        self._in_epoch: list[Values] = []
+        self._epoch = -1
+        self._num_begun = -1  # Epochs the program had begun when a block last ran.
+        self._num_replayed = {True: 0, False: 0}
+
+    def next_shown(self) -> Values | None:
+        """Return what the block that begins saw, or None if it runs first now."""
+        seen, is_in_epoch = self._of_place()
+        number = self._num_replayed[is_in_epoch]
+        if seen is None or number >= len(seen):
+            return None
+        self._num_replayed[is_in_epoch] += 1
+        return seen[number]
+
+    def note(self, shown: Values) -> None:
+        """Remember what the block that begins sees, if it can be replayed."""
+        seen, is_in_epoch = self._of_place()
+        if seen is not None:
+            seen.append(dict(shown))
+            self._num_replayed[is_in_epoch] += 1
+
+    def _of_place(self) -> tuple[list[Values] | None, bool]:
+        job = current_job()
+        if job.loader is not None:  # A loop's body is not replayed.
+            return None, job.is_in_epoch
+        if not job.is_in_epoch:
+            return self._outside, False
+        if self._epoch != job.progress.finished_epochs:
+            self._epoch = job.progress.finished_epochs
+            self._in_epoch = []
+        if self._num_begun != job.progress.num_begun_epochs:
+            self._num_begun = job.progress.num_begun_epochs
+            self._num_replayed[True] = 0  # Also when an exception had left the epoch.
+        return self._in_epoch, True
+
+    def encode(self) -> Values:
+        return {
+            "outside": self._outside,
+            "in_epoch": self._in_epoch,
+            "epoch": self._epoch,
+        }
+
+    @classmethod
+    def decode(cls, values: Mapping[str, Any]) -> _BlocksSeen:
+        seen = cls()
+        seen._outside = list(values["outside"])
+        seen._in_epoch = list(values["in_epoch"])
+        seen._epoch = values["epoch"]
+        return seen
+
+
+class _Sums(BaseState):
+    """The sums themselves, which checkpoints hold.
+
+    Attributes:
+        totals: Of all replicas, as of the last gathering.
+        own: What this replica has added since.
+        replay: What blocks have seen.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.totals: Totals = {}
+        self.own: Totals = {}
+        self.replay = _BlocksSeen()
+
+    def gather(self) -> None:
+        """Add what every replica has added to the common sums. Collective."""
+        own = [(key, change.encode()) for key, change in self.own.items()]
+        self.own = {}
+        for changes in gather(own):  # As JSON, in which keys of a dict become text.
+            for key, change in changes:
+                self.totals.setdefault(key, ExactSum()).merge(ExactSum.decode(change))
+
+    def sync(self) -> None:
+        self.gather()
+
+    def save(self, fileobj: BinaryIO) -> None:
+        totals = {key: total.encode() for key, total in self.totals.items()}
+        save_values({"totals": totals, **self.replay.encode()}, fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        values = load_values(fileobj)
+        self.totals = {
+            key: ExactSum.decode(total) for key, total in values["totals"].items()
+        }
+        self.own = {}
+        self.replay = _BlocksSeen.decode(values)
+
+
+@dataclass
+class _Unnamed:
+    """The sums of a job's accumulators that have no name, by the order of making.
+
+    Attributes:
+        num_outside: How many were made outside of epochs.
+        epoch: The epoch of those below.
+        in_epoch: Those made in it, once for all times that it was entered.
+        num_begun: Epochs the program had begun when one was last made in an epoch.
+        num_in_epoch: How many were made since then.
+    """
+
+    num_outside: int = 0
+    epoch: int = -1
+    in_epoch: list[_Sums] = field(default_factory=list)
+    num_begun: int = -1
+    num_in_epoch: int = 0
+
+    def next_outside(self, job: Job) -> _Sums:
+        sums = _Sums(_numbered(self.num_outside))
+        self.num_outside += 1
+        job.register(sums)
+        return sums
+
+    def next_in_epoch(self, job: Job) -> _Sums:
+        """Return the next one's sums; an epoch entered again goes on with what it had.
+
+        An exception had left it then: what its finished loops have added stays.
+        """
+        if self.epoch != job.progress.finished_epochs:
+            self.epoch, self.in_epoch = job.progress.finished_epochs, []
+        if self.num_begun != job.progress.num_begun_epochs:
+            self.num_begun, self.num_in_epoch = job.progress.num_begun_epochs, 0
+        number = self.num_in_epoch
+        self.num_in_epoch += 1
+        if number == len(self.in_epoch):
+            sums = _Sums(name_in_epoch(_numbered(number), self.epoch))
+            job.register(sums)
+            self.in_epoch.append(sums)
+        return self.in_epoch[number]
+
+
+def _numbered(number: int) -> str:
+    return f"accumulator-{number}" if number else "accumulator"
+
+
+_unnamed_of: WeakKeyDictionary[Job, _Unnamed] = WeakKeyDictionary()
+
+
+def _check_place(job: Job) -> None:
+    """Refuse an accumulator without a name in a loop's body."""
+    if job.loader is not None:
+        raise LoopOrderError(
+            "an Accumulator without a name is being made inside the loop over "
+            f"`{job.loader.name}` ({job.loader.where}). After a restart that loop "
+            "continues in the middle, and those made before would be missing in their "
+            "order. Make it before the loop."
+        )
+
+
+def _check_key(key: object) -> None:
+    if type(key) not in (str, int):
+        raise TypeError(
+            f"the key {key!r} of an Accumulator is a {type(key).__name__}. Keys travel "
+            "between replicas and stand in checkpoints: use text, or whole numbers "
+            "such as int(label)."
+        )
+
+
+def _kept(total: ExactSum | None, shown: Any, value: Any) -> ExactSum:
+    """Return the exact sum if the block left it alone, else what it assigned."""
+    return total if total is not None and value is shown else ExactSum.of(value)

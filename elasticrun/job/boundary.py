@@ -1,0 +1,324 @@
+"""The boundary: the moment between two batches at which the job saves or stops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.storage.place import Place
+from elasticrun.errors import STOPPED, AgreementError, JobStopped
+from elasticrun.job.progress import Progress
+from elasticrun.replicas.agreement import CHECKPOINT, STOP
+from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.watcher import Watcher
+from elasticrun.saving.saver import Saver
+from elasticrun.saving.schedule import Schedule
+
+logger = logging.getLogger(__name__)
+
+_MOST_PUT_OFF = 64  # Boundaries: most programs accumulate over fewer batches.
+_MANY_STEPS = 500  # More than a program does by hand before its first loop.
+
+
+class Boundary:
+    """Counts boundaries, and saves or stops at those where that is due.
+
+    Everything but the requests is for the training thread.
+
+    Args:
+        gate: Holds what the replicas have agreed to do, and at which boundary.
+        watcher: Brings requests to the other replicas, in a thread of its own.
+        saver: None without a checkpoint directory: nothing is saved then.
+        schedule: Knows when to save without a request.
+        progress: Knows where the program is.
+        rank: Rank 0 says in the log what happens.
+        grace: Seconds that the last checkpoint may take.
+
+    Attributes:
+        exit_code: The exit code with which the job has stopped, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        watcher: Watcher,
+        saver: Saver | None,
+        schedule: Schedule,
+        progress: Progress,
+        rank: int,
+        grace: float,
+    ) -> None:
+        self._gate = gate
+        self._watcher = watcher
+        self._saver = saver
+        self._schedule = schedule
+        self._progress = progress
+        self._rank = rank
+        self._grace = grace
+        self._last_save: tuple[int, Position] | None = None
+        self._has_flight_ended = False
+        self._reasons: list[Callable[[], bool]] = []
+        self._num_put_off = 0
+        self._put_off: Decision | None = None
+        self._num_steps_outside = 0
+        self._stepped_outside_at = -1  # After which boundary.
+        self._has_warned = False
+        self.exit_code: int | None = None
+        if saver is not None:
+            saver.on_end = self._note_flight_ended
+
+    # Requests, from any thread.
+
+    def request_checkpoint(self) -> None:
+        """Ask for a checkpoint at the next boundary that all replicas can meet at."""
+        self._watcher.request(CHECKPOINT, cause="request_checkpoint()")
+
+    def request_stop(self, *, cause: str = "request_stop()") -> None:
+        """Ask all replicas to save and exit with code 75 at a common boundary."""
+        self._watcher.request(STOP, cause=cause, exit_code=STOPPED)
+
+    # Programs without boundaries.
+
+    def note_step_outside(self) -> None:
+        """Note that an optimizer steps while no loop runs; say it once of many steps.
+
+        Without a word, a loop over `itertools.cycle(loader)` or over batches that come
+        from elsewhere would train for days, and neither save nor stop.
+        """
+        if self._stepped_outside_at != self._gate.number:
+            self._stepped_outside_at, self._num_steps_outside = self._gate.number, 0
+        self._num_steps_outside += 1
+        is_many = self._num_steps_outside >= _MANY_STEPS
+        if is_many and not self._has_warned and self._rank == 0:
+            logger.warning(
+                "%s. The job saves and stops only between two batches of such a loop "
+                "and at the end of an epoch, so before one comes nothing is saved, and "
+                "a stop ends the program without a checkpoint. Loop over the "
+                "AdaptiveDataLoader itself, in `for epoch in "
+                "remaining_epochs_until(n):`, not over itertools.cycle or batches that "
+                "were taken from it before.",
+                self.why_none,
+            )
+        self._has_warned |= is_many
+
+    @property
+    def why_none(self) -> str | None:
+        """How often an optimizer has stepped without one, if it has."""
+        if self._stepped_outside_at != self._gate.number:
+            return None
+        return (
+            f"an optimizer has stepped {self._num_steps_outside} times since the last "
+            "boundary, outside of any loop over an AdaptiveDataLoader"
+        )
+
+    # Boundaries.
+
+    def reach(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
+        """Count the boundary that the program is at, and do what is due there.
+
+        Most of the time that is nothing, and costs a few comparisons: no lock, no
+        system call, no message.
+
+        Args:
+            ends_epoch: Whether it is that of an epoch, not of a batch.
+            may_end: Whether the job may end for good here.
+
+        Raises:
+            JobStopped: The job stops here; the checkpoint is written.
+            AgreementError: The replicas can no longer agree.
+            CheckpointError: The last save failed, for a reason that stays.
+        """
+        if self.exit_code is not None:
+            self.check_not_stopped()
+        decision = self._gate.arrive()
+        if self._has_flight_ended:
+            self._settle()
+        if ends_epoch:
+            self._schedule.note_epoch(self._gate.number)
+        is_due = self._gate.number >= self._schedule.due_at
+        if decision is not None or is_due or self._put_off is not None:
+            self._act(decision, may_end=may_end)
+
+    def finish_epochs(self) -> None:
+        """Save the end of an epoch loop, unless its last boundary has just done so."""
+        if self._last_save == (self._gate.number, self._progress.position):
+            self.finish_saving()
+            if self._saver is None or not self._saver.has_failed:
+                return
+        self.save(may_end=True)
+
+    def put_off_while(self, reason: Callable[[], bool]) -> None:
+        """Put saves and stops off to a later boundary while `reason()` holds.
+
+        It must hold on all replicas or on none, or these would act at different ones.
+        """
+        self._reasons.append(reason)
+
+    def _act(self, decision: Decision | None, *, may_end: bool) -> None:
+        """Do what is agreed on, or the save that is due, or put it off once more."""
+        if self._put_off is not None and (decision is None or decision.kind != STOP):
+            decision = self._put_off
+        if any(reason() for reason in self._reasons) and self._may_put_off():
+            self._put_off = decision
+            return
+        self._num_put_off, self._put_off = 0, None
+        if decision is not None and decision.kind == STOP:
+            self._stop(decision)
+        self.save(is_awaited=False, may_end=may_end)
+
+    def _may_put_off(self) -> bool:
+        """Count one more boundary; a reason that does not pass counts for nothing."""
+        if self._num_put_off < _MOST_PUT_OFF:
+            self._num_put_off += 1
+            return True
+        logger.warning(
+            "for %d boundaries no optimizer has stepped with the gradients that "
+            "were computed; they are in no checkpoint, so a restart would lose "
+            "them. Accumulate with a larger batch_size and max_local_batch_size.",
+            self._num_put_off,
+        )
+        return False
+
+    # Saves.
+
+    def save(
+        self,
+        *,
+        timeout: float | None = None,
+        is_awaited: bool = True,
+        may_end: bool = False,
+    ) -> Place | None:
+        """Save here. Collective.
+
+        Args:
+            timeout: Seconds to wait for other ranks; None for half an hour.
+            is_awaited: Whether to return only when the checkpoint is committed, not
+                once all states are captured.
+            may_end: Whether the job may end for good here, without a failure.
+
+        Returns:
+            Its directory; None if it is not awaited, could not be written, or there is
+            no checkpoint directory.
+        """
+        if self._saver is None:
+            return None
+        position = self._progress.position
+        with self._schedule.measured(), self._schedule.ending(may_end=may_end):
+            checkpoint = self._saver.save(
+                position.encode(), timeout=timeout, is_awaited=is_awaited
+            )
+        self._schedule.note_saved(self._gate.number, seconds=self._saver.seconds)
+        self._watcher.note_saved(self._schedule.next_interval)
+        self._last_save = (self._gate.number, position)
+        return None if checkpoint is None else checkpoint.path
+
+    def finish_saving(self) -> None:
+        """Wait until no save is in flight.
+
+        Raises:
+            Exception: What it came to.
+        """
+        if self._saver is not None:
+            self._saver.finish()
+
+    def close(self) -> None:
+        """Wait for what is in flight, as long as a stop may take.
+
+        Raises:
+            Exception: What it came to.
+        """
+        if self._saver is not None:
+            self._saver.close(timeout=self._grace)
+
+    def _note_flight_ended(self) -> None:
+        """Let the next boundary settle the save: called in the thread that wrote it."""
+        self._has_flight_ended = True
+        self._watcher.wake()  # What is due by time has waited for this.
+
+    def _settle(self) -> None:
+        """Warn of a save in flight that has failed, or raise what it came to."""
+        self._has_flight_ended = False
+        assert self._saver is not None
+        self._saver.settle()
+
+    # Stops.
+
+    def _stop(self, decision: Decision) -> NoReturn:
+        """Save, and stop. Collective.
+
+        This is the end of a stop. It began with a signal, read by the watcher of the
+        replica that got it, or with `request_stop`; that watcher told rank 0's, which
+        asked all where they are and told all the boundary; their gates have held the
+        training threads until then, and let each come here.
+
+        Raises:
+            JobStopped: Always, but for:
+            Exception: What a state's `save` raised.
+        """
+        self._watcher.note_stopping()  # The boundary came in time: its clock stops.
+        try:
+            path = self.save(timeout=self._grace, may_end=True)
+        except AgreementError as error:
+            logger.error("stopping without a new checkpoint: %s", error)
+            path = None
+        if self._rank == 0:
+            logger.log(
+                logging.INFO if path else logging.WARNING,
+                "stopping at %s because of %s; %s",
+                self._progress.position,
+                decision.cause,
+                f"saved {path}" if path else "nothing was saved",
+            )
+        self._watcher.note_stopped(decision.exit_code)
+        self.exit_code = decision.exit_code
+        raise JobStopped(decision.exit_code)
+
+    def check_not_stopped(self) -> None:
+        """Stop a program once more that has caught its stop and goes on.
+
+        It would count the loop that it has left as finished, and lose what remained of
+        it.
+
+        Raises:
+            JobStopped: The job has stopped before.
+        """
+        if self.exit_code is None:
+            return
+        logger.warning(
+            "the program has caught the JobStopped with which the job stopped at %s, "
+            "and went on; stopping again. Let a bare `except:` or `except "
+            "BaseException:` around a loop raise it again, or catch Exception.",
+            self._progress.position,
+        )
+        raise JobStopped(self.exit_code)
+
+
+class LateError:
+    """For code that runs while Python closes a generator, out of which nothing comes.
+
+    After `break`, that the job could not be saved would otherwise be swallowed.
+    """
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    def __bool__(self) -> bool:
+        return self._error is not None
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep what is raised within."""
+        try:
+            yield
+        except BaseException as error:
+            self._error = self._error or error
+
+    def raise_once(self) -> None:
+        """Raise what was kept, if anything was."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

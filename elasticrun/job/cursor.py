@@ -1,0 +1,92 @@
+"""How far loops that go on where the last one ended have come, in the whole job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticrun.errors import CheckpointError
+
+# Where a loop stands: finished epochs and loops, and whether an epoch is running; of a
+# loop inside another one's body also the outer index.
+Place = tuple[int, ...]
+
+
+class Cursor:
+    """Counts over all loops of one kind, and knows where the one at a place began.
+
+    A loop that comes again at its place, after a restart or after an exception, begins
+    where it did before; one at another place begins where the last one ended. So what
+    is saved needs no more than the last place, and is right in the middle of a loop as
+    well as after it.
+
+    Attributes:
+        end: Where the next loop begins.
+        is_complete: Whether the last loop came to its end by itself.
+    """
+
+    def __init__(self) -> None:
+        self.place: Place = ()
+        self.start = 0
+        self.end = 0
+        self.is_complete = False
+        self._outer: object = None
+
+    def begin(self, place: Place) -> int:
+        """Begin a loop at a place of the program; return where."""
+        if place != self.place:
+            self.place, self.start = place, self.end
+        self.end = self.start
+        self.is_complete = False
+        return self.start
+
+    def begin_inside(self, place: Place, outer: object) -> int:
+        """Begin a loop in the body of another one; return where.
+
+        Several in one body follow each other. A body that runs again begins anew.
+
+        Args:
+            outer: The loop whose body it is, which is another object each time.
+        """
+        if place != self.place:
+            self.place, self.start = place, self.end
+        elif outer is not self._outer:
+            self.end = self.start
+        self._outer = outer
+        return self.end
+
+    def leave(self, end: int, *, is_complete: bool) -> None:
+        """Leave the loop; the next one begins at `end`."""
+        self.end = end
+        self.is_complete = is_complete
+
+    def encode(self) -> dict[str, Any]:
+        """Return the cursor as plain values for a checkpoint."""
+        return {
+            "place": list(self.place),
+            "start": self.start,
+            "end": self.end,
+            "is_complete": self.is_complete,
+        }
+
+    def decode(self, values: Any, *, resume: Place) -> None:
+        """Take what `encode` returned.
+
+        Args:
+            resume: The place and the index at which the job goes on: what a body that
+                runs again has moved is moved back.
+
+        Raises:
+            CheckpointError: It is no cursor.
+        """
+        kinds = {"place": list, "start": int, "end": int, "is_complete": bool}
+        is_valid = isinstance(values, dict) and set(values) == set(kinds)
+        if not is_valid or any(type(values[k]) is not kinds[k] for k in kinds):
+            raise CheckpointError(
+                f"{values!r} is not where a loop stood: it needs {', '.join(kinds)}. "
+                "The state was not written by elasticrun, or was changed."
+            )
+        self.place = tuple(values["place"])
+        self.start, self.end = values["start"], values["end"]
+        self.is_complete = values["is_complete"]
+        if self.place == resume:
+            self.end = self.start

@@ -1,0 +1,388 @@
+"""The job: one replica's view of everything, which it makes and holds."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.generators import Generators
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.storage.place import Place
+from elasticrun.errors import LoopOrderError
+from elasticrun.job.boundary import Boundary, LateError
+from elasticrun.job.loop import Loop
+from elasticrun.job.nesting import OpenLoops
+from elasticrun.job.pace import Pace
+from elasticrun.job.progress import Progress
+from elasticrun.job.trace import Trace
+from elasticrun.replicas.environment import Environment, read_environment
+from elasticrun.replicas.exchange import Exchange
+from elasticrun.replicas.gate import Gate
+from elasticrun.replicas.membership import join
+from elasticrun.replicas.watcher import Watcher
+from elasticrun.saving.opening import (
+    Start,
+    check_all_have_directory,
+    log_start,
+    make_store,
+    open_checkpoints,
+)
+from elasticrun.saving.saver import Saver
+from elasticrun.saving.schedule import Schedule
+from elasticrun.saving.settings import Settings
+
+
+class Job:
+    """One replica's view of the job: environment, states, checkpoints, position.
+
+    Making one joins the other replicas (a collective), takes the checkpoint directory,
+    and starts to watch for signals; `close` gives all of it back.
+
+    Args:
+        environment: Read from the process's variables if None.
+        settings: From those variables if None.
+
+    Attributes:
+        pid: The process that made the job; a fork of it is not a replica.
+        generation: The number of this start of the job.
+        has_resumed: Whether it began with a checkpoint.
+        start: The position at which it began, that of the checkpoint if it had one.
+        loader: The loader whose loop's body is running, or None.
+        loops: All loops that are open.
+        is_in_epoch: Whether an epoch loop's body is running.
+        num_loaders: Loaders made so far without a name.
+        pace: How long this replica works by itself in a step.
+        late_error: What could not be raised where it happened.
+
+    Raises:
+        CheckpointError: The directory cannot be used, or replicas see it differently.
+        ValueError: A setting or a variable is not what it should be.
+    """
+
+    def __init__(
+        self,
+        environment: Environment | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = settings or Settings.read()
+        environment = environment or read_environment()
+        self._membership = join(
+            environment,
+            backend=self.settings.backend,
+            timeout=self.settings.timeout,
+        )
+        self.environment = self._membership.environment
+        self.device = self._membership.device
+        self.pid = os.getpid()
+        self.loader: Loop | None = None
+        self.loops = OpenLoops()
+        self.is_in_epoch = False
+        self.is_closed = False
+        self.num_loaders = 0
+        self.pace = Pace()
+        self.late_error = LateError()
+        self._restores_at_loop = False
+        self.states = Registry(self.rank)
+        self._checkpoints = make_store(self.settings)
+        try:
+            self._open()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open(self) -> None:
+        """Take the directory, read where to resume, and start to watch."""
+        check_all_have_directory(
+            self._membership, has_one=self._checkpoints is not None
+        )
+        start = Start.afresh()
+        self._saver: Saver | None = None
+        if self._checkpoints is not None:
+            start = open_checkpoints(self._checkpoints, self._membership)
+            self._saver = Saver(
+                self._checkpoints,
+                self.states,
+                self._membership,
+                start,
+                is_async=self.settings.async_save,
+            )
+        self.generation = start.generation
+        self.has_resumed = start.newest is not None
+        self.start = start.position or Position()
+        self.progress = Progress(start.position)
+        self._generators = Generators(self.device)
+        self._register_generators(start.newest)
+        self._schedule = Schedule(
+            self.settings,
+            generation=self.generation,
+            is_saving=self._saver is not None,
+        )
+        if self._schedule.auto is not None:
+            self.register(self._schedule.auto)
+        self.trace = self._open_trace()
+        self._gate = Gate()
+        self._watcher = Watcher(
+            self._gate,
+            rank=self.rank,
+            world_size=self.world_size,
+            links=self._membership.links,
+            grace=self.settings.grace,
+            save_interval=self._schedule.interval,
+            describe=self._describe,
+            on_gone=self._on_gone,
+            is_saving=lambda: self._saver is not None and self._saver.is_busy,
+            stop_signals=self.settings.stop_signals,
+            stuck_seconds=_stuck_seconds(self.device),
+            is_in_loop=lambda: self.loader is not None,
+        )
+        self.boundary = self.make_boundary(
+            gate=self._gate,
+            watcher=self._watcher,
+            saver=self._saver,
+            schedule=self._schedule,
+            progress=self.progress,
+            rank=self.rank,
+            grace=self.settings.grace,
+        )
+        self._watcher.start()
+        log_start(start, self.environment, is_saving=self._saver is not None)
+
+    @property
+    def why_no_boundary(self) -> str | None:
+        """Why no boundary may come, as far as that is known; from any thread."""
+        if self.loader is None:
+            return self.boundary.why_none
+        return self.loops.why_no_boundary
+
+    def _describe(self) -> str:
+        """Say where the program is, for a stop that came to no boundary."""
+        why = self.why_no_boundary
+        return f"at {self.progress.position}" + (f"; {why}" if why else "")
+
+    def make_boundary(self, **parts: Any) -> Boundary:
+        """Return what counts boundaries; `elasticrun check` has one of its own."""
+        return Boundary(**parts)
+
+    def _let_go(self) -> None:
+        """Give back what others may need: the directory, and the other replicas."""
+        if self._checkpoints is not None:
+            self._checkpoints.release()
+        self._membership.leave()
+
+    # Where this replica stands.
+
+    @property
+    def rank(self) -> int:
+        """This replica's rank."""
+        return self.environment.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas."""
+        return self.environment.world_size
+
+    @property
+    def exchange(self) -> Exchange:
+        """This replica's end of the conversations with rank 0."""
+        return self._membership.exchange
+
+    # States.
+
+    @property
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint of the job that is committed, or None."""
+        return None if self._saver is None else self._saver.newest
+
+    @property
+    def num_failed_saves(self) -> int:
+        """How many saves of this generation came to nothing."""
+        return 0 if self._saver is None else self._saver.num_failed
+
+    @property
+    def has_failed_save(self) -> bool:
+        """Whether the last save, as that of a stop, came to nothing."""
+        return self._saver is not None and self._saver.has_failed
+
+    def register(self, state: BaseState) -> bool:
+        """Keep a state in every checkpoint; load it and return whether it was there.
+
+        Raises:
+            StateNameError: Its name is taken.
+            CheckpointError: Its file is damaged or does not fit.
+        """
+        self.states.add(state)
+        state.trusts_pickle = state.name in self.settings.trust_pickle
+        return self.load(state)
+
+    def load(self, state: BaseState) -> bool:
+        """Load a state from the newest checkpoint; return whether that had it.
+
+        Waits for the save in flight, which may replace that.
+        """
+        if self._saver is not None:
+            self._saver.finish()
+        return self.states.load(state, self.newest_checkpoint)
+
+    def save(self) -> Place | None:
+        """Write a checkpoint now, and wait until it is committed. Collective.
+
+        Returns:
+            Its directory or URL, or None if it could not be written or there is no
+            checkpoint directory.
+        """
+        return self.boundary.save()
+
+    # Loops and epochs.
+
+    def epochs_until(self, num_epochs: int) -> int:
+        """Return where an epoch loop is to end; `elasticrun check` ends it sooner."""
+        return num_epochs
+
+    def samples_of(self, num_samples: int, batch_size: int) -> int:
+        """Return how much of an order a loop delivers; in a check only its start."""
+        del batch_size
+        return num_samples
+
+    def begin_loop(
+        self, loader: Loop, where: str, *, start: int = 0
+    ) -> Position | None:
+        """Begin a loop outside of others.
+
+        Args:
+            start: Its index if it does not continue.
+
+        Returns:
+            Where it starts, or None if it is to be skipped.
+        """
+        self.boundary.check_not_stopped()
+        was_replaying = self.progress.is_replaying
+        position = self.progress.begin_loop(loader.name, start=start)
+        if position is not None:
+            self.loops.begin(loader, where)
+            self.loader = loader
+            self._restores_at_loop = was_replaying
+        return position
+
+    def begin_inside(self, loader: Loop, where: str) -> tuple[int, ...]:
+        """Begin a loop in the body of another one, whose batch it belongs to.
+
+        Returns:
+            What its order and draws depend on, beside what those of the outer one do.
+        """
+        self.boundary.check_not_stopped()
+        key = self.loops.begin(loader, where)
+        self.loader = loader
+        return key
+
+    def reopen_loop(self, loader: Loop, where: str, index: int) -> bool:
+        """Enter the loop again that was skipped, if nothing has come after it."""
+        if not self.progress.reopen_loop(loader.name, index):
+            return False
+        self.loops.begin(loader, where)
+        self.loader = loader
+        self._restores_at_loop = True
+        return True
+
+    def continue_loop(self) -> None:
+        """Put the saved generators back if this loop is where the program resumes."""
+        if self._restores_at_loop:
+            self._restores_at_loop = False
+            self._generators.restore()
+
+    def end_loop(self, *, is_finished: bool) -> None:
+        """Leave the loop that is outside of others."""
+        self.loops.clear()
+        self.loader = None
+        self.progress.end_loop(is_finished=is_finished)
+
+    def end_inside(self, loader: Loop) -> None:
+        """Leave a loop in the body of another one, which goes on."""
+        self.loops.end(loader)
+        self.loader = self.loops.innermost
+
+    def begin_epoch(self) -> None:
+        """Enter the next epoch."""
+        self.boundary.check_not_stopped()
+        self._check_loop_is_over("began")
+        self._moving_on(self.progress.begin_epoch)
+        self.is_in_epoch = True
+
+    def end_epoch(self) -> None:
+        """Finish the epoch, which the program has left by its end or by `break`."""
+        self.is_in_epoch = False
+        self.boundary.check_not_stopped()
+        self._check_loop_is_over("ended")
+        self._moving_on(self.progress.end_epoch)
+        self.states.end_epochs(self.progress.finished_epochs)
+
+    def leave_epoch(self) -> None:
+        """Leave the epoch unfinished: an exception went through it."""
+        self.is_in_epoch = False
+        self.progress.leave_epoch()
+
+    def _check_loop_is_over(self, what: str) -> None:
+        if self.loader is not None:
+            raise LoopOrderError(
+                f"an epoch {what} while the loop over `{self.loader.name}` "
+                f"({self.loader.where}) was at sample {self.progress.position.index} "
+                f"of {self.loader.num_samples}. A loop belongs to one epoch, so it "
+                "could not resume. Do not keep an iterator over epochs: let each have "
+                "a loop of its own."
+            )
+
+    def _moving_on(self, move: Callable[[], None]) -> None:
+        was_replaying = self.progress.is_replaying
+        move()
+        if was_replaying and not self.progress.is_replaying:
+            self._generators.restore()
+
+    # Start and end.
+
+    def close(self) -> None:
+        """Stop watching, leave the other replicas, and let the directory go."""
+        if self.is_closed or os.getpid() != self.pid:
+            return
+        self.is_closed = True
+        with self.late_error.keeping():
+            self.boundary.close()
+        self._watcher.close()
+        if self.trace is not None:
+            self.trace.close()
+        self._let_go()
+
+    def _on_gone(self, rank: int, fate: str) -> None:
+        if self._saver is not None:
+            self._saver.note_gone(rank, fate)
+
+    def _register_generators(self, newest: Checkpoint | None) -> None:
+        if self.register(self._generators) or newest is None:
+            return
+        another = f"{self._generators.name}.rank-0"
+        if newest.has(another):
+            with newest.open(another) as file:
+                self._generators.derive(file, self.rank)
+
+    def _open_trace(self) -> Trace | None:
+        if self.settings.trace_dir is None:
+            return None
+        return Trace(
+            self.settings.trace_dir,
+            generation=self.generation,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+
+def _stuck_seconds(device: torch.device) -> float:
+    """Return how long a replica may wait in a loop for one that is gone.
+
+    Collectives of gloo fail when a peer is gone; those on GPUs wait for minutes.
+    """
+    return 10.0 if device.type == "cuda" else math.inf

@@ -1,0 +1,71 @@
+"""How a generator learns whether `break` or an exception left the `for` around it.
+
+Python closes both the same way, with GeneratorExit when the loop drops its iterator.
+What differs is the instruction at which the loop's own frame then stands: a `break` or
+`return` is executing the one that pops the iterator; an exception has stopped at the
+one that raised. CPython only, as is closing at once. Whatever else closes it (a call of
+`close()`) counts as an exception: the loop is then unfinished until another one begins.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+from types import FrameType
+
+_POPPING = frozenset(
+    dis.opmap[name]
+    for name in ("POP_TOP", "POP_ITER", "END_FOR", "POP_BLOCK")
+    if name in dis.opmap
+)
+_DROPPING = frozenset(
+    dis.opmap[name]
+    for name in (
+        "DELETE_FAST",
+        "DELETE_NAME",
+        "DELETE_GLOBAL",
+        "STORE_FAST",
+        "STORE_NAME",
+        "STORE_GLOBAL",
+        "RETURN_VALUE",
+        "RETURN_CONST",
+    )
+    if name in dis.opmap
+)
+
+_ITERATING = frozenset(
+    dis.opmap[name] for name in ("FOR_ITER", "SEND", "YIELD_FROM") if name in dis.opmap
+)
+
+
+def is_left_on_purpose(frame: FrameType | None) -> bool:
+    """Return whether the `for` that closes its iterator from `frame` was left freely.
+
+    Wrapping generators (tqdm, a logging generator) are closed where they stand, at
+    their `yield` or in a `finally` around it; the frame that closes them decides.
+
+    Args:
+        frame: The frame below the generator that receives GeneratorExit; None when the
+            interpreter ends and closes what a variable of a module still holds.
+    """
+    if frame is None:
+        return False
+    while frame is not None:
+        opcode = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else -1
+        if opcode in _POPPING or opcode in _DROPPING:
+            return True
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def is_asked_by_for(frame: FrameType) -> bool:
+    """Return whether a generator is asked by a `for` (or `yield from`), not `next`."""
+    return frame.f_code.co_code[frame.f_lasti] in _ITERATING
+
+
+def describe(frame: FrameType) -> str:
+    """Return where a program stands, as "file.py:line"."""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,266 @@
+"""How a program walks up to the position to resume at, and past it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticrun.checkpoint.position import Position
+from elasticrun.errors import LoopOrderError
+
+
+class Progress:
+    """The program's walk: replayed up to the position to resume at, then on from there.
+
+    Pure bookkeeping. `begin_loop` says whether a loop is skipped (finished before the
+    restart), continued, or new; `position` is what a checkpoint has to hold.
+
+    Attributes:
+        num_begun_epochs: How often this process has entered an epoch.
+        num_begun_loops: How often it has entered a loop.
+    """
+
+    def __init__(self, resume: Position | None = None) -> None:
+        self._resume = resume
+        self._cursor = Position()  # Its index is in `_index`, which changes most.
+        self._index = 0
+        self._before_epoch = Position()
+        self._num_epoch_loops = 0
+        self._is_asked = False  # Whether a loader's own state said where to resume.
+        self._is_in_loop = False
+        self._has_left_epoch = False
+        self.num_begun_epochs = 0
+        self.num_begun_loops = 0
+
+    @property
+    def position(self) -> Position:
+        """The position to save; during replay still the one to resume at."""
+        if self._resume is not None:
+            return self._resume
+        return replace(self._cursor, index=self._index)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the program has yet to move on from the position to resume at."""
+        return self._resume is not None
+
+    @property
+    def index(self) -> int:
+        """The index of the running loop."""
+        return self._index
+
+    @property
+    def body(self) -> tuple[int, ...]:
+        """Which body runs, or is run first after a restart."""
+        position = self.position
+        return (*position.place, position.index)
+
+    def next_index(self, loader: str) -> int:
+        """Return the index at which a loop over a loader would begin now."""
+        resume = self._resume
+        if resume is None or resume.place != self._cursor.place:
+            return 0
+        return resume.index if resume.loader == loader else 0
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a loop has begun and neither ended nor been left."""
+        return self._is_in_loop
+
+    @property
+    def finished_epochs(self) -> int:
+        """Epochs that the program has finished or skipped."""
+        return self._cursor.finished_epochs
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """Where the program is, which during replay is before `position`."""
+        return self._cursor.place
+
+    def resume_at(self, position: Position) -> None:
+        """Let the program go on at `position`, as a loader's own state asks.
+
+        Loops outside epochs are not replayed: the next one is the one to continue.
+
+        Raises:
+            LoopOrderError: A loop is running, or another loader's state already says
+                that its loop is to be continued, or the program is past `position`.
+        """
+        pending = self._resume
+        if self._is_in_loop:
+            raise LoopOrderError(
+                f"a loop is running ({self.position}), so the job cannot go to "
+                f"{position}. Load the states of loaders before the first loop."
+            )
+        if pending is not None and pending.loader != position.loader:
+            if pending.loader and position.loader:
+                raise LoopOrderError(
+                    f"`{position.loader}` is to continue at {position}, but "
+                    f"`{pending.loader}` at {pending}. A job has one position, so it "
+                    "cannot continue two loops at once. Load states that were taken at "
+                    "the same moment."
+                )
+            if self._is_asked and pending.place != position.place:
+                raise LoopOrderError(
+                    f"the states of two loaders say that the program goes on at "
+                    f"{position} and at {pending}. A job has one position. Load states "
+                    "that were taken at the same moment."
+                )
+            if pending.place == position.place and pending.loader:
+                return
+        if position.in_epoch and position.place < self._cursor.place:
+            raise LoopOrderError(
+                f"the program is at {self._cursor} and cannot go back to {position}. "
+                "Load the states of loaders before the first epoch loop."
+            )
+        self._has_left_epoch = False
+        self._resume = position
+        self._is_asked = True
+        if not position.in_epoch:
+            self._cursor = replace(position, index=0, loader="")
+
+    def skip_epochs(self, limit: int) -> int:
+        """Walk past the epochs below `limit` that were finished before the restart.
+
+        Returns:
+            The number of the next epoch, which is at least `limit` if none remains.
+        """
+        if self._has_left_epoch:
+            self._has_left_epoch = False
+            self._resume = self.position
+            self._cursor = self._before_epoch
+        resume = self._resume
+        if resume is None:
+            return self._cursor.finished_epochs
+        left_after = dict(resume.breaks).get(self._num_epoch_loops)
+        finished = min(resume.finished_epochs, left_after or limit)
+        if finished > self._cursor.finished_epochs:
+            self._cursor = replace(self._cursor, breaks=resume.breaks).after_epochs(
+                finished
+            )
+        return self._cursor.finished_epochs if left_after is None else limit
+
+    def begin_epoch(self) -> None:
+        """Enter the next epoch."""
+        self.num_begun_epochs += 1
+        self._pass_left_loop()
+        self._before_epoch = self._cursor
+        self._move(replace(self._cursor, in_epoch=True))
+
+    def end_epoch(self) -> None:
+        """Finish the epoch.
+
+        Raises:
+            LoopOrderError: The loop to continue was not reached in this epoch.
+        """
+        self._move(self._cursor.after_epochs(self._cursor.finished_epochs + 1))
+
+    def end_epoch_loop(self, *, is_left: bool = False) -> None:
+        """Leave the epoch loop after an epoch, by `break` or because none remains."""
+        if is_left:
+            pair = (self._num_epoch_loops, self._cursor.finished_epochs)
+            self._cursor = replace(self._cursor, breaks=(*self._cursor.breaks, pair))
+        self._num_epoch_loops += 1
+
+    def leave_epoch(self) -> None:
+        """Leave the epoch unfinished: an exception went through it.
+
+        The next epoch loop continues it as after a restart; a loop outside gives it up.
+        """
+        self._has_left_epoch = True
+
+    def begin_loop(self, loader: str, *, start: int = 0) -> Position | None:
+        """Begin the next loop.
+
+        Args:
+            start: The index at which it starts if it does not continue.
+
+        Returns:
+            The position the loop starts at (its index is above `start` when it
+            continues), or None when it was finished before the restart and has to be
+            skipped.
+
+        Raises:
+            LoopOrderError: The loop to continue was over another loader.
+        """
+        if self._has_left_epoch:
+            self._has_left_epoch = False
+            self._move(self._cursor.after_epochs(self._cursor.finished_epochs + 1))
+        self._pass_left_loop()
+        resume = self._resume
+        if resume is not None and self._cursor.place < resume.place:
+            self._pass_loop()
+            return None
+        self._check_reached(self._cursor)
+        index = start
+        if resume is not None and resume.loader:
+            if resume.loader != loader:
+                raise LoopOrderError(
+                    f"the checkpoint stopped in {resume}, but now that loop is over "
+                    f"`{loader}`. Samples would be skipped or seen twice. Keep loaders "
+                    "and loops in their order (a name= keeps a loader's identity), or "
+                    "start anew with another checkpoint directory."
+                )
+            index = resume.index
+        self._enter(loader, index)
+        return self.position
+
+    def pass_loops(self, finished_loops: int) -> None:
+        """Walk past the loops before number `finished_loops` that a replay repeats."""
+        self._cursor = self._cursor.after_loops(finished_loops)
+
+    def reopen_loop(self, loader: str, index: int) -> bool:
+        """Enter the loop again that has just been skipped, which goes on at `index`.
+
+        Returns:
+            Whether the program stands right behind it; if not, more has come after it.
+        """
+        resume = self._resume
+        if resume is None or resume.loader or resume.place != self._cursor.place:
+            return False
+        self._cursor = self._cursor.after_loops(self._cursor.finished_loops - 1)
+        self._enter(loader, index)
+        return True
+
+    def _enter(self, loader: str, index: int) -> None:
+        self.num_begun_loops += 1
+        self._cursor = replace(self._cursor, loader=loader)
+        self._index = index
+        self._is_in_loop = True
+        self._resume = None
+
+    def advance(self, num_samples: int) -> None:
+        """Count the samples of one global batch as consumed, or a step."""
+        self._index += num_samples
+
+    def end_loop(self, *, is_finished: bool) -> None:
+        """Leave the loop; unfinished when an exception went through it."""
+        self._is_in_loop = False
+        # An iterator that a variable holds is closed after the exception was caught.
+        if is_finished and not self._has_left_epoch:
+            self._pass_loop()
+
+    def _pass_left_loop(self) -> None:
+        """Count a loop as finished that an exception has left: the program moves on."""
+        if self._cursor.loader:
+            self._pass_loop()
+
+    def _pass_loop(self) -> None:
+        self._index = 0
+        self._cursor = self._cursor.after_loops(self._cursor.finished_loops + 1)
+
+    def _move(self, cursor: Position) -> None:
+        self._check_reached(cursor)
+        self._cursor = replace(cursor, loader="")
+        self._index = 0
+        if self._resume is not None and cursor.place > self._resume.place:
+            self._resume = None
+
+    def _check_reached(self, cursor: Position) -> None:
+        resume = self._resume
+        if resume is not None and resume.loader and cursor.place > resume.place:
+            raise LoopOrderError(
+                f"the checkpoint stopped in {resume}, but the program went on to "
+                f"{cursor} without that loop. Samples would be lost. Keep the loops of "
+                "the program as they were, or start anew with another checkpoint "
+                "directory."
+            )

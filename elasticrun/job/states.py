@@ -1,0 +1,249 @@
+"""States that users make: `State`, `register` for objects, `Variables` for values."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
+from elasticrun.checkpoint.states.optimizer import OptimizerState
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.stateful import Stateful, StatefulState, has_shards
+from elasticrun.checkpoint.states.values import (
+    begin_to_save,
+    check_loads_safely,
+    load_state,
+    load_values,
+    save_state,
+    save_values,
+)
+from elasticrun.job.current import current_job
+from elasticrun.job.job import Job
+from elasticrun.job.stepping import act_once_per_global_batch
+
+
+class _RegisteredWhenMade(ABCMeta):
+    """Registers and loads an object when its constructor has returned.
+
+    Not in `State.__init__`: what a subclass sets after that would overwrite the loaded
+    values.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        state = super().__call__(*args, **kwargs)
+        current_job().register(state)
+        return state
+
+
+class State(BaseState, metaclass=_RegisteredWhenMade):
+    """One named thing in every checkpoint; subclass it with `save` and `load`.
+
+    It is registered, and loaded if a checkpoint has it, as soon as it is constructed.
+    It is shared: written by rank 0, loaded by all. With `is_per_replica = True`, each
+    rank writes and loads its own, and a rank that is new loads nothing.
+
+        class Tokens(State):
+            def __init__(self):
+                super().__init__("tokens")
+                self.seen = 0
+
+            def save(self, fileobj):
+                fileobj.write(str(self.seen).encode())
+
+            def load(self, fileobj):
+                self.seen = int(fileobj.read())
+
+    Collective: make it on every replica, in the same order; `sync` is called on every
+    replica before `save`.
+    Replay: made again in each generation, and loads the newest checkpoint.
+
+    Raises:
+        StateNameError: The name is taken, or is not a plain file name.
+        CheckpointError: The file in the checkpoint is damaged.
+    """
+
+
+def register(**objects: Stateful) -> None:
+    """Keep each object in every checkpoint under its keyword; load it if it is there.
+
+    Anything with `state_dict` and `load_state_dict`: modules, optimizers, schedulers,
+    `GradScaler`, `AveragedModel`, objects of your own. Of modules that are sharded
+    (`fully_shard`, DTensors) and their optimizers, each replica saves its shards.
+
+    Optimizers, schedulers, scalers and averaged models then act once for each global
+    batch, also when `max_local_batch_size` cuts it into micro-batches.
+
+    Collective: call it on every replica, in the same order.
+    Replay: registers again in each generation and loads the newest checkpoint; nothing
+    is written.
+
+    Raises:
+        TypeError: An object lacks one of the two methods, or is a class.
+        StateNameError: A name is taken, or is not a plain file name.
+        CheckpointError: The saved state does not fit the object (the differing keys and
+            shapes are listed), or the module of a sharded optimizer is not registered.
+    """
+    for name, target in objects.items():
+        if isinstance(target, type):
+            raise TypeError(
+                f"register({name}={target.__name__}): it is a class, which has no "
+                f"state of its own. Make one: {target.__name__}(...)."
+            )
+        if not isinstance(target, Stateful):
+            raise TypeError(
+                f"register({name}={type(target).__name__}): it has no state_dict() and "
+                "load_state_dict(). Give it both, use Variables for plain values, or "
+                "write a State with save and load."
+            )
+    # Modules first: a sharded optimizer's state goes by its parameters' names in them.
+    for name, target in sorted(objects.items(), key=_is_no_module):
+        current_job().register(state_of(name, target))
+        act_once_per_global_batch(target)
+
+
+def _is_no_module(item: tuple[str, Stateful]) -> bool:
+    return not isinstance(item[1], nn.Module)
+
+
+def state_of(name: str, target: Stateful) -> StatefulState:
+    """Return the state that keeps an object."""
+    if not has_shards(target):
+        if isinstance(target, Optimizer):
+            return OptimizerState(name, target)
+        if isinstance(target, nn.Module) and find_metrics(target):
+            return MetricState(name, target)
+        return StatefulState(name, target)
+    # Only here: they import torch.distributed.checkpoint.
+    from elasticrun.checkpoint.sharded.module import ShardedModuleState
+    from elasticrun.checkpoint.sharded.optimizer import ShardedOptimizerState
+
+    if isinstance(target, nn.Module):
+        return ShardedModuleState(name, target)
+    assert isinstance(target, Optimizer)
+    return ShardedOptimizerState(name, target)
+
+
+class Variables:
+    """Plain values as attributes, kept in every checkpoint.
+
+        best = Variables(accuracy=0.0)
+        best.accuracy = max(best.accuracy, accuracy)
+
+    Values may be numbers, text, tensors, and lists, tuples, sets and dictionaries of
+    them. Rank 0's are saved, and all replicas load them, so let them be the same on
+    all: a sum over a loop belongs into an `Accumulator`.
+
+    Collective: make it on every replica, in the same order.
+    Replay: made again in each generation; loads the saved values over the initial ones.
+
+    Args:
+        name: What it is called in checkpoints; one per name.
+        initial: The attributes. Saved ones that are not among them come back too.
+
+    Raises:
+        StateNameError: The name is taken.
+        CheckpointError: A value could not be loaded safely again.
+    """
+
+    def __init__(self, *, name: str = "variables", **initial: Any) -> None:
+        vars(self).update(initial)
+        if name not in current_job().settings.trust_pickle:
+            check_loads_safely(vars(self), name=name)
+        current_job().register(_VariablesState(name, self))
+
+    if TYPE_CHECKING:  # What the attributes are is the user's matter.
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
+        return f"Variables({values})"
+
+
+def once(key: str) -> bool:
+    """Return True the first time in this epoch, or in the job outside of epochs.
+
+    For effects that a replay must not repeat. All replicas get the same answer, so test
+    the rank for what one of them is to do:
+
+        if once("announce") and rank() == 0:
+            send_mail(...)
+
+    That it has been returned is remembered in the next checkpoint: a kill between the
+    effect and that checkpoint repeats the effect. Call `request_checkpoint()` or
+    `save_all_states()` after it to keep that time short.
+
+    Collective: call it on every replica in the same order, so test the rank behind it.
+    Replay: False, if a checkpoint was written since.
+    """
+    job = current_job()
+    if job not in _keys_of:
+        _keys_of[job] = _KeysSeen()
+        job.register(_keys_of[job])
+    return _keys_of[job].add(
+        key, job.progress.finished_epochs if job.is_in_epoch else -1
+    )
+
+
+class _KeysSeen(BaseState):
+    """What `once` was asked: outside of epochs (epoch -1), and in the latest one."""
+
+    def __init__(self) -> None:
+        super().__init__("once")
+        self._keys: dict[int, list[str]] = {}
+
+    def add(self, key: str, epoch: int) -> bool:
+        if epoch not in self._keys:
+            outside = self._keys.get(-1, [])
+            self._keys = (
+                {-1: outside, epoch: []} if epoch >= 0 else {**self._keys, -1: []}
+            )
+        if key in self._keys[epoch]:
+            return False
+        self._keys[epoch].append(key)
+        return True
+
+    def save(self, fileobj: BinaryIO) -> None:
+        save_values({"keys": self._keys}, fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        keys = load_values(fileobj)["keys"]
+        self._keys = {int(epoch): list(found) for epoch, found in keys.items()}
+
+
+_keys_of: WeakKeyDictionary[Job, _KeysSeen] = WeakKeyDictionary()
+
+
+class _VariablesState(BaseState):
+    def __init__(self, name: str, variables: Variables) -> None:
+        super().__init__(name)
+        self._variables = variables
+        self._copies = Copies()
+
+    def values(self) -> Mapping[str, Any]:
+        return vars(self._variables)
+
+    def checksums(self) -> Mapping[str, int]:
+        return {
+            key: crc32(repr(value).encode())
+            for key, value in vars(self._variables).items()
+            if isinstance(value, (int, float, str))
+            or (type(value) is Tensor and value.dim() == 0)
+        }
+
+    def save(self, fileobj: BinaryIO) -> None:
+        save_state(self, dict(vars(self._variables)), fileobj)
+
+    def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
+        return begin_to_save(self, dict(vars(self._variables)), self._copies)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        vars(self._variables).update(load_state(self, fileobj))

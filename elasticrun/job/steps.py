@@ -1,0 +1,170 @@
+"""The loop without a loader: `remaining_steps_until`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+from weakref import WeakKeyDictionary
+
+from elasticrun.checkpoint.position import STEPS
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.errors import LoopOrderError
+from elasticrun.job.current import current_job
+from elasticrun.job.cursor import Cursor
+from elasticrun.job.epochs import whole_number
+from elasticrun.job.job import Job
+from elasticrun.job.leaving import describe, is_left_on_purpose
+
+
+def remaining_steps_until(num_steps: int) -> Iterator[int]:
+    """Yield the numbers of the steps that remain until `num_steps` are finished.
+
+    For loops that draw their batches themselves: language models from random windows,
+    reinforcement learning, simulations. The end of each step is a boundary, at which
+    the job may save and stop. A loop over a loader in a step's body belongs to that
+    step. `num_steps` is a total for the job: several such loops one after another
+    continue the numbering. Outside of epochs, the end of the loop writes a checkpoint.
+
+    Every replica takes every step, and `AdaptiveDataParallel` takes the mean of their
+    gradients. What each draws must depend on its rank, as its own random generators do.
+
+    Collective: every replica must take the same steps.
+    Replay: finished steps are not yielded; the random generators come back when the
+    next one is.
+
+    Raises:
+        LoopOrderError: It stands in the body of another loop, or the loops are not
+            those of the checkpoint.
+        JobStopped: The job stops at the end of a step.
+        ValueError: `num_steps` is not a whole number from 0 up.
+    """
+    return _remaining_steps(whole_number(num_steps, "remaining_steps_until", "steps"))
+
+
+class _Share(NamedTuple):
+    micro: int
+    num_valid: int
+    global_batch_size: int
+    is_step: bool
+
+
+class _Turn:
+    """The turns of one loop; of the step that is running, the number."""
+
+    __slots__ = ("current",)
+
+    def __init__(self) -> None:
+        self.current: tuple[int, list[int], _Share] = (0, [], _WHOLE)
+
+
+_WHOLE = _Share(micro=0, num_valid=1, global_batch_size=1, is_step=True)
+
+
+class _Steps:
+    """A loop of steps, as the job knows of the loops over loaders."""
+
+    name = STEPS
+    is_step = even_batches = True
+    loss_weight = 1.0
+
+    def __init__(self, num_steps: int, where: str) -> None:
+        self.num_samples = num_steps
+        self.where = where
+        self.running_loop = _Turn()
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def batch_at(self, index: int) -> int:
+        return index
+
+    @property
+    def batch_index(self) -> int:
+        return self.running_loop.current[0]
+
+
+def _remaining_steps(num_steps: int) -> Iterator[int]:
+    job = current_job()
+    num_steps = job.samples_of(num_steps, 1)
+    loop = _Steps(num_steps, describe(sys._getframe(1)))
+    if job.loader is not None:
+        raise LoopOrderError(
+            f"remaining_steps_until ({loop.where}) stands in the body of the loop over "
+            f"`{job.loader.name}` ({job.loader.where}). Its steps are counted for the "
+            "whole job, so it cannot be part of one batch. Use a plain range() there."
+        )
+    cursor = _cursor_of(job)
+    step = _begin(job, loop, cursor)
+    if step is None:
+        return
+    is_finished = False
+    turn, progress = loop.running_loop, job.progress
+    try:
+        job.continue_loop()
+        while step < num_steps:
+            turn.current = (step, [], _WHOLE)
+            yield step
+            if job.loader is not loop:
+                raise job.loops.overlap(loop)
+            progress.advance(1)
+            step += 1
+            job.boundary.reach()
+        is_finished = True
+        cursor.leave(step, is_complete=True)
+    except GeneratorExit:
+        is_finished = is_left_on_purpose(sys._getframe().f_back)
+        cursor.leave(step + 1, is_complete=False)
+        raise
+    finally:
+        job.end_loop(is_finished=is_finished)
+    if not job.is_in_epoch:
+        job.boundary.finish_epochs()
+
+
+def _begin(job: Job, loop: _Steps, cursor: Cursor) -> int | None:
+    """Begin the loop; return its first step, or None if it is to be skipped."""
+    place = job.progress.place
+    is_known = cursor.place == place and cursor.is_complete
+    start = job.begin_loop(loop, loop.where, start=cursor.end)
+    if start is not None:
+        cursor.begin(start.place)
+        return start.index
+    if not is_known or cursor.end >= len(loop):
+        return None
+    # It had come to its end, which was an earlier one than now.
+    if job.reopen_loop(loop, loop.where, cursor.end):
+        return cursor.end
+    raise LoopOrderError(
+        f"remaining_steps_until({len(loop)}) ({loop.where}) had come to its end at "
+        f"{cursor.end} steps, and the checkpoint stopped later, at "
+        f"{job.progress.position}. To take more steps now, after what followed them, "
+        "give that number in another loop at the end of the program; or start anew "
+        "with another checkpoint directory."
+    )
+
+
+class _StepsState(BaseState):
+    """Keeps how many steps the job has taken."""
+
+    def __init__(self) -> None:
+        super().__init__("remaining-steps")
+        self.cursor = Cursor()
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(json.dumps(self.cursor.encode()).encode())
+
+    def load(self, fileobj: BinaryIO) -> None:
+        body = current_job().progress.body
+        self.cursor.decode(json.loads(fileobj.read()), resume=body)
+
+
+_states: WeakKeyDictionary[Job, _StepsState] = WeakKeyDictionary()
+
+
+def _cursor_of(job: Job) -> Cursor:
+    if job not in _states:
+        _states[job] = _StepsState()
+        job.register(_states[job])
+    return _states[job].cursor

@@ -1,0 +1,100 @@
+"""The trace: one JSON line for each delivered micro-batch, to debug data with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from elasticrun.checkpoint.files.durable import open_append
+
+
+class Trace:
+    """Appends to `<directory>/<generation>-<rank>.jsonl`; a line survives a kill -9."""
+
+    def __init__(
+        self, directory: str, *, generation: int, rank: int, world_size: int
+    ) -> None:
+        self._file = open_append(Path(directory) / f"{generation}-{rank}.jsonl")
+        self._common = {
+            "generation": generation,
+            "rank": rank,
+            "world_size": world_size,
+        }
+
+    def write(
+        self,
+        *,
+        epoch: int,
+        loop: int,
+        batch: int,
+        micro: int,
+        indices: list[int],
+        num_valid: int,
+        inside: tuple[int, ...] = (),
+    ) -> None:
+        """Append one line.
+
+        Args:
+            indices: The real samples first, then the padding.
+            inside: Of a loop in the body of another one, what tells it from the others
+                there.
+        """
+        line = {
+            **self._common,
+            "epoch": epoch,
+            "loop": loop,
+            "batch": batch,
+            "micro": micro,
+            "indices": indices,
+            "num_valid": num_valid,
+            **({"inside": inside} if inside else {}),
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_trace(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return every line of a trace, in the order (generation, rank, line).
+
+    A last line that a killed replica did not finish is left out.
+    """
+    paths = sorted(
+        Path(directory).glob("*-*.jsonl"),
+        key=lambda path: tuple(map(int, path.stem.split("-"))),
+    )
+    return [
+        json.loads(line)
+        for path in paths
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+
+
+def samples_of_loop(
+    lines: Iterable[dict[str, Any]], *, epoch: int, loop: int
+) -> dict[int, list[int]]:
+    """Return the real samples of each global batch of a loop, in their order.
+
+    A batch that was delivered again after a crash counts once, as it was delivered
+    last. Loops in the body of this one are left out.
+    """
+    own = [
+        line
+        for line in lines
+        if line["epoch"] == epoch and line["loop"] == loop and "inside" not in line
+    ]
+    newest: dict[int, int] = {}
+    for line in own:
+        batch = line["batch"]
+        newest[batch] = max(newest.get(batch, 0), line["generation"])
+    batches: dict[int, list[int]] = {batch: [] for batch in sorted(newest)}
+    for line in sorted(own, key=lambda line: (line["rank"], line["micro"])):
+        if line["generation"] == newest[line["batch"]]:
+            batches[line["batch"]] += line["indices"][: line["num_valid"]]
+    return batches

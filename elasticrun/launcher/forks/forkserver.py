@@ -1,0 +1,158 @@
+"""The process that replicas are forked from: it has imported torch, and has one thread.
+
+It forks twice and lets the process between end, so that a replica becomes a child of
+the launcher, which adopts orphans. The launcher can then wait for it, and the replica
+dies with the launcher and not with the forkserver. If the launcher is killed, the
+forkserver kills what is left of the replicas' process groups. It starts with every stop
+signal held back, and lets only the replicas have them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+import traceback
+import weakref
+
+from elasticrun.launcher import environment, processes
+from elasticrun.launcher.environment import Changes
+from elasticrun.launcher.forks.preloading import preload
+from elasticrun.launcher.replica import main as replica
+from elasticrun.replicas.signals import take_stops
+
+MAX_MESSAGE = 1 << 16
+NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and up to two listeners.
+
+_TORCH = (
+    "torch.distributed",
+    "torch.utils.data",
+    "elasticrun.data.loader",
+    "elasticrun.job.epochs",
+    "elasticrun.parallel.module",
+    "elasticrun.job.states",
+    "elasticrun.launcher.replica.reporter",
+)
+
+
+def main() -> None:
+    """Serve the launcher at the other end of the socket named on the command line."""
+    before = environment.variables()
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    order = json.loads(launcher.recv(MAX_MESSAGE))
+    problem, num_sound = "", 0
+    if not order["is_bare"]:
+        processes.die_with_parent(os.getppid())  # While an import may hang.
+        for name in _TORCH:
+            importlib.import_module(name)
+        problem, num_sound = preload(order["imports"], names_culprit=True)
+        processes.outlive_parent()
+    answer = {"type": "ready", "problem": problem, "num_sound": num_sound}
+    launcher.send(json.dumps(answer).encode())
+    _serve(launcher, before, is_bare=order["is_bare"])
+
+
+def _has_variables(wanted: dict[str, str | None]) -> bool:
+    """Return whether imports have set here what they, or the program, set there."""
+    own = environment.variables()
+    return all(own.get(name) == value for name, value in wanted.items())
+
+
+def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) -> None:
+    groups: set[int] = set()
+    is_unsound = False
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(
+            launcher, MAX_MESSAGE, NUM_DESCRIPTORS + 2
+        )
+        if not data:
+            break
+        order = json.loads(data)
+        if order["type"] == "fork" and is_unsound:  # Another one will be asked.
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif order["type"] == "fork":
+            changed = None if is_bare else environment.changes(before)
+            pid = _fork_twice(launcher, descriptors, changed)
+            groups.add(pid)
+            answer = {"type": "forked", "number": order["number"], "pid": pid}
+            launcher.send(json.dumps(answer).encode())
+        elif order["type"] == "import":
+            problem, _ = preload(order["names"], names_culprit=False)
+            is_unsound |= bool(problem) or not _has_variables(order["variables"])
+            if is_unsound:
+                launcher.send(json.dumps({"type": "unsound"}).encode())
+        else:
+            groups = set(order["groups"])
+    processes.kill_groups(groups)
+
+
+def _fork_twice(
+    launcher: socket.socket, descriptors: list[int], changed: Changes | None
+) -> int:
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        _become_replica(launcher, reader, writer, descriptors, changed)
+    for descriptor in (writer, *descriptors):
+        os.close(descriptor)
+    pid = int(os.read(reader, 32))
+    os.close(reader)
+    os.waitpid(between, 0)
+    return pid
+
+
+def _become_replica(
+    launcher: socket.socket,
+    reader: int,
+    writer: int,
+    descriptors: list[int],
+    changed: Changes | None,
+) -> None:
+    """Fork once more, and never return to the forkserver's loop.
+
+    Args:
+        changed: The variables that imports have changed here; None to begin anew.
+    """
+    try:
+        pid = os.fork()
+        if pid:
+            os.write(writer, str(pid).encode())
+            os._exit(0)
+        os.setsid()
+        take_stops()
+        launcher.close()
+        os.close(reader)
+        os.close(writer)
+        control = _take_descriptors(descriptors)
+        if changed is None:
+            replica.execute(control, descriptors[NUM_DESCRIPTORS:])
+        else:
+            _disown_libraries()
+            replica.main(control, descriptors[NUM_DESCRIPTORS:], changed)
+    except BaseException:  # Before the program begins, nobody else would say it.
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(1)
+
+
+def _disown_libraries() -> None:
+    """Let this replica not take every operator out of torch's tables at its end.
+
+    That takes 40 ms. All else it finalizes as if it had imported it itself.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
+            finalizer.atexit = False
+
+
+def _take_descriptors(descriptors: list[int]) -> int:
+    control, *outputs = descriptors[:NUM_DESCRIPTORS]
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((null, *outputs)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return control

@@ -1,0 +1,53 @@
+"""Which modules a program imports, so that the forkserver can do it once for all."""
+
+from __future__ import annotations
+
+import ast
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from elasticrun.launcher.options import Program
+
+
+def imports_of(program: Program) -> list[str]:
+    """Return the modules that a script imports before anything else, in its order.
+
+    The forkserver imports them once, so that a restart need not. What stands below the
+    first line that does something may depend on it, as on a variable that is set there;
+    and so may what stands below the import of a module of the program's own.
+    """
+    if program.kind != "script":
+        return []
+    try:
+        tree = ast.parse(Path(program.target).read_bytes())
+    except (OSError, ValueError, SyntaxError):  # The script itself will say so.
+        return []
+    names: dict[str, None] = {}
+    for node in tree.body:
+        wanted = _imported(node)
+        if wanted is None:
+            break
+        for name in wanted:
+            if _is_own(name, program):
+                return list(names)
+            names[name] = None
+    return list(names)
+
+
+def _imported(node: ast.stmt) -> list[str] | None:
+    """Return what a statement imports, or None if it does anything else."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [] if node.module == "__future__" else [node.module]
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return [] if is_text else None
+
+
+def _is_own(name: str, program: Program) -> bool:
+    """Return whether the program would find a module beside itself.
+
+    Not where no file says so: any folder could be a package, but gives way to others.
+    """
+    spec = PathFinder.find_spec(name.partition(".")[0], program.path)
+    return spec is not None and spec.origin is not None

@@ -1,0 +1,53 @@
+"""Replicas that were forked and wait for their order to start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elasticrun.replicas.wire import Channel
+
+
+@dataclass
+class Parked:
+    """A replica that waits, on the launcher's side.
+
+    Attributes:
+        channel: For orders and reports.
+        outputs: The reading ends of its stdout and stderr.
+        ports: Where it could serve the store: on loopback, and at the address that
+            other nodes reach; none but for the first one of this node.
+    """
+
+    rank: int
+    pid: int
+    channel: Channel
+    outputs: tuple[int, int]
+    ports: tuple[int, ...]
+
+    def discard(self) -> None:
+        """Let it end, since it is not needed."""
+        self.channel.close()
+        for descriptor in self.outputs:
+            os.close(descriptor)
+
+
+@dataclass
+class Batch:
+    """Replicas that were asked for together.
+
+    Attributes:
+        on_first: Called when there is one: more can be expected.
+        on_ready: Called when all are there.
+    """
+
+    size: int
+    on_first: Callable[[], None]
+    on_ready: Callable[[list[Parked]], None]
+    parked: list[Parked] = field(default_factory=list)
+
+    def discard(self) -> None:
+        """Let those end that are there."""
+        for each in self.parked:
+            each.discard()

@@ -1,0 +1,141 @@
+"""Imports modules once for all replicas, as far as a fork is sound after it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any
+
+from elasticrun.launcher import environment, processes
+from elasticrun.replicas.environment import environment_of
+from elasticrun.replicas.gpus import held_gpu_files
+
+_OF_ONE_REPLICA = frozenset(environment_of(rank=0, world_size=1, port=0))
+_PATH_OF_MADE: dict[str, Callable[[Any], str | bytes]] = {
+    "mkdtemp": lambda made: made,  # `TemporaryDirectory` calls it, too.
+    "mkstemp": lambda made: made[1],
+    "NamedTemporaryFile": lambda made: made.name,
+}
+
+
+def preload(wanted: Sequence[str], *, names_culprit: bool) -> tuple[str, int]:
+    """Import modules, up to the first after which a fork would not be sound.
+
+    Args:
+        names_culprit: Whether to look after each import what it did to forks, and not
+            only at the end; on a machine with GPUs that takes a fork an import.
+
+    Returns:
+        Why it would not be, or nothing; and how many were imported before that.
+    """
+    problem = _find_problem()
+    num_sound = 0
+    for name in wanted:
+        if problem:
+            break
+        problem = _import(name) or _find_problem()
+        if names_culprit:
+            problem = problem or _find_broken_forks()
+        num_sound += not problem
+    problem = problem or _find_broken_forks()
+    gc.collect()
+    gc.freeze()  # Or the collector of each replica would copy every page.
+    return problem, num_sound
+
+
+def _import(name: str) -> str:
+    """Import a module; return why what it did holds for one process, or nothing.
+
+    Replicas that shared a temporary folder would spoil it for each other, and the first
+    one to end would remove it; and all would have what one of them derives from its
+    rank.
+    """
+    with (
+        _noticing_files() as made,
+        environment.noticing(_OF_ONE_REPLICA) as used,
+        # The script will import it again, and say what is wrong.
+        contextlib.suppress(BaseException),
+    ):
+        importlib.import_module(name)
+    left = [path for path in made if os.path.lexists(path)]
+    for path in left:  # This process is given up, and would not come to remove it.
+        _remove(path)
+    if left:
+        return f"importing {name} made the temporary {os.fsdecode(left[0])}"
+    if used:
+        return f"importing {name} looked at {', '.join(sorted(used))}"
+    return ""
+
+
+def _find_problem() -> str:
+    if processes.num_threads() > 1:
+        return f"importing them started {processes.num_threads() - 1} threads"
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        return "importing them used CUDA"
+    if held := held_gpu_files():
+        return f"importing them opened {held[0]}"
+    return ""
+
+
+def _find_broken_forks() -> str:
+    """Ask a fork whether it could use GPUs; only there torch knows.
+
+    Whoever asks for the number of GPUs, as `torch.cuda.is_available()` may, leaves
+    CUDA uninitialized here and out of reach for all forks.
+    """
+    torch: Any = sys.modules["torch"]
+    if not (torch.version.cuda or torch.version.hip):
+        return ""
+    child = os.fork()
+    if child == 0:
+        is_broken = True  # Also where torch has no such answer: nobody need fork.
+        try:
+            is_broken = torch.cuda._is_in_bad_fork()
+        finally:
+            os._exit(is_broken)
+    _, status = os.waitpid(child, 0)
+    if status:
+        return "importing them asked for GPUs, which no fork can use after that"
+    return ""
+
+
+@contextlib.contextmanager
+def _noticing_files() -> Iterator[list[str | bytes]]:
+    """Note the paths of the temporary files and folders that are made meanwhile."""
+    made: list[str | bytes] = []
+    originals = {name: getattr(tempfile, name) for name in _PATH_OF_MADE}
+    for name, original in originals.items():
+        setattr(tempfile, name, _noting(original, made, _PATH_OF_MADE[name]))
+    try:
+        yield made
+    finally:
+        for name, original in originals.items():
+            setattr(tempfile, name, original)
+
+
+def _noting(
+    make: Callable[..., Any],
+    paths: list[str | bytes],
+    path_of: Callable[[Any], str | bytes],
+) -> Callable[..., Any]:
+    @wraps(make)
+    def make_and_note(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        paths.append(path_of(made))
+        return made
+
+    return make_and_note
+
+
+def _remove(path: str | bytes) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(path)

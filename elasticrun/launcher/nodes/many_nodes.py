@@ -1,0 +1,352 @@
+"""The nodes of a job on many machines, by torch's rendezvous and the board of a round.
+
+A node is a member from a round of the rendezvous to the next. As long as the members
+stay the same, one generation follows another in the same round, as turns on its board:
+each node pins its offer, later perhaps a wish, and at last how its replicas ended.
+What all have pinned is the same for all, so all come to the same verdict.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.nodes.meeting import Meeting
+from elasticrun.launcher.nodes.nodes import (
+    END,
+    JOIN,
+    WISHES,
+    NodesListener,
+    Offer,
+    Round,
+    plan_round,
+)
+from elasticrun.launcher.nodes.turn import Turn
+from elasticrun.launcher.options import NodeSettings
+from elasticrun.launcher.verdict import How, Verdict, merged
+from elasticrun.replicas.wire import Message
+
+_RETRY_SECONDS = 0.5
+_QUIET_SECONDS = 15.0
+
+
+class _Phase(enum.Enum):
+    OPENING = 0  # Looking for the endpoint.
+    OUTSIDE = 1
+    JOINING = 2
+    SEATED = 3  # A member, without an offer.
+    OFFERED = 4
+    RUNNING = 5
+    CONCLUDING = 6  # The replicas here have ended.
+
+
+class ManyNodes:
+    """The nodes of a job on many machines; this one takes part with the others.
+
+    Args:
+        name: Of the job; jobs of other names do not see each other.
+        say: Called with what the user should know.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        name: str,
+        *,
+        loop: EventLoop,
+        listener: NodesListener,
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._name = name
+        self._loop = loop
+        self._listener = listener
+        self._say = say
+        self._meeting: Meeting | None = None
+        self._phase = _Phase.OPENING
+        self._wants_seat = False
+        self._is_host = False
+        self._address: Message = {}
+        self._turn = Turn(0, node=0, num_nodes=1, hosts={})
+        self._num_nodes = 1
+        self._offer: Offer | None = None
+        self._verdict: Verdict | None = None
+        self._lost_since: float | None = None
+        self._num_waits = 0
+        self._why = ""
+        self.round: Round | None = None
+
+    # What the supervisor asks for.
+
+    @property
+    def pids(self) -> set[int]:
+        return set() if self._meeting is None else {self._meeting.pid}
+
+    @property
+    def is_needed(self) -> bool:
+        return self._is_host
+
+    def open(self) -> None:
+        self._phase = _Phase.OPENING
+        self._say_if_long(lambda: self._looking)
+        self._meeting = Meeting(
+            self._settings,
+            self._name,
+            loop=self._loop,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+        )
+
+    def join(self) -> None:
+        self._wants_seat = True
+        if self._phase is _Phase.OUTSIDE:
+            self._ask_for_seat()
+        elif self._phase is _Phase.SEATED:
+            self._listener.on_seat()
+
+    def offer(self, offer: Offer) -> None:
+        self._offer = offer
+        self._phase = _Phase.OFFERED
+        self._pin(
+            host=socket.gethostname(),
+            address=self._address["told"],
+            offer=offer.encode(),
+        )
+        self._start_if_agreed()
+
+    def wish(self, kind: str, cause: str) -> None:
+        self._turn.wish(kind, cause)
+        self._pin()
+
+    def note_trouble(self, *, is_hang: bool = False) -> None:
+        self._pin(has_trouble=True, **({"is_hang": True} if is_hang else {}))
+
+    def conclude(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if self._phase is _Phase.RUNNING:
+            self._phase = _Phase.CONCLUDING
+            self._pin(ending=verdict.encode())
+            self._judge_if_all_ended()
+        else:  # The others were lost meanwhile.
+            self._give_verdict(self._loss)
+
+    def leave(self, kind: str, cause: str) -> None:
+        self._turn.wish(kind, cause)
+        self._pin(ending=Verdict(How.LEFT, text=cause).encode())
+
+    def close(self, *, is_hurried: bool) -> None:
+        if self._meeting is None:
+            return
+        if self._phase is _Phase.OPENING:
+            self._meeting.close()
+            return
+        if self._phase is _Phase.SEATED:
+            self._pin(rejoins=True)  # So that nobody waits for an offer.
+        is_end = END in self._turn.wishes
+        self._meeting.say_goodbye(
+            {
+                "type": "bye",
+                "closes": self._is_host or is_end,
+                "is_hurried": is_hurried,
+            }
+        )
+
+    # Meeting the others.
+
+    def _on_message(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "board":
+            self._on_board(message)
+        elif kind == "connected":
+            self._on_connected(message)
+        elif kind == "failing":
+            self._on_failing(message["text"], is_usual=message["is_usual"])
+        elif kind == "joined":
+            self._on_joined(message)
+        elif kind == "closed":
+            self._listener.on_closed()
+        elif kind != "alive":
+            self._listener.on_no_nodes(_explain(message, self._settings))
+
+    def _on_connected(self, message: Message) -> None:
+        if message["bind"] != self._address.get("bind"):
+            self._offer = None  # Its ports are at the old address.
+        self._address = message
+        self._is_host = message["is_host"]
+        self._why = ""
+        self._phase = _Phase.OUTSIDE
+        self._listener.on_open(message["bind"])
+        if self._wants_seat and self._phase is _Phase.OUTSIDE:
+            self._ask_for_seat()
+
+    def _ask_for_seat(self) -> None:
+        self._phase = _Phase.JOINING
+        self._send({"type": "join"})
+        text = (
+            f"waiting at {self._settings.endpoint} for {self._settings.least} nodes or "
+            "more, which come together when all have ended the generation before"
+        )
+        self._say_if_long(lambda: text)
+
+    @property
+    def _looking(self) -> str:
+        why = f" ({self._why})" if self._why else ""
+        return f"looking for {self._settings.endpoint}{why}"
+
+    def _on_failing(self, why: str, *, is_usual: bool) -> None:
+        """Say why a try to meet the others has failed, unless it has been said."""
+        if why != self._why:
+            self._why = why
+            if not is_usual:
+                self._say(self._looking)
+
+    def _say_if_long(self, text: Callable[[], str]) -> None:
+        """Say why nothing happens, if nothing does for some time."""
+        phase = self._phase
+        self._num_waits += 1
+        number = self._num_waits
+
+        def say() -> None:
+            if self._phase is phase and self._num_waits == number:
+                self._say(text())
+
+        self._loop.call_later(_QUIET_SECONDS, say)
+
+    def _on_joined(self, message: Message) -> None:
+        self._num_nodes = message["num_nodes"]
+        self._lost_since = None
+        self._begin_turn(0, node=message["node"], hosts={})
+        if self._offer is not None:
+            self.offer(self._offer)
+        else:
+            self._listener.on_seat()
+
+    def _begin_turn(self, number: int, *, node: int, hosts: dict[int, str]) -> None:
+        self._phase = _Phase.SEATED
+        self._turn = Turn(number, node=node, num_nodes=self._num_nodes, hosts=hosts)
+        self._send({"type": "turn", "turn": number})
+
+    def _on_lost(self, why: str) -> None:
+        phase, self._phase, self._meeting = self._phase, _Phase.OPENING, None
+        self._wants_seat = phase not in (_Phase.RUNNING, _Phase.CONCLUDING)
+        now = time.monotonic()
+        self._lost_since = self._lost_since or now
+        if now - self._lost_since > self._settings.patience:
+            message = {"type": "unreachable", "text": why}
+            self._listener.on_no_nodes(_explain(message, self._settings))
+            return
+        if phase is not _Phase.OPENING:
+            self._say(f"{self._settings.endpoint} is lost ({why}); looking for it")
+        else:
+            self._on_failing(why, is_usual=False)
+        self._loop.call_later(_RETRY_SECONDS, self.open)
+        if phase is _Phase.RUNNING:
+            self._listener.on_broken(self._loss)
+        elif phase is _Phase.CONCLUDING:
+            self._give_verdict(self._loss)
+
+    @property
+    def _loss(self) -> str:
+        return f"this node lost {self._settings.endpoint}, and with it the other nodes"
+
+    # What all pin to the board.
+
+    def _pin(self, **values: Any) -> None:
+        self._turn.own.update(values)
+        self._send({"type": "note", "note": self._turn.own})
+
+    def _send(self, message: Message) -> None:
+        if self._meeting is not None:
+            self._meeting.send(message)
+
+    def _on_board(self, message: Message) -> None:
+        is_member = self._phase.value >= _Phase.SEATED.value
+        if not is_member or message["turn"] != self._turn.number:
+            return
+        self._turn.read(message)
+        if self._phase is _Phase.RUNNING:
+            self._watch()
+        elif self._phase is _Phase.CONCLUDING:
+            self._judge_if_all_ended()
+        else:
+            self._start_if_agreed()
+
+    def _start_if_agreed(self) -> None:
+        """Start once each node has made its offer; meet anew if one will not."""
+        turn = self._turn
+        self._hear_wishes(END)
+        if turn.is_refused:
+            if self._phase is _Phase.SEATED:
+                self._pin(rejoins=True)
+            self._ask_for_seat()
+        elif turn.is_agreed:
+            self.round = plan_round(
+                turn.offers,
+                turn.node,
+                addresses=turn.addresses,
+                interface=self._address["interface"],
+            )
+            self._phase = _Phase.RUNNING
+            self._offer = None
+            self._listener.on_round(self.round)
+
+    def _watch(self) -> None:
+        turn = self._turn
+        self._hear_wishes(*WISHES)
+        if turn.is_awaited and not turn.has_heard_joining:
+            turn.has_heard_joining = True
+            self.wish(JOIN, "another node has come")
+            self._listener.on_wish(JOIN, "another node has come")
+        if turn.silent and self._phase is _Phase.RUNNING:
+            self._listener.on_broken(turn.describe_silent())
+        if turn.has_trouble and not turn.has_heard_trouble:
+            turn.has_heard_trouble = True
+            self._listener.on_trouble_elsewhere(is_hang=turn.is_hang)
+
+    def _hear_wishes(self, *kinds: str) -> None:
+        for kind, cause in self._turn.new_wishes(*kinds):
+            self._listener.on_wish(kind, cause)
+
+    def _judge_if_all_ended(self) -> None:
+        self._hear_wishes(*WISHES)
+        turn = self._turn
+        if self._phase is _Phase.CONCLUDING and turn.missing <= turn.silent:
+            self._give_verdict(turn.describe_silent() if turn.missing else "")
+
+    def _give_verdict(self, gone: str) -> None:
+        assert self._verdict is not None
+        turn = self._turn
+        verdict = merged([self._verdict, *turn.verdicts], gone)
+        self._verdict = None
+        if self._phase is _Phase.CONCLUDING and END not in turn.wishes:
+            # Stay in this round for the next turn if its members stay the same.
+            changes = turn.changes_members
+            self._begin_turn(turn.number + 1, node=turn.node, hosts=turn.hosts)
+            if changes:
+                self._pin(rejoins=True)
+                self._phase = _Phase.OUTSIDE
+        self._wants_seat = False
+        self._listener.on_verdict(verdict)
+
+
+def _explain(message: Message, settings: NodeSettings) -> str:
+    if message["type"] == "too_few":
+        return (
+            f"fewer than {settings.least} nodes came to {settings.endpoint} within "
+            f"{message['seconds']:.0f} s; start the same command on more of them, or "
+            "lower the MIN of --nodes"
+        )
+    if message["type"] == "skewed":
+        return (
+            f"the clock of this machine differs by {message['seconds']:.0f} s from "
+            f"that of {settings.endpoint}, so that each would take the other for dead. "
+            "Set both by the same time server"
+        )
+    return (
+        f"{settings.endpoint} could not be reached ({message['text']}); it is served "
+        "by the launcher on the machine that has this address"
+    )

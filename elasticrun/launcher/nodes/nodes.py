@@ -1,0 +1,234 @@
+"""The nodes of a job, as the launcher of one of them sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from elasticrun.launcher.verdict import Verdict
+
+LOOPBACK = "127.0.0.1"
+
+# What a node may wish of all, the stronger ones later: another share, another node,
+# to leave, and the end of the job.
+SCALE = "scale"
+JOIN = "join"
+LEAVE = "leave"
+END = "end"
+WISHES = (SCALE, JOIN, LEAVE, END)
+
+
+def stronger(kind: str, other: str) -> str:
+    """Return which of two wishes is carried out when both are there."""
+    return max(kind, other, key=WISHES.index)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a node brings into the next generation.
+
+    Attributes:
+        share: Its number of replicas.
+        ports: Where its first replica could serve the store: on loopback, and at the
+            address that other nodes reach.
+        number: Of the generation, as far as this node knows.
+        has_trained: Whether a batch was trained since the job's start.
+        newest_at_crash: The newest checkpoint at the last crash.
+        num_used: Restarts without a newer checkpoint so far.
+    """
+
+    share: int
+    ports: tuple[int, ...]
+    number: int
+    has_trained: bool = False
+    newest_at_crash: int = 0
+    num_used: int = 0
+
+    def encode(self) -> dict[str, Any]:
+        """Return what `decode` takes, as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def decode(cls, values: Mapping[str, Any]) -> Offer:
+        """Return the offer that another node has made."""
+        return cls(**{**values, "ports": tuple(values["ports"])})
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all nodes have agreed to start.
+
+    Attributes:
+        number: Of the generation.
+        share: Replicas on this node.
+        offset: The rank of the first of them.
+        size: Replicas on all nodes.
+        address: The host of the store, which rank 0 serves.
+        is_outward: Whether that is reached by other nodes.
+        interface: The network interface towards them, if it is known.
+        node: This node's number, of `num_nodes`.
+        has_trained: Whether any node has trained a batch since the job's start.
+        newest_at_crash: The newest checkpoint at the last crash, as the node says that
+            knows of most crashes.
+        num_used: Restarts without a newer checkpoint so far, as the same node says.
+    """
+
+    number: int
+    share: int
+    offset: int
+    size: int
+    address: str
+    port: int
+    is_outward: bool = False
+    interface: str = ""
+    node: int = 0
+    num_nodes: int = 1
+    has_trained: bool = False
+    newest_at_crash: int = 0
+    num_used: int = 0
+
+    def describe(self) -> str:
+        """Return what is started, for people."""
+        text = f"{self.share} replica{'s' * (self.share > 1)} started"
+        if self.num_nodes > 1:
+            text += f" as node {self.node}, {self.size} on {self.num_nodes} nodes"
+        return f"generation {self.number}: {text}"
+
+
+def plan_round(
+    offers: Sequence[Offer], node: int, *, addresses: Sequence[str], interface: str
+) -> Round:
+    """Return what one of the nodes is to start.
+
+    Args:
+        offers: Of all nodes, by number.
+        addresses: At which nodes reach each other.
+    """
+    is_outward = len(offers) > 1
+    most = max(offers, key=lambda each: (each.newest_at_crash, each.num_used))
+    return Round(
+        number=max(each.number for each in offers),
+        share=offers[node].share,
+        offset=sum(each.share for each in offers[:node]),
+        size=sum(each.share for each in offers),
+        address=addresses[0] if is_outward else LOOPBACK,
+        port=offers[0].ports[-1 if is_outward else 0],
+        is_outward=is_outward,
+        interface=interface if is_outward else "",
+        node=node,
+        num_nodes=len(offers),
+        has_trained=any(each.has_trained for each in offers),
+        newest_at_crash=most.newest_at_crash,
+        num_used=most.num_used,
+    )
+
+
+class NodesListener(Protocol):
+    """Who is told what becomes of the nodes."""
+
+    def on_open(self, bind: str) -> None:
+        """The others can be met; rank 0 is to listen for them at `bind`."""
+
+    def on_seat(self) -> None:
+        """This node is a member, and may make its offer."""
+
+    def on_round(self, round_: Round) -> None:
+        """All members have made their offer: let the replicas go."""
+
+    def on_wish(self, kind: str, cause: str) -> None:
+        """Another node wishes something that all must save and exit for."""
+
+    def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
+        """A replica has failed, or hangs, on another node."""
+
+    def on_broken(self, text: str) -> None:
+        """A node is gone, and what its replicas did with it."""
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """This is how the generation ended, on all nodes."""
+
+    def on_closed(self) -> None:
+        """The job has ended without this node."""
+
+    def on_no_nodes(self, why: str) -> None:
+        """There is no way to meet the others."""
+
+
+class Nodes(Protocol):
+    """The nodes of a job, this one among them."""
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that it needs between generations."""
+
+    @property
+    def round(self) -> Round | None:
+        """What all nodes started last; None before the first generation."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the others cannot go on without this node."""
+
+    def open(self) -> None:
+        """Look for the others; `on_open` follows."""
+
+    def join(self) -> None:
+        """Ask for a seat in the next generation; `on_seat` follows, each time."""
+
+    def offer(self, offer: Offer) -> None:
+        """Say what this node brings; `on_round` follows once all have."""
+
+    def wish(self, kind: str, cause: str) -> None:
+        """Tell the others why all are to save and exit."""
+
+    def note_trouble(self, *, is_hang: bool = False) -> None:
+        """Tell the others that a replica has failed, or hangs."""
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Say how the generation ended here; `on_verdict` follows once all have."""
+
+    def leave(self, kind: str, cause: str) -> None:
+        """Tell the others that this node waits for nothing any more."""
+
+    def close(self, *, is_hurried: bool) -> None:
+        """Leave the other nodes, who need not wait for this one."""
+
+
+class OneNode:
+    """The nodes of a job on one machine: everything is agreed at once."""
+
+    is_needed = True
+
+    def __init__(self, listener: NodesListener) -> None:
+        self._listener = listener
+        self.round: Round | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        return set()
+
+    def open(self) -> None:
+        self._listener.on_open("")
+
+    def join(self) -> None:
+        self._listener.on_seat()
+
+    def offer(self, offer: Offer) -> None:
+        self.round = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
+        self._listener.on_round(self.round)
+
+    def wish(self, kind: str, cause: str) -> None:
+        pass
+
+    def note_trouble(self, *, is_hang: bool = False) -> None:
+        pass
+
+    def conclude(self, verdict: Verdict) -> None:
+        self._listener.on_verdict(verdict)
+
+    def leave(self, kind: str, cause: str) -> None:
+        pass
+
+    def close(self, *, is_hurried: bool) -> None:
+        pass

@@ -1,0 +1,322 @@
+"""A process beside the launcher that meets the other nodes by torch's rendezvous.
+
+The launcher itself need not import torch, is never held up by a network that does not
+answer, and can end this process when that hangs. They talk by messages.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+    dynamic_rendezvous,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    C10dRendezvousBackend,
+)
+
+from elasticrun.launcher import processes
+from elasticrun.launcher.nodes import endpoint
+from elasticrun.launcher.nodes.board import SILENT_SECONDS, Board
+from elasticrun.replicas.wire import Channel, Message
+
+LOOK_SECONDS = 0.25
+_LAST_CALL = 3  # Seconds for all to see that a round is open; each looks every second.
+_BEAT_SECONDS = 2
+_TOKEN_SECONDS = 10.0
+_RETRY_SECONDS = 0.2
+_STORE_SECONDS = 60.0
+_PROBE_SECONDS = 10.0
+_FAREWELL_SECONDS = 10.0
+_HEARING_SECONDS = 2.5
+_MOST_SKEW = 3.0  # Seconds; heartbeats carry the time of day.
+_TOKEN = "elasticrun/token"
+_CLOCK = "elasticrun/clock"
+
+
+def main() -> None:
+    """Serve the launcher at the other end of the socket named on the command line."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    order = channel.receive_one()
+    if order is not None:
+        processes.die_with_parent(order["launcher"])
+        try:
+            Rendezvous(channel, order).run()
+        except (RuntimeError, RendezvousError, OSError) as error:
+            channel.send({"type": "lost", "text": _first_line(error)})
+    # Threads may sit in a call of the store, and must not see the interpreter's end.
+    os._exit(0)
+
+
+class Rendezvous:
+    """One node's part in the rendezvous, and in the board of the round."""
+
+    def __init__(self, channel: Channel, order: Message) -> None:
+        self._channel = channel
+        self._order = order
+        self._patience = float(order["patience"])
+        self._host, self._port = str(order["host"]), int(order["port"])
+        self._probing: threading.Thread | None = None
+        self._probe_error = ""
+        self._server = self._connect()
+        self._is_host = self._server is not None
+        # A client that waits blocks its other users, so the handler has its own.
+        self._store = self._new_client()
+        self._handler: Any = self._make_handler(self._new_client())
+        self._board: Board | None = None
+        self._turn = 0
+        self._joining: threading.Thread | None = None
+        self._joined: Message | None = None
+
+    def run(self) -> None:
+        """Do what the launcher says, and tell it what is new, until it has enough."""
+        self._check_clock()
+        address = endpoint.own_address(self._host, self._port)
+        self._tell("connected", is_host=self._is_host, **address.__dict__)
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        while self._channel.is_open:
+            if poll.poll(LOOK_SECONDS * 1000):
+                for message in self._channel.receive():
+                    self._obey(message)
+            self._look()
+
+    # Meeting.
+
+    def _connect(self) -> TCPStore | None:
+        """Wait until there is a store; serve it if the endpoint is on this machine."""
+        deadline = time.monotonic() + self._patience
+        told = ""
+        while True:
+            try:
+                listener = endpoint.listen(self._host, self._port)
+                if listener is not None:
+                    return self._serve(listener)
+                socket.create_connection((self._host, self._port), 5.0).close()
+                self._probe()
+                return None
+            except OSError as error:
+                why = error.strerror or str(error)
+                if time.monotonic() > deadline:
+                    self._tell("unreachable", text=why)
+                    os._exit(0)
+                if why != told:
+                    told = why
+                    # Whoever serves it may come later: no reason to worry so far.
+                    is_usual = isinstance(error, ConnectionRefusedError)
+                    self._tell("failing", text=why, is_usual=is_usual)
+            time.sleep(_RETRY_SECONDS)
+
+    def _probe(self) -> None:
+        """Make sure that a store answers.
+
+        Raises:
+            OSError: None does.
+        """
+        if self._probing is None:
+            # Its constructor keeps no time limit while nothing is answered.
+            self._probing = threading.Thread(target=self._try_client, daemon=True)
+            self._probing.start()
+        self._probing.join(_PROBE_SECONDS)
+        if self._probing.is_alive():
+            raise OSError(
+                "something listens there that does not answer as torch's store does"
+            )
+        self._probing = None
+        if self._probe_error:
+            raise OSError(self._probe_error)
+
+    def _try_client(self) -> None:
+        self._probe_error = ""
+        try:
+            self._new_client()
+        except (RuntimeError, OSError) as error:
+            self._probe_error = _first_line(error)
+
+    def _serve(self, listener: socket.socket) -> TCPStore:
+        address = str(listener.getsockname()[0])
+        return TCPStore(
+            "127.0.0.1" if address in ("0.0.0.0", "::") else address,
+            self._port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_STORE_SECONDS),
+            master_listen_fd=listener.detach(),
+        )
+
+    def _new_client(self) -> TCPStore:
+        return TCPStore(
+            self._host,
+            self._port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_STORE_SECONDS),
+        )
+
+    def _make_handler(self, store: TCPStore) -> Any:
+        name = str(self._order["name"])
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=f"{self._host}:{self._port}",
+            run_id=name,
+            min_nodes=int(self._order["least"]),
+            max_nodes=int(self._order["most"]),
+            local_addr=endpoint.own_address(self._host, self._port).told,
+            join_timeout=int(self._patience),
+            last_call_timeout=_LAST_CALL,
+            keep_alive_interval=_BEAT_SECONDS,
+            keep_alive_max_attempt=int(SILENT_SECONDS / _BEAT_SECONDS),
+        )
+        return dynamic_rendezvous.create_handler(
+            store, C10dRendezvousBackend(store, name), parameters
+        )
+
+    def _check_clock(self) -> None:
+        """Refuse a clock by which the others' heartbeats would look old, or ours."""
+        if self._is_host:
+            self._store.set(_CLOCK, str(time.time()))
+            return
+        deadline = time.monotonic() + _TOKEN_SECONDS
+        first = b""
+        while time.monotonic() < deadline:
+            told = self._store.get(_CLOCK) if self._store.check([_CLOCK]) else b""
+            if first and told != first:  # It was written just now.
+                skew = time.time() - float(told)
+                if abs(skew) > _MOST_SKEW:
+                    self._tell("skewed", seconds=skew)
+                    os._exit(0)
+                return
+            first = told
+            time.sleep(_RETRY_SECONDS / 2)
+
+    # Between a message and the next.
+
+    def _obey(self, message: Message) -> None:
+        if message["type"] == "join":
+            self._board, self._turn, self._joined = None, 0, None
+            self._joining = threading.Thread(target=self._join, daemon=True)
+            self._joining.start()
+        elif message["type"] == "note" and self._board is not None:
+            self._board.pin(self._turn, message["note"])
+        elif message["type"] == "turn":
+            self._turn = message["turn"]
+        elif message["type"] == "bye":
+            self._leave(closes=message["closes"], is_hurried=message["is_hurried"])
+            os._exit(0)
+
+    def _look(self) -> None:
+        if self._is_host:
+            self._store.set(_CLOCK, str(time.time()))
+        else:
+            self._store.check([_CLOCK])  # Whether the link still stands.
+        if self._joined is not None:
+            joined, self._joined, self._joining = self._joined, None, None
+            if joined["type"] == "joined":
+                self._board = Board(
+                    self._store,
+                    token=joined["token"],
+                    node=joined["node"],
+                    num_nodes=joined["num_nodes"],
+                )
+            self._channel.send(joined)
+        if self._board is None:
+            self._tell("alive")
+            return
+        silent = self._board.beat()
+        self._tell(
+            "board",
+            turn=self._turn,
+            notes=self._board.read(self._turn),
+            silent=silent,
+            num_waiting=self._handler.num_nodes_waiting(),
+        )
+
+    def _join(self) -> None:
+        """Become a member of the next round; in a thread, since it takes its time."""
+        try:
+            self._joined = self._next_round()
+        except RendezvousClosedError:
+            self._joined = {"type": "closed"}
+        except RendezvousTimeoutError:
+            self._joined = {"type": "too_few", "seconds": self._patience}
+        except (RuntimeError, RendezvousError, OSError) as error:
+            self._joined = {"type": "lost", "text": _first_line(error)}
+
+    def _next_round(self) -> Message:
+        while True:
+            round_ = self._handler.next_rendezvous()
+            if round_.rank == 0:
+                round_.store.set(_TOKEN, uuid.uuid4().hex)
+            try:
+                round_.store.wait([_TOKEN], timedelta(seconds=_TOKEN_SECONDS))
+            except dist.DistStoreError:
+                continue  # Whoever became node 0 is gone already.
+            return {
+                "type": "joined",
+                "node": round_.rank,
+                "num_nodes": round_.world_size,
+                "token": round_.store.get(_TOKEN).decode(),
+            }
+
+    # The end.
+
+    def _leave(self, *, closes: bool, is_hurried: bool) -> None:
+        if closes:
+            self._handler.set_closed()
+            if self._is_host and self._handler.num_nodes_waiting():
+                time.sleep(
+                    _HEARING_SECONDS
+                )  # Who waits for a round looks every second.
+        elif self._joining is None:
+            self._give_up_seat()
+        if self._board is None:
+            return
+        self._board.say_goodbye()
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while self._is_host and not is_hurried and time.monotonic() < deadline:
+            if self._board.num_staying(self._board.beat()) == 0:
+                return
+            time.sleep(LOOK_SECONDS / 5)
+
+    def _give_up_seat(self) -> None:
+        """Let the others form a round before this node's heartbeats look too old.
+
+        torch has no public way to do that; without this they wait for some seconds.
+        The names are listed in tests/launcher/nodes/test_rendezvous.py.
+        """
+        handler: Any = self._handler
+        try:
+            handler._stop_heartbeats()
+            leave = dynamic_rendezvous._RendezvousExitOp()
+            handler._op_executor.run(leave, time.monotonic() + _BEAT_SECONDS)
+        except RendezvousError:  # It cannot be told: the link is lost, or time is up.
+            return
+        except AttributeError as error:
+            sys.stderr.write(
+                f"elasticrun: torch {torch.__version__} lets no node leave at once "
+                f"({error}), so the others wait up to {SILENT_SECONDS:g} s for this "
+                "one; another version of torch may do\n"
+            )
+
+    def _tell(self, kind: str, **values: object) -> None:
+        self._channel.send({"type": kind, **values})
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {cause}".splitlines()[0][:500]

@@ -1,0 +1,158 @@
+"""One turn on the board of a round, as one of its nodes sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, Offer, stronger
+from elasticrun.launcher.verdict import How, Verdict
+from elasticrun.replicas.wire import Message
+
+Note = dict[str, Any]
+
+
+class Turn:
+    """What this node has pinned, and what it knows of the others.
+
+    Args:
+        number: Of the turn, from 0 in each round.
+        node: This node's number, of `num_nodes`.
+        hosts: Names of nodes that are known from before.
+
+    Attributes:
+        own: This node's note.
+        silent: Nodes of whom nothing is heard.
+        is_awaited: Whether somebody waits for the next round.
+        has_heard_joining: Whether this node has passed that on.
+        has_heard_trouble: Whether this node has passed on that others failed.
+    """
+
+    def __init__(
+        self, number: int, *, node: int, num_nodes: int, hosts: dict[int, str]
+    ) -> None:
+        self.number = number
+        self.node = node
+        self.own: Note = {}
+        self.silent: set[int] = set()
+        self.is_awaited = False
+        self.has_heard_joining = False
+        self.has_heard_trouble = False
+        self.hosts = dict(hosts)
+        self._others = set(range(num_nodes)) - {node}
+        self._notes: dict[int, Note] = {}
+        self._heard: set[tuple[int, str]] = set()
+
+    def read(self, board: Message) -> None:
+        """Take what the board shows."""
+        self._notes = {int(node): note for node, note in board["notes"].items()}
+        for node, note in self._notes.items():
+            if "host" in note:
+                self.hosts[node] = note["host"]
+        self.silent = set(board["silent"])
+        self.is_awaited = board["num_waiting"] > 0
+
+    # Before the generation.
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a node makes no offer in this turn.
+
+        A node pins either its offer or that it meets the others anew, and never takes
+        that back, so all come to the same.
+        """
+        return bool(self.silent) or any("offer" not in n for n in self._notes.values())
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether all nodes have made their offers."""
+        notes = (self.own, *self._notes.values())
+        return self._notes.keys() == self._others and all("offer" in n for n in notes)
+
+    @property
+    def offers(self) -> list[Offer]:
+        """The offers of all nodes, by number."""
+        return [Offer.decode(note["offer"]) for note in self._in_order()]
+
+    @property
+    def addresses(self) -> list[str]:
+        """At which nodes reach each other, by number."""
+        return [str(note["address"]) for note in self._in_order()]
+
+    def _in_order(self) -> list[Note]:
+        notes = {**self._notes, self.node: self.own}
+        return [notes[node] for node in sorted(notes)]
+
+    # While it runs.
+
+    def wish(self, kind: str, cause: str) -> None:
+        """Put a wish into the own note, unless a stronger one is there."""
+        there = self.own.get("wish")
+        if there is None or stronger(kind, there["kind"]) == kind:
+            self.own["wish"] = {"kind": kind, "cause": cause}
+
+    def new_wishes(self, *kinds: str) -> Iterator[tuple[str, str]]:
+        """Yield each wish of another node, with its cause, once."""
+        for node, note in sorted(self._notes.items()):
+            wish = note.get("wish", {"kind": ""})
+            key = node, str(wish["kind"])
+            if key[1] in kinds and key not in self._heard:
+                self._heard.add(key)
+                who = "" if key[1] == JOIN else f"{self.label(node)}: "
+                yield key[1], who + wish["cause"]
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether replicas on another node have failed."""
+        return any(
+            note.get("has_trouble")
+            or note.get("ending", {}).get("kind") in (How.CRASHED, How.LEFT)
+            for note in self._notes.values()
+        )
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether that is a hang on any of them, whose stacks all are to print."""
+        return any(note.get("is_hang") for note in self._notes.values())
+
+    # After it.
+
+    @property
+    def missing(self) -> set[int]:
+        """Other nodes that have not said how theirs ended."""
+        ended = {node for node, note in self._notes.items() if "ending" in note}
+        return self._others - ended
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """How it ended on the other nodes, as far as they have said."""
+        return [
+            Verdict.decode(note["ending"], node=self.label(node))
+            for node, note in sorted(self._notes.items())
+            if "ending" in note
+        ]
+
+    @property
+    def wishes(self) -> set[str]:
+        """What anybody wishes."""
+        notes = (self.own, *self._notes.values())
+        return {str(note["wish"]["kind"]) for note in notes if "wish" in note}
+
+    @property
+    def changes_members(self) -> bool:
+        """Whether the next generation needs another round."""
+        has_left = any(verdict.kind == How.LEFT for verdict in self.verdicts)
+        is_wished = bool(self.wishes & {JOIN, LEAVE})
+        return is_wished or has_left or bool(self.silent) or self.is_awaited
+
+    # For people.
+
+    def label(self, node: int) -> str:
+        """Return what to call a node."""
+        host = self.hosts.get(node)
+        return f"node {node} ({host})" if host else f"node {node}"
+
+    def describe_silent(self) -> str:
+        """Return which nodes are silent."""
+        labels = ", ".join(self.label(node) for node in sorted(self.silent))
+        return f"{labels}: nothing was heard from there for some seconds"

@@ -1,0 +1,1 @@
+"""What runs in a replica before, beside and after the program."""

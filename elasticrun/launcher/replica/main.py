@@ -1,0 +1,223 @@
+"""One replica, from the moment it is forked: it waits, runs the script, and ends."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from elasticrun.errors import BY_SIGNAL
+from elasticrun.launcher import environment, interpreter, processes
+from elasticrun.launcher.replica.functions import call_function
+from elasticrun.launcher.replica.reporter import Reporter, code_of_stop, has_failed_save
+from elasticrun.replicas.gloo import wait_for_threads
+from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
+from elasticrun.replicas.wire import Channel, Message
+
+_LAUNCHER = str(Path(__file__).parents[1])
+
+
+def execute(control: int, listeners: list[int]) -> None:
+    """Begin anew as a fresh interpreter, for programs that cannot be forked."""
+    for descriptor in (control, *listeners):
+        os.set_inheritable(descriptor, True)
+    os.execv(
+        sys.executable,
+        interpreter.command("launcher.replica.main", "begin", control, *listeners),
+    )
+
+
+def begin() -> None:
+    """Take up the descriptors that `execute` has handed on."""
+    main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]], {})
+
+
+def main(control: int, listeners: list[int], changed: environment.Changes) -> None:
+    """Wait for the order to start, run the program, and end the process.
+
+    Args:
+        changed: The variables that the forkserver's imports have changed. They would do
+            so here, too, if the program's own imports were the first ones.
+    """
+    for descriptor in (control, *listeners):
+        os.set_inheritable(descriptor, False)
+    connection = socket.socket(fileno=control)
+    channel = Channel(connection)
+    order = channel.receive_one()
+    if order is None:
+        os._exit(0)
+    processes.die_with_parent(order["launcher"])
+    _prepare_process(order, changed)
+    store = _serve_store(order, listeners)
+    reporter = Reporter(channel, connection)
+    reporter.start()
+    code = _run(lambda: _program(order), channel, reporter)
+    code = _end_interpreter(code)
+    del store
+    channel.send({"type": "end", "has_failed_save": has_failed_save()})
+    os._exit(code)
+
+
+def _prepare_process(order: Message, changed: environment.Changes) -> None:
+    environment.replace_variables(order["environment"])
+    environment.apply_changes(changed, but=order["own_variables"])
+    sys.path[:0] = order["path"]
+    sys.argv = list(order["argv"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # Else all would draw what the forkserver would.
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(order["num_threads"])
+
+
+def _serve_store(order: Message, listeners: list[int]) -> Any:
+    """On rank 0, serve the store at which the replicas of this generation meet.
+
+    The launcher has bound the port, so that nobody can take it, and others who come
+    earlier wait in its queue. It has bound one on loopback and, if there may be other
+    nodes, one that they reach.
+    """
+    if order["rank"] != 0 or not listeners:
+        for descriptor in listeners:
+            os.close(descriptor)
+        return None
+    from torch.distributed import TCPStore
+
+    allow_open_files(files_of_rank_0(order["world_size"]))
+    chosen = listeners.pop(-1 if order["is_outward"] else 0)
+    for descriptor in listeners:
+        os.close(descriptor)
+    return TCPStore(
+        order["host"],
+        order["port"],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=chosen,
+    )
+
+
+def _program(order: Message) -> None:
+    if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
+        importlib.import_module(order["observer"]).observe(order)
+    if order["kind"] == "module":
+        runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
+    elif order["kind"] == "function":
+        call_function(
+            Path(order["target"]),
+            generation=order["generation"],
+            rank=order["rank"],
+            world_size=order["world_size"],
+        )
+    else:
+        _run_script(order["target"])
+
+
+def _run_script(path: str) -> None:
+    """Run a file as Python itself would: as the module `__main__`.
+
+    A script may change the working directory, and must still be found after that.
+    """
+    path = os.path.abspath(path)
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__loader__ = SourceFileLoader("__main__", path)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+
+
+def _run(program: Callable[[], None], channel: Channel, reporter: Reporter) -> int:
+    """Run the program; print and report what it raises; return the exit code."""
+    try:
+        program()
+        reporter.look()
+    except SystemExit as error:
+        reporter.look()
+        return _exit_code(error)
+    except BaseException as error:
+        reporter.look()
+        when = time.monotonic()
+        trace = _without_launcher(error.__traceback__)
+        error.__traceback__ = trace
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        channel.send(
+            {
+                "type": "failure",
+                "summary": _summary(error),
+                "trace": text[-20000:],
+                "time": when,
+            }
+        )
+        sys.excepthook(type(error), error, trace)
+        _flush()
+        channel.send({"type": "failed"})
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        return BY_SIGNAL[signal.SIGINT] if is_interrupt else 1
+    return code_of_stop()
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _summary(error: BaseException) -> str:
+    lines = traceback.format_exception_only(type(error), error)
+    return "".join(lines).strip()[:2000]
+
+
+def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames between the interpreter's start and the script.
+
+    Nothing is left if the script did not begin, as one that cannot be compiled.
+    """
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_LAUNCHER + os.sep) and "runpy" not in name:
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def _end_interpreter(code: int) -> int:
+    """Do what the interpreter does at its end, but for taking everything apart."""
+    atexit.unregister(wait_for_threads)  # Nothing that they need goes away.
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException:
+        traceback.print_exc()
+    _flush()
+    return code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue

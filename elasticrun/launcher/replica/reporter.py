@@ -1,0 +1,237 @@
+"""A replica's thread that tells the launcher where it is, and hears when to stop."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from elasticrun.launcher import environment
+from elasticrun.replicas.environment import GLOO_INTERFACE
+from elasticrun.replicas.wire import Channel, Message
+
+if TYPE_CHECKING:
+    from elasticrun.checkpoint.position import Position
+    from elasticrun.job.job import Job
+
+logger = logging.getLogger(__name__)
+
+DUMP_SIGNAL = 50  # A real-time signal, which programs do not use by chance.
+_UNTIL_JOB = 0.05
+_UNTIL_FIRST_BATCH = 0.02
+_IN_TRAINING = 0.5
+_MOST_VARIABLES = 1 << 13  # Characters, for the forkserver takes short messages.
+
+_Place = tuple[int, int, int]
+
+
+class Reporter:
+    """Looks at the job now and then, so that training itself pays nothing for it."""
+
+    def __init__(self, channel: Channel, connection: socket.socket) -> None:
+        self._channel = channel
+        self._connection = connection
+        self._stop_cause: str | None = None
+        self._has_trained = False
+        self._has_failed = False
+        self._last: Message = {}
+        self._inherited: set[str] | None = set(sys.modules)
+        self._surroundings = _surroundings()
+
+    def start(self) -> None:
+        """Start the thread, and let the dump signal print all stacks."""
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        # A DataLoader worker that outlives its replica must not hold the channel.
+        os.register_at_fork(after_in_child=self._connection.close)
+        threading.Thread(
+            target=self._run, name="elasticrun-reporter", daemon=True
+        ).start()
+
+    def _run(self) -> None:
+        interval = _UNTIL_JOB
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while self._channel.is_open:
+            if poll.poll(interval * 1000):
+                for message in self._channel.receive():
+                    self._handle(message)
+            interval = self.look()
+
+    def look(self) -> float:
+        """Report where the job is now; return when to look again."""
+        job = running_job()
+        if job is None:
+            return _UNTIL_JOB
+        self._ask_to_stop(job)
+        try:
+            self._report(job)
+        except Exception:  # The next wish to stop must still get through.
+            self._note_failure()
+        return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
+
+    def _note_failure(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                "the launcher is not told where this replica is, so that `elasticrun "
+                "status` may show what was before; training goes on",
+                exc_info=True,
+            )
+
+    def _handle(self, message: Message) -> None:
+        if message["type"] == "stop":
+            self._stop_cause = message["cause"]
+        elif message["type"] == "look":
+            self._last = {}
+
+    def _ask_to_stop(self, job: Job) -> None:
+        """Pass the launcher's wish on, once there is a job that can be asked."""
+        if self._stop_cause is not None:
+            job.boundary.request_stop(cause=self._stop_cause)
+            self._stop_cause = None
+
+    def _report(self, job: Job) -> None:
+        position = job.progress.position
+        place = _place_of(position)
+        self._has_trained = self._has_trained or place > _place_of(job.start)
+        loader, newest = job.loader, job.newest_checkpoint
+        gpu_memory, gpu_utilization = gpu_use(job)
+        report = {
+            "type": "report",
+            "generation": job.generation,
+            "place": place,
+            "inside": job.loops.inside,
+            "has_trained": self._has_trained,
+            "position": str(position),
+            "no_boundary": job.why_no_boundary,
+            "resumed_at": str(job.start) if job.has_resumed else None,
+            "epoch": position.finished_epochs,
+            "index": position.index,
+            "is_in_loop": loader is not None,
+            "loader": position.loader,
+            "num_samples": None if loader is None else loader.num_samples,
+            "checkpoint_dir": None if newest is None else str(newest.path.parent),
+            "checkpoint": None if newest is None else newest.number,
+            "gpu_memory": gpu_memory,
+            "gpu_utilization": gpu_utilization,
+            "own_seconds": job.pace.seconds,
+            "num_steps": job.pace.num_steps,
+            "failed_saves": job.num_failed_saves,
+            "saved_at": None if newest is None else newest.time,
+        }
+        if report != self._last:
+            self._last = report
+            self._channel.send({**report, "time": time.monotonic()})
+        if self._has_trained and self._inherited is not None:
+            inherited, self._inherited = self._inherited, None
+            if job.environment.local_rank == 0:
+                self._teach(inherited)
+
+    def _teach(self, inherited: set[str]) -> None:
+        """Have the forkserver import what the program did, if it would find the same.
+
+        It is told what variables the program has by now, which may decide that.
+        """
+        names = installed_modules(but=inherited)
+        variables, path = _surroundings()
+        before, path_before = self._surroundings
+        if names and path == path_before:
+            changed = {
+                name: variables.get(name)
+                for name in before.keys() | variables.keys()
+                if variables.get(name) != before.get(name)
+            }
+            if len(str(changed)) < _MOST_VARIABLES:
+                self._channel.send(
+                    {"type": "modules", "names": names, "variables": changed}
+                )
+
+
+def _place_of(position: Position) -> _Place:
+    return position.finished_epochs, position.finished_loops, position.index
+
+
+def _surroundings() -> tuple[dict[str, str], list[str]]:
+    """Return what programs set so that later imports find or do something else."""
+    variables = environment.variables()
+    variables.pop(GLOO_INTERFACE, None)  # Set by elasticrun itself.
+    return variables, list(sys.path)
+
+
+def installed_modules(*, but: Collection[str]) -> list[str]:
+    """Return the modules of installed packages that this process has imported since.
+
+    The program's own are left out: they may be changed between two generations.
+
+    Args:
+        but: What was imported before.
+    """
+    return [
+        name
+        for name, module in list(sys.modules.items())
+        if name not in but and _is_installed(module)
+    ]
+
+
+def _is_installed(module: object) -> bool:
+    """Return whether it comes from where packages are installed.
+
+    Programs put stand-ins there that answer anything, or raise anything.
+    """
+    try:
+        origin = module.__spec__.origin  # type: ignore[attr-defined]
+    except Exception:
+        return False
+    is_path = isinstance(origin, str)
+    return is_path and ("site-packages" in origin or "dist-packages" in origin)
+
+
+def gpu_use(job: Job) -> tuple[int | None, int | None]:
+    """Return what torch holds of this replica's GPU in bytes, and how busy that is.
+
+    Busy in percent, over all processes on it; None without a GPU, and also where
+    nothing tells: torch asks nvidia-ml-py (or amdsmi), which may not be installed.
+    """
+    if job.device.type != "cuda":
+        return None, None
+    torch: Any = sys.modules["torch"]
+    memory = int(torch.cuda.memory_reserved(job.device))
+    try:
+        return memory, int(torch.cuda.utilization(job.device))
+    except Exception:  # Of a library that is not there; slices (MIG) are not told of.
+        return memory, None
+
+
+def running_job() -> Job | None:
+    """Return the job of this process if its program has made one."""
+    job = _job_if_any()
+    return None if job is None or job.is_closed else job
+
+
+def has_failed_save() -> bool:
+    """Return whether the last save of this process's job came to nothing."""
+    job = _job_if_any()
+    return job is not None and job.has_failed_save
+
+
+def _job_if_any() -> Job | None:
+    """Return the program's job without importing anything that it has not."""
+    current: Any = sys.modules.get("elasticrun.job.current")
+    find: Callable[[], Job | None] | None = getattr(current, "job_if_any", None)
+    return None if find is None else find()
+
+
+def code_of_stop() -> int:
+    """Return the code with which the job has stopped, 0 if it has not.
+
+    A program that swallows its stop, and then comes to its end, has not finished.
+    """
+    job = running_job()
+    return 0 if job is None else job.boundary.exit_code or 0

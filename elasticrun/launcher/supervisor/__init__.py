@@ -1,0 +1,1 @@
+"""The launcher's own process, which keeps a job running."""

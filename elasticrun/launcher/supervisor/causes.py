@@ -1,0 +1,150 @@
+"""Why a generation ended: the first cause, not what followed from it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from elasticrun.errors import BY_SIGNAL, STOP_CODES
+
+_OTHERS_FAULT = re.compile(
+    r"AgreementError|DistNetworkError|DistBackendError|DistStoreError|ConnectionError"
+    r"|ConnectionResetError|BrokenPipeError|[Cc]onnection (was )?(closed|reset|refused)"
+    r"|Socket Timeout|Broken pipe|ncclRemoteError|process of rank \d+ died"
+)
+
+_ABORT_HINT = (
+    ": a check in C++ failed, or a collective timed out, for which NCCL's watchdog "
+    "ends a process; its log says which"
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that a replica's program did not catch.
+
+    Attributes:
+        summary: Its last line: the type and the text.
+        trace: The whole traceback.
+    """
+
+    summary: str
+    trace: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one replica ended.
+
+    Attributes:
+        code: The exit code, or minus the number of the signal that killed it.
+        time: When, or when its exception was raised.
+        failure: The exception, if it had one.
+        is_by_launcher: Whether the launcher killed it.
+        has_left: Whether it ended without a failure while the others trained, which
+            they could not without it.
+    """
+
+    rank: int
+    code: int
+    time: float
+    failure: Failure | None = None
+    is_by_launcher: bool = False
+    has_left: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is neither the end of the program nor a stop."""
+        return (
+            self.has_left
+            or self.failure is not None
+            or self.code not in (0, *STOP_CODES)
+        )
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether a signal ended it that somebody else sends, not its program's bugs.
+
+        Stop signals end it only before its program has made its job.
+        """
+        is_sent = -self.code in (signal.SIGKILL, *BY_SIGNAL)
+        return is_sent and self.failure is None and not self.is_by_launcher
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether it ended itself from C++, as NCCL's watchdog does for others."""
+        return self.code == -signal.SIGABRT and self.failure is None
+
+    @property
+    def is_own_fault(self) -> bool:
+        """Whether it fell by itself, not because another replica was gone."""
+        if not self.is_failure or (self.is_by_launcher and self.failure is None):
+            return False
+        return self.failure is None or not _OTHERS_FAULT.search(self.failure.summary)
+
+
+def first_cause(endings: Sequence[Ending]) -> Ending | None:
+    """Return the failure that the others followed from, or None if nothing failed."""
+    failures = [ending for ending in endings if ending.is_failure]
+    if not failures:
+        return None
+    first = min(
+        failures,
+        key=lambda ending: (
+            not ending.is_own_fault,
+            ending.is_by_launcher and ending.failure is None,
+            ending.is_abort,
+            ending.time,
+        ),
+    )
+    left = [ending for ending in endings if not ending.is_failure]
+    if first.is_own_fault or not left:
+        return first
+    return replace(min(left, key=lambda ending: ending.time), has_left=True)
+
+
+def describe(ending: Ending, *, hint: str = "") -> str:
+    """Return a failure as a sentence for people.
+
+    Args:
+        hint: What is known about SIGKILL, such as that memory was full.
+    """
+    if ending.failure is not None:
+        return f"rank {ending.rank} raised {ending.failure.summary}"
+    if ending.code < 0:
+        return (
+            f"rank {ending.rank} was killed by signal {-ending.code}"
+            f"{_signal_name(-ending.code)}"
+            + (hint and f": {hint}")
+            + (_ABORT_HINT if ending.is_abort else "")
+        )
+    if ending.has_left:
+        return (
+            f"rank {ending.rank} ended with exit code {ending.code} while the others "
+            "were still training"
+        )
+    return f"rank {ending.rank} exited with code {ending.code}"
+
+
+def explain_kill(kills_before: int | None, kills_now: int | None, free: float) -> str:
+    """Return what to think of a SIGKILL that the launcher did not send."""
+    if kills_before is not None and kills_now is not None and kills_now > kills_before:
+        return (
+            "meanwhile the kernel killed a process because memory was full, so likely "
+            "the out-of-memory killer; use smaller batches or fewer replicas"
+        )
+    if free < 0.1:
+        return (
+            f"{free:.0%} of the memory is free, so likely the out-of-memory killer; "
+            "use smaller batches or fewer replicas"
+        )
+    return ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:
+        return ""

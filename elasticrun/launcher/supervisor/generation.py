@@ -1,0 +1,310 @@
+"""One generation of replicas as the launcher sees it, from start to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from elasticrun.checkpoint.storage.place import Place, parse_place
+from elasticrun.launcher import processes
+from elasticrun.launcher.directory import newest_checkpoint
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
+from elasticrun.launcher.supervisor.causes import (
+    Ending,
+    Failure,
+    describe,
+    explain_kill,
+)
+from elasticrun.launcher.terminal.output import LineReader, Log, log_path
+from elasticrun.replicas.wire import Message, WireError
+
+_STACKS = b"(most recent call first)"
+
+
+class GenerationListener(Protocol):
+    """Who is told what happens in a generation."""
+
+    def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
+        """A replica printed a line."""
+
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """What a replica prints cannot be kept; told once, of the first one."""
+
+    def on_report(self, member: Member) -> None:
+        """A replica said where it is."""
+
+    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
+        """The program has imported modules of installed packages, and set variables."""
+
+    def on_trouble(self) -> None:
+        """A replica failed, or raised; there may be more to come."""
+
+    def on_all_ended(self) -> None:
+        """Every replica has ended, and nothing that they started is left."""
+
+
+@dataclass
+class Member:
+    """One replica of a running generation.
+
+    Attributes:
+        report: Where it was last; empty until its program has made a job.
+        moved_at: When its position changed last.
+        failure: The exception that it raised, if it did.
+        has_failed_save: Whether it ended after a last save that came to nothing.
+    """
+
+    rank: int
+    pid: int
+    parked: Parked
+    pidfd: int
+    started_at: float
+    log: Log
+    readers: list[LineReader] = field(default_factory=list)
+    report: Message = field(default_factory=dict)
+    moved_at: float = 0.0
+    failure: Failure | None = None
+    failed_at: float = 0.0
+    has_dumped: bool = False
+    has_failed_save: bool = False
+    ending: Ending | None = None
+
+
+class Generation:
+    """The replicas that were started together.
+
+    Args:
+        number: Of the generation, for the logs.
+        offset: The rank of the first replica.
+
+    Attributes:
+        members: Of this node, by rank.
+        is_killed: Whether the launcher has killed it.
+        is_discarded: Whether it was killed because nobody needed it any more.
+    """
+
+    def __init__(
+        self,
+        parked: Sequence[Parked],
+        *,
+        number: int,
+        offset: int,
+        loop: EventLoop,
+        log_dir: Path,
+        listener: GenerationListener,
+    ) -> None:
+        self.number = number
+        self._offset = offset
+        self.is_killed = False
+        self.is_discarded = False
+        self._has_log_failed = False
+        self._kills_before = processes.num_out_of_memory_kills()
+        self._loop = loop
+        self._listener = listener
+        self.members = [self._enroll(each, log_dir) for each in parked]
+
+    @property
+    def size(self) -> int:
+        """How many replicas it has, or had, on this node."""
+        return len(self.members)
+
+    @property
+    def running(self) -> list[Member]:
+        """The replicas that have not ended."""
+        return [member for member in self.members if member.ending is None]
+
+    @property
+    def endings(self) -> list[Ending]:
+        """How those replicas ended that have."""
+        return [m.ending for m in self.members if m.ending is not None]
+
+    @property
+    def failures(self) -> list[Ending]:
+        """The endings so far that are failures, and exceptions on their way."""
+        raised = [
+            Ending(m.rank, 1, m.failed_at, m.failure)
+            for m in self.running
+            if m.failure is not None
+        ]
+        return [e for e in self.endings if e.is_failure] + raised
+
+    @property
+    def has_job(self) -> bool:
+        """Whether every program on this node has come to make its job."""
+        return all(member.report for member in self.members)
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether the replicas on this node have said that they train on GPUs."""
+        return any(m.report.get("gpu_memory") is not None for m in self.members)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any program on this node has come to make its job."""
+        return any(member.report for member in self.members)
+
+    def newest_checkpoint(self, default: Place) -> int:
+        """Return the newest one's number; the script may have a directory of its own.
+
+        Args:
+            default: Where it is unless a replica said otherwise.
+        """
+        reported = self.members[0].report.get("checkpoint_dir")
+        return newest_checkpoint(parse_place(reported) if reported else default)
+
+    def explain(self, cause: Ending) -> str:
+        """Return a sentence about the failure that ended this generation."""
+        hint = ""
+        if cause.code == -signal.SIGKILL:
+            hint = explain_kill(
+                self._kills_before,
+                processes.num_out_of_memory_kills(),
+                processes.free_memory(),
+            )
+        return describe(cause, hint=hint)
+
+    def start(self, orders: Sequence[Message]) -> None:
+        """Let the replicas go."""
+        for member, order in zip(self.members, orders, strict=True):
+            member.parked.channel.send(order)
+
+    def ask_to_stop(self, cause: str) -> None:
+        """Let all save and exit at one boundary; one replica's wish is enough."""
+        for member in self.running[:1]:
+            member.parked.channel.send({"type": "stop", "cause": cause})
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to each replica itself."""
+        for member in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)
+
+    def dump_stacks(self) -> None:
+        """Let each replica print its stacks; it can even where its program hangs."""
+        self.send_signal(DUMP_SIGNAL)
+
+    @property
+    def has_dumped(self) -> bool:
+        """Whether all running replicas have begun to print their stacks."""
+        return all(member.has_dumped for member in self.running)
+
+    def kill(self) -> None:
+        """Kill all replicas, with the processes of their groups."""
+        self.is_killed = True
+        processes.kill_groups(member.pid for member in self.running)
+
+    def discard(self) -> None:
+        """Kill all replicas, which is no crash: others are to start in their place."""
+        self.is_discarded = True
+        self.kill()
+
+    def _enroll(self, parked: Parked, log_dir: Path) -> Member:
+        rank = self._offset + parked.rank
+        log = Log(
+            log_path(log_dir, generation=self.number, rank=rank),
+            lambda error: self._on_log_failure(rank, error),
+        )
+        now = time.monotonic()
+        pidfd = os.pidfd_open(parked.pid)
+        member = Member(rank, parked.pid, parked, pidfd, now, log, moved_at=now)
+        for descriptor, is_error in zip(parked.outputs, (False, True), strict=True):
+            reader = LineReader(descriptor, self._on_line(member, is_error=is_error))
+            member.readers.append(reader)
+            self._loop.watch(reader, self._on_output(reader))
+        self._loop.watch(parked.channel, lambda: self._on_messages(member))
+        self._loop.watch(pidfd, lambda: self._on_end(member))
+        return member
+
+    def _on_line(self, member: Member, *, is_error: bool) -> Callable[[bytes], None]:
+        def take(line: bytes) -> None:
+            member.log.write(line)
+            member.has_dumped = member.has_dumped or _STACKS in line
+            self._listener.on_output(member.rank, line, is_error=is_error)
+
+        return take
+
+    def _on_log_failure(self, rank: int, error: OSError) -> None:
+        if not self._has_log_failed:
+            self._has_log_failed = True
+            self._listener.on_log_failure(rank, error)
+
+    def _on_output(self, reader: LineReader) -> Callable[[], None]:
+        def read() -> None:
+            reader.read()
+            if not reader.is_open:
+                self._loop.forget(reader)
+
+        return read
+
+    def _on_messages(self, member: Member) -> None:
+        channel = member.parked.channel
+        try:
+            for message in channel.receive():
+                self._on_message(member, message)
+        except WireError:
+            channel.is_open = False
+        if not channel.is_open:
+            self._loop.forget(channel)
+
+    def _on_message(self, member: Member, message: dict[str, Any]) -> None:
+        if message["type"] == "report":
+            before = member.report.get("place"), member.report.get("inside")
+            if (message["place"], message.get("inside")) != before:
+                # What was said during a pause of the launcher is older than that.
+                member.moved_at = max(member.moved_at, message["time"])
+            member.report = message
+            self._listener.on_report(member)
+        elif message["type"] == "failure":
+            member.failure = Failure(message["summary"], message["trace"])
+            member.failed_at = message["time"]
+        elif message["type"] == "end":
+            member.has_failed_save = message["has_failed_save"]
+        elif message["type"] == "modules":
+            self._listener.on_modules(message["names"], message["variables"])
+        elif message["type"] == "failed":
+            self._listener.on_trouble()
+
+    def _on_end(self, member: Member) -> None:
+        now = time.monotonic()
+        _, status = os.waitpid(member.pid, 0)
+        self._loop.forget(member.pidfd)
+        os.close(member.pidfd)
+        if member.parked.channel.is_open:
+            self._take_last_messages(member)
+        else:
+            member.parked.channel.close()
+        member.ending = Ending(
+            member.rank,
+            os.waitstatus_to_exitcode(status),
+            member.failed_at if member.failure else now,
+            member.failure,
+            self.is_killed,
+        )
+        if not self.is_killed:
+            processes.kill_groups([member.pid])  # Its workers, if somebody killed it.
+        for reader in member.readers:
+            if reader.is_open:
+                self._loop.forget(reader)
+            reader.close()
+        member.log.close()
+        if not self.running:
+            self._listener.on_all_ended()
+        elif member.ending.is_failure and not self.is_killed:
+            self._listener.on_trouble()
+
+    def _take_last_messages(self, member: Member) -> None:
+        """Read what the replica said before it ended, and close the channel."""
+        channel = member.parked.channel
+        with contextlib.suppress(WireError):
+            for message in channel.drain():
+                self._on_message(member, message)
+        self._loop.forget(channel)
+        channel.close()

@@ -1,0 +1,237 @@
+"""What follows from how a generation ended: another one, or the job's exit code."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass
+
+from elasticrun.checkpoint.storage.place import Place
+from elasticrun.errors import BY_SIGNAL, STOP_CODES, STOPPED
+from elasticrun.launcher import directory
+from elasticrun.launcher.options import Options
+from elasticrun.launcher.supervisor.causes import first_cause
+from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.generation import Generation
+from elasticrun.launcher.terminal.console import Console
+from elasticrun.launcher.verdict import How, Verdict
+
+EXIT_FAILED = 1
+_SIGNAL_OF = {code: number.name for number, code in BY_SIGNAL.items()}
+_MAX_TRACE = 20_000
+
+
+class Stop(enum.Enum):
+    """Why the running generation was asked to save and exit."""
+
+    NONE = 0
+    SCALE = 1
+    END = 2
+
+
+@dataclass(frozen=True)
+class Next:
+    """What to do now.
+
+    Attributes:
+        exit_code: Of the launcher, or None to begin another generation.
+        delay: Seconds to wait before that.
+        problem: Why nothing was saved, if it was to be.
+    """
+
+    exit_code: int | None = None
+    delay: float = 0.0
+    problem: str = ""
+
+
+def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
+    """Return how the replicas of this node ended.
+
+    Args:
+        reason: Why the launcher killed them, if it did.
+        place: Where checkpoints are unless a replica said otherwise.
+    """
+    cause = None if generation.is_discarded else first_cause(generation.endings)
+    first = generation.members[0].report
+    newest = generation.newest_checkpoint(place)
+    where = str(first.get("position", "the start of the script"))
+    if cause is None:
+        codes = [ending.code for ending in generation.endings]
+        stops = [code for code in codes if code in STOP_CODES]
+        kind = How.STOPPED if stops or generation.is_discarded else How.FINISHED
+        code = max(stops, default=0)
+        is_unsaved = any(member.has_failed_save for member in generation.members)
+        return Verdict(
+            kind, where=where, code=code, newest=newest, is_unsaved=is_unsaved
+        )
+    return Verdict(
+        How.CRASHED,
+        text=reason or generation.explain(cause),
+        trace=cause.failure.trace[-_MAX_TRACE:] if cause.failure else "",
+        where=where,
+        newest=newest,
+        is_own_fault=bool(reason) or cause.is_own_fault,
+        is_by_launcher=cause.is_by_launcher and not reason,
+        is_from_outside=cause.is_from_outside and not reason,
+        time=time.time() - (time.monotonic() - cause.time),
+    )
+
+
+class Judge:
+    """Decides what follows from a verdict, and tells the user.
+
+    Attributes:
+        started_at: When the launcher started.
+    """
+
+    def __init__(self, options: Options, console: Console, crashes: CrashBook) -> None:
+        self.started_at = time.time()
+        self._options = options
+        self._console = console
+        self._crashes = crashes
+
+    def judge(
+        self,
+        verdict: Verdict,
+        *,
+        number: int,
+        stop: Stop,
+        code: int,
+        is_first: bool,
+    ) -> Next:
+        """Decide what follows.
+
+        Args:
+            verdict: On all nodes together.
+            number: Of the generation.
+            stop: Why it was to end, if it was.
+            code: The exit code if the job was to end.
+            is_first: Whether this is the node that notes the end of the program.
+        """
+        self._crashes.note(verdict)
+        if verdict.kind == How.FINISHED:
+            return self._finish(verdict, is_first=is_first)
+        if stop is Stop.END:
+            return self._end_stopped(verdict, code)
+        if verdict.kind == How.LEFT:
+            return self._go_on_without(verdict, number)
+        if stop is Stop.SCALE:
+            return self._rescale(verdict, number)
+        if verdict.kind == How.CRASHED:
+            return self._restart(verdict, number)
+        signalled = _SIGNAL_OF.get(verdict.code)
+        cause = f"by {signalled} to a replica" if signalled else "by itself"
+        self._console.event(
+            f"stopped {cause} with exit code {verdict.code}; {_saved(verdict)}"
+            f"{self._options.how_to_go_on}"
+        )
+        return Next(verdict.code)
+
+    def note_idle_end(self, cause: str) -> None:
+        """Say what is kept of a job that ends while no replica trains."""
+        newest = max(
+            self._crashes.budget.newest_at_crash,
+            directory.newest_checkpoint(self._options.checkpoint_dir),
+        )
+        text = f"checkpoint {newest} is the newest{self._options.how_to_go_on}"
+        if not self._crashes.has_trained:
+            text = "nothing was trained since the start"
+        elif not newest:
+            text = "nothing was saved"
+        self._console.event(f"{cause}: ending; {text}")
+
+    def on_closed(self) -> Next:
+        """Decide what follows when the job has ended on the other nodes."""
+        if self._has_finished():
+            return self._finish(is_first=False)
+        self._console.event("the job was ended on the other nodes")
+        return Next(STOPPED)
+
+    def fail(self, why: str, *, trace: str = "") -> Next:
+        """Give up."""
+        if trace:
+            self._console.detail(trace)
+        self._console.event(f"failed: {why}")
+        return Next(EXIT_FAILED)
+
+    def _finish(self, verdict: Verdict | None = None, *, is_first: bool) -> Next:
+        lost = f"; {_saved(verdict)}" if verdict and verdict.is_unsaved else ""
+        if is_first and not lost:
+            directory.note_finished(self._options.checkpoint_dir, self._options.program)
+        num_restarts = self._crashes.num_restarts
+        self._console.event(
+            f"finished after {time.time() - self.started_at:.0f} s"
+            + (
+                f" and {num_restarts} restart{'s' * (num_restarts > 1)}"
+                if num_restarts
+                else ""
+            )
+            + lost
+        )
+        return Next(0)
+
+    def _has_finished(self) -> bool:
+        where, program = self._options.checkpoint_dir, self._options.program
+        return directory.finished_at(where, program) is not None
+
+    def _end_stopped(self, verdict: Verdict, code: int) -> Next:
+        if verdict.kind in (How.CRASHED, How.LEFT):
+            problem = f"stopped without a new checkpoint: {verdict.text}"
+            self._console.event(problem)
+            return Next(code, problem=problem)
+        saved = _saved(verdict)
+        self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
+        return Next(code, problem=saved if verdict.is_unsaved else "")
+
+    def _go_on_without(self, verdict: Verdict, number: int) -> Next:
+        """Restart because a node is gone, which counts as no crash."""
+        if self._has_finished():
+            return self._finish(is_first=False)
+        self._console.event(
+            f"generation {number} has lost a node: {verdict.text}; going on "
+            f"{_start_from(verdict.newest)}"
+        )
+        return Next()
+
+    def _rescale(self, verdict: Verdict, number: int) -> Next:
+        """Restart with another size, which counts as no crash however it came to it."""
+        if verdict.kind == How.CRASHED:
+            self._console.event(
+                f"generation {number} ended at {verdict.where} without saving: "
+                f"{_first_line(verdict.text)}; rescaling {_start_from(verdict.newest)}"
+            )
+        elif verdict.is_unsaved:
+            saved = _saved(verdict)
+            self._console.event(
+                f"generation {number} ended at {verdict.where}; {saved}"
+            )
+            return Next(problem=saved)
+        return Next()
+
+    def _restart(self, verdict: Verdict, number: int) -> Next:
+        self._console.event(
+            f"generation {number} crashed at {verdict.where}: {verdict.text}"
+        )
+        delay, text = self._crashes.decide(verdict, number)
+        if delay is None:
+            # On a terminal it stands above, as the replica has printed it.
+            is_seen = verdict.is_here and self._console.is_terminal
+            return self.fail(text, trace="" if is_seen else verdict.trace)
+        self._console.event(text)
+        return Next(delay=delay)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _saved(verdict: Verdict) -> str:
+    newest = verdict.newest
+    if verdict.is_unsaved:
+        lost = f"what came after checkpoint {newest}" if newest else "everything"
+        return f"the last save failed, as rank 0 says in its log: {lost} is lost"
+    return f"checkpoint {newest} is saved" if newest else "nothing was saved"
+
+
+def _start_from(newest: int) -> str:
+    return f"from checkpoint {newest}" if newest else "from the beginning"

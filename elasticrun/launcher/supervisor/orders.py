@@ -1,0 +1,79 @@
+"""What the launcher tells a replica when it lets it go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+from elasticrun.launcher import environment
+from elasticrun.launcher.nodes.nodes import Round
+from elasticrun.launcher.options import Options
+from elasticrun.replicas.environment import GLOO_INTERFACE, environment_of
+from elasticrun.replicas.wire import Message
+
+
+def make_orders(options: Options, round_: Round) -> list[Message]:
+    """Return the order of each replica on this node.
+
+    Its `own_variables` are those that elasticrun sets, and that imports must leave.
+    """
+    inherited = environment.variables()
+    variables = _variables(options, round_, inherited)
+    given = inherited.get("OMP_NUM_THREADS", "")
+    num_threads = int(given) if given.isdecimal() and int(given) > 0 else 0
+    num_threads = num_threads or max(1, environment.num_cores() // round_.share)
+    variables["OMP_NUM_THREADS"] = str(num_threads)
+    program = options.program
+    shared = {
+        "type": "start",
+        "launcher": os.getpid(),
+        "generation": round_.number,
+        "world_size": round_.size,
+        "host": round_.address,
+        "port": round_.port,
+        "is_outward": round_.is_outward,
+        "kind": program.kind,
+        "target": program.target,
+        "argv": [program.target, *program.arguments],
+        "path": list(program.path),
+        "num_threads": num_threads,
+    }
+    orders = []
+    for local_rank in range(round_.share):
+        rank = round_.offset + local_rank
+        own = variables | environment_of(
+            rank=rank,
+            world_size=round_.size,
+            port=round_.port,
+            local_rank=local_rank,
+            local_world_size=round_.share,
+            address=round_.address,
+        )
+        order = {"rank": rank, "environment": inherited | own}
+        orders.append({**shared, **order, "own_variables": list(own)})
+    return orders
+
+
+def _variables(
+    options: Options, round_: Round, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what elasticrun sets for all replicas alike."""
+    variables = {
+        **environment.mark(),
+        "ELASTICRUN_CHECKPOINT_DIR": str(options.checkpoint_dir),
+        # The launcher, which also sees a replica that hears nothing, is the last to
+        # act.
+        "ELASTICRUN_GRACE": f"{options.grace:g}",
+        "ELASTICRUN_STOP_SIGNALS": ",".join(
+            signal.Signals(number).name for number in options.stop_signals
+        ),
+    }
+    if round_.interface and GLOO_INTERFACE not in inherited:
+        # By itself gloo takes the address that the machine's own name stands for.
+        variables[GLOO_INTERFACE] = round_.interface
+    if options.save_interval is not None:
+        variables["ELASTICRUN_SAVE_INTERVAL"] = options.save_interval
+    if options.is_named:
+        variables["ELASTICRUN_JOB"] = options.name
+    return variables

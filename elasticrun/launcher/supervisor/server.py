@@ -1,0 +1,223 @@
+"""The launcher's answers to `elasticrun status`, `scale` and `stop`."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections import deque
+
+from elasticrun.errors import STOPPED
+from elasticrun.launcher.options import OptionError
+from elasticrun.launcher.supervisor.generation import Generation
+from elasticrun.launcher.supervisor.status import StatusBook
+from elasticrun.launcher.supervisor.supervisor import Supervisor
+from elasticrun.launcher.talk import sockets
+from elasticrun.replicas.wire import Channel, Message, WireError
+
+_MAX_REQUEST = 1 << 14
+_MAX_CALLERS = 32
+_MAX_REQUESTS = 32  # Of one caller that waits for no answer in between.
+_READING_SECONDS = 2.0
+_FLUSH_SECONDS = 0.05
+_LOOK_SECONDS = 2.0
+_JOBLESS_SECONDS = 10.0  # After which a script that never made a job may make none.
+
+
+class Server:
+    """Serves the control socket in the launcher's loop.
+
+    A caller that asked for a change stays connected until it is done, or the job ends.
+    One request is answered in each turn of the loop, after everything else that has
+    come in it: signals, and what is heard of replicas.
+    """
+
+    def __init__(
+        self, control: sockets.ControlSocket, supervisor: Supervisor, book: StatusBook
+    ) -> None:
+        self._control = control
+        self._supervisor = supervisor
+        self._book = book
+        self._callers: list[Channel] = []
+        self._requests: deque[tuple[Channel, Message]] = deque()
+        self._waiting: list[tuple[Channel, int]] = []
+        self._stopping: list[Channel] = []
+        supervisor.loop.watch(control.listener, self._on_caller)
+        supervisor.loop.call_later(_LOOK_SECONDS, self._keep_reachable)
+        supervisor.news.on_started.append(self._on_started)
+        supervisor.news.on_ready.append(self._on_ready)
+        supervisor.news.on_not_rescaled.append(self._on_not_rescaled)
+        supervisor.news.on_delayed.append(self._on_delayed)
+
+    def close(self) -> None:
+        """Tell whoever asked for the end whether it came as it should."""
+        problem = self._supervisor.problem
+        for channel in self._stopping:
+            channel.send({"error": problem} if problem else {"text": "ended"})
+            channel.flush_until(time.monotonic() + _READING_SECONDS)
+
+    def _keep_reachable(self) -> None:
+        """Listen anew if the socket has been removed."""
+        loop = self._supervisor.loop
+        if not self._control.is_there():
+            before = self._control.listener
+            loop.forget(before)
+            # Where there is no place for it now, there may be one later.
+            with contextlib.suppress(sockets.SocketDirectoryError):
+                self._control.renew()
+            loop.watch(self._control.listener, self._on_caller)
+        loop.call_later(_LOOK_SECONDS, self._keep_reachable)
+
+    def _on_caller(self) -> None:
+        connection = sockets.accept(self._control.listener)
+        if connection is None:
+            return
+        if len(self._callers) >= _MAX_CALLERS:
+            connection.close()
+            return
+        channel = Channel(connection, limit=_MAX_REQUEST)
+        self._callers.append(channel)
+        self._supervisor.loop.watch(channel, lambda: self._on_request(channel))
+
+    def _on_request(self, channel: Channel) -> None:
+        try:
+            requests = channel.receive()
+            num_asked = sum(each is channel for each, _ in self._requests)
+            if num_asked + len(requests) > _MAX_REQUESTS:
+                raise WireError(f"more than {_MAX_REQUESTS} requests wait for answers")
+        except WireError as error:
+            channel.send({"error": f"refused: {error}"})
+            channel.is_open = False
+        if not channel.is_open:
+            self._hang_up(channel)
+            return
+        if requests and not self._requests:
+            self._supervisor.loop.call_later(0.0, self._answer_next)
+        self._requests.extend((channel, request) for request in requests)
+
+    def _answer_next(self) -> None:
+        if self._requests:
+            channel, request = self._requests.popleft()
+            if _is_there(channel):
+                self._send(channel, self._answer(request, channel))
+            else:
+                self._hang_up(channel)
+        if self._requests:
+            self._supervisor.loop.call_later(0.0, self._answer_next)
+
+    def _send(self, channel: Channel, message: Message) -> None:
+        """Send without waiting for a caller that does not read."""
+        channel.send(message)
+        until = time.monotonic() + _READING_SECONDS
+
+        def flush() -> None:
+            if channel not in self._callers or not channel.has_unsent:
+                return
+            channel.flush()
+            if time.monotonic() > until:
+                self._hang_up(channel)
+            else:
+                self._supervisor.loop.call_later(_FLUSH_SECONDS, flush)
+
+        flush()
+
+    def _hang_up(self, channel: Channel) -> None:
+        self._supervisor.loop.forget(channel)
+        self._callers.remove(channel)
+        self._requests = deque(r for r in self._requests if r[0] is not channel)
+        self._waiting = [w for w in self._waiting if w[0] is not channel]
+        self._stopping = [each for each in self._stopping if each is not channel]
+        channel.close()
+
+    def _answer(self, request: Message, channel: Channel) -> Message:
+        kind = request.get("type")
+        if kind == "status":
+            return self._book.status()
+        if kind == "stop":
+            self._supervisor.stop("the stop command", STOPPED, is_for_all=True)
+            self._stopping.append(channel)
+            return {"text": "saving and ending"}
+        if kind == "scale":
+            return self._scale(request.get("replicas"), channel)
+        return {"error": f"{kind!r} is no request: status, scale or stop is"}
+
+    def _scale(self, size: object, channel: Channel) -> Message:
+        if not isinstance(size, int) or isinstance(size, bool):
+            return {"error": f"{size!r} is no number of replicas"}
+        try:
+            text = self._supervisor.scale(size)
+        except OptionError as error:
+            return {"error": str(error)}
+        self._dismiss_overruled()
+        generation = self._supervisor.generation
+        is_done = (
+            generation is not None and generation.size == size and self._is_settled
+        )
+        if not is_done:
+            self._waiting.append((channel, size))
+        return {"text": text, "is_done": is_done}
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the running generation is not about to give way to another one."""
+        supervisor = self._supervisor
+        return not (supervisor.is_rescaling or supervisor.state == "stopping")
+
+    def _dismiss_overruled(self) -> None:
+        """Answer those who wait for a number that another caller has changed."""
+        size = self._supervisor.size
+        for channel, asked in self._waiting:
+            if asked != size:
+                problem = f"the job goes on with {size} replicas, not {asked}: somebody"
+                error = f"{problem} has rescaled it again"
+                self._send(channel, {"error": error, "is_done": True})
+        self._waiting = [each for each in self._waiting if each[1] == size]
+
+    def _on_started(self) -> None:
+        generation = self._supervisor.generation
+        assert generation is not None
+
+        def look() -> None:
+            is_same = self._supervisor.generation is generation
+            if is_same and not (
+                generation.has_begun or self._supervisor.news.has_had_job
+            ):
+                self._answer_waiting(
+                    generation, "runs", "; its program has not made a job so far"
+                )
+
+        self._supervisor.loop.call_later(_JOBLESS_SECONDS, look)
+
+    def _on_ready(self) -> None:
+        generation = self._supervisor.generation
+        assert generation is not None
+        self._answer_waiting(generation, "trains")
+
+    def _on_not_rescaled(self, why: str) -> None:
+        for channel, _ in self._waiting:
+            self._send(channel, {"error": why})
+        self._waiting.clear()
+
+    def _on_delayed(self, why: str) -> None:
+        for channel, _ in self._waiting:
+            self._send(channel, {"text": why})
+
+    def _answer_waiting(
+        self, generation: Generation, what: str, more: str = ""
+    ) -> None:
+        if not self._is_settled:
+            return  # They wait for the one after it.
+        text = f"generation {generation.number} {what} with {generation.size}"
+        text += f" replica{'s' * (generation.size > 1)}{more}"
+        if self._supervisor.problem:
+            text += f"; before, {self._supervisor.problem}"
+        for channel, _ in self._waiting:
+            self._send(channel, {"text": text, "is_done": True})
+        self._waiting.clear()
+
+
+def _is_there(channel: Channel) -> bool:
+    """Return whether a caller has not hung up, who may have sent more than was read."""
+    poll = select.poll()
+    poll.register(channel, 0)
+    return not poll.poll(0)

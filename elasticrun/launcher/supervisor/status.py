@@ -1,0 +1,165 @@
+"""What `elasticrun status` shows of a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from elasticrun.launcher import processes
+from elasticrun.launcher.supervisor.generation import Member
+from elasticrun.launcher.supervisor.supervisor import Supervisor
+from elasticrun.replicas.wire import Message
+
+_SHORTEST_SPAN = 2.0
+_SHORTEST_LOOK = 0.4
+
+
+@dataclass
+class _Speed:
+    """How fast samples pass in the running loop.
+
+    Attributes:
+        rate: Samples a second, over the last seconds; None before two looks at one
+            loop.
+    """
+
+    loop: object = None
+    index: int = 0
+    since: float = 0.0
+    rate: float | None = None
+
+    def note(self, report: Message) -> None:
+        """Take a look at rank 0's report."""
+        loop = (report["generation"], *report["place"][:2])
+        index, when = report["index"], report["time"]
+        if loop != self.loop or index < self.index:
+            self.loop, self.index, self.since = loop, index, when
+        elif when - self.since >= _SHORTEST_LOOK:
+            rate = (index - self.index) / (when - self.since)
+            self.rate = rate if self.rate is None else (2 * self.rate + rate) / 3
+            self.index, self.since = index, when
+
+
+class StatusBook:
+    """Describes the job; speed and processor use come from what it saw before."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._speed = _Speed()
+        self._usage: dict[int, tuple[float, float]] = {}
+        self._look: dict[int, tuple[float, int]] = {}
+        self._looked_at = 0.0
+        supervisor.news.on_reported.append(self._note)
+
+    def _note(self, member: Member) -> None:
+        generation = self._supervisor.generation
+        if generation is not None and member is generation.members[0]:
+            self._speed.note(member.report)
+
+    def status(self) -> Message:
+        """Return everything, as plain values."""
+        supervisor = self._supervisor
+        options, generation = supervisor.options, supervisor.generation
+        members, report = self._running, self._first_report
+        usage = self._usage_of([member.pid for member in members])
+        saved_at = report.get("saved_at")
+        return {
+            "job": options.name,
+            "pid": os.getpid(),
+            "state": supervisor.state,
+            "replicas": len(members),
+            "target": supervisor.size,
+            **self._describe_nodes(),
+            "generation": generation.number if generation is not None else None,
+            "position": report.get("position"),
+            "no_boundary": report.get("no_boundary"),
+            "epoch": report.get("epoch"),
+            "index": report.get("index"),
+            "num_samples": report.get("num_samples"),
+            "samples_per_second": self._speed.rate if report else None,
+            "checkpoint": report.get("checkpoint"),
+            "failed_saves": report.get("failed_saves", 0),
+            "seconds_since_checkpoint": (
+                None if saved_at is None else max(0.0, time.time() - saved_at)
+            ),
+            "restarts": supervisor.crashes.num_restarts,
+            "causes": supervisor.crashes.causes,
+            "checkpoint_dir": str(options.checkpoint_dir),
+            "log_dir": str(options.log_dir),
+            "seconds": time.time() - supervisor.judge.started_at,
+            "members": [
+                self._describe(member, *usage[member.pid]) for member in members
+            ],
+        }
+
+    def _usage_of(self, pids: list[int]) -> dict[int, tuple[float, int]]:
+        """Return what replicas use, as it was a moment ago: a look takes its time."""
+        now = time.monotonic()
+        if now - self._looked_at >= _SHORTEST_LOOK or self._look.keys() != set(pids):
+            self._look = processes.usage_of_groups(pids)
+            self._looked_at = now
+        return self._look
+
+    @property
+    def _running(self) -> list[Member]:
+        generation = self._supervisor.generation
+        return generation.running if generation is not None else []
+
+    @property
+    def _first_report(self) -> Message:
+        """The report of the first replica; empty if that does not run."""
+        generation = self._supervisor.generation
+        members = self._running
+        is_first = bool(generation and members[:1] == generation.members[:1])
+        return members[0].report if is_first else {}
+
+    def _describe_nodes(self) -> Message:
+        """Return what there is of a job on many machines."""
+        round_ = self._supervisor.nodes.round
+        if self._supervisor.options.nodes is None or round_ is None:
+            return {}
+        if self._supervisor.generation is None:
+            return {}
+        return {
+            "node": round_.node,
+            "nodes": round_.num_nodes,
+            "world_size": round_.size,
+        }
+
+    def live(self) -> str:
+        """Return the line that a terminal shows all the time.
+
+        It takes nothing else of a status, which looks at all processes for usage: that
+        would cost too much twice a second.
+        """
+        supervisor, report = self._supervisor, self._first_report
+        state, generation = supervisor.state, supervisor.generation
+        if state == "starting" and generation is not None:
+            state = "running"  # Perhaps a script that never makes a job.
+        parts = [f"{supervisor.options.name}: {state}"]
+        if generation is not None:
+            number = len(generation.running)
+            parts.append(
+                f"generation {generation.number}, {number} replica{'s' * (number != 1)}"
+            )
+        if report.get("position"):
+            parts.append(report["position"])
+        if report and self._speed.rate:
+            parts.append(f"{self._speed.rate:.0f} samples/s")
+        return " | ".join(parts)
+
+    def _describe(self, member: Member, seconds: float, memory: int) -> Message:
+        now = time.monotonic()
+        before, since = self._usage.get(member.pid, (0.0, member.started_at))
+        if now - since >= _SHORTEST_SPAN or member.pid not in self._usage:
+            self._usage[member.pid] = seconds, now
+        return {
+            "rank": member.rank,
+            "pid": member.pid,
+            "memory": memory,
+            "cpu": (seconds - before) / max(now - since, 0.001),
+            "gpu_memory": member.report.get("gpu_memory"),
+            "gpu_utilization": member.report.get("gpu_utilization"),
+            "position": member.report.get("position"),
+        }

@@ -1,0 +1,485 @@
+"""The launcher's core: generations begin and end until the job does.
+
+A generation ends and the next one begins in these steps. All of them run in the
+launcher's one thread, called back by its loop; in brackets, who works meanwhile.
+
+    request        `scale`, from a command over the control socket; or a replica has
+                   crashed, or another node wishes it
+    PREPARING      `_prepare`: successors are forked [the forkserver], and wait
+    STOPPING       `_on_first_successor`: another one can be forked, so the generation
+                   is asked to save and exit [rank 0's reporter thread asks its job, the
+                   watchers of all replicas agree on a boundary, their main threads save
+                   there and exit]
+    JUDGING        `on_all_ended`: the kernel has said of each that it has; the nodes
+                   tell each other how
+    GATHERING      `on_verdict`: this node asks for a seat in the next generation
+    OFFERED        `on_seat`: it offers the successors that wait
+    TRAINING       `on_round`: all nodes have offered, so the successors get their
+                   orders and run the program, which loads what was saved
+
+A job on one machine goes through the same steps, and waits for nobody in them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from elasticrun.errors import STOPPED
+from elasticrun.launcher import directory, processes
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.imports import imports_of
+from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Nodes, Offer, Round
+from elasticrun.launcher.options import (
+    OptionError,
+    Options,
+    check_gpus,
+    check_open_files,
+)
+from elasticrun.launcher.replica.functions import forget_results
+from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.generation import Generation, Member
+from elasticrun.launcher.supervisor.hangs import HangClock
+from elasticrun.launcher.supervisor.judge import Judge, Next, Stop, verdict_of
+from elasticrun.launcher.supervisor.orders import make_orders
+from elasticrun.launcher.supervisor.progress_news import News
+from elasticrun.launcher.supervisor.successors import Successors, discard
+from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.terminal.console import Console
+from elasticrun.launcher.verdict import How, Verdict
+from elasticrun.replicas.signals import ANNOUNCING
+
+_AFTER_GRACE_SECONDS = 3.0
+_REAP_SECONDS = 1.0
+_ANNOUNCED = {number.name for number in ANNOUNCING}
+
+
+class Phase(enum.Enum):
+    """Where the job is between two generations' beginnings; what it waits for."""
+
+    # Without a generation:
+    PAUSED = "the delay before the restart after a crash"
+    GATHERING = "replicas that wait, and a seat for them"
+    OFFERED = "the offers of the other nodes"
+    # With one, from its start to the end of its last replica:
+    TRAINING = "a request, or an end"
+    PREPARING = "the first successor; what runs does not know of it yet"
+    STOPPING = "all replicas to save and exit"
+    # Without it again:
+    JUDGING = "how it ended on the other nodes"
+
+
+class Supervisor:
+    """Keeps a job running: starts generations, judges their ends, obeys requests.
+
+    Args:
+        meet: Makes the nodes of the job, which tell this supervisor what they do.
+
+    Attributes:
+        generation: The one that runs, or None between two.
+        size: How many replicas the next generation gets on this node.
+        nodes: The machines of the job.
+        crashes: The crashes so far.
+        judge: Decides what follows from the end of a generation.
+        exit_code: The launcher's, once the job is over.
+        problem: Why it, or the generation before, ended without saving what was
+            trained; empty if it did not.
+        news: Tells what is heard of the generation that runs.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        console: Console,
+        loop: EventLoop,
+        *,
+        meet: Callable[[Supervisor], Nodes],
+    ) -> None:
+        self.options = options
+        self.loop = loop
+        self.generation: Generation | None = None
+        self.size = options.replicas.initial
+        self.exit_code: int | None = None
+        self.problem = ""
+        newest = directory.newest_checkpoint(options.checkpoint_dir)
+        self.crashes = CrashBook(options.max_restarts, newest_at_start=newest)
+        self.judge = Judge(options, console, self.crashes)
+        self.news = News(console, self.crashes)
+        self._console = console
+        self._phase = Phase.GATHERING
+        self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
+        self._stop_code = STOPPED
+        self._is_hurried = False
+        self._offered: list[Parked] = []
+        # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
+        self._strangers = set(processes.children())
+        self._watchdog = Watchdog(
+            loop,
+            console.event,
+            HangClock(options.hang_timeout),
+            on_hang=lambda: self.nodes.note_trouble(is_hang=True),
+        )
+        self._starter = self._make_starter()
+        self._successors = Successors(
+            self._starter, self._ask_for_seat, on_first=self._on_first_successor
+        )
+        self.nodes = meet(self)
+
+    def _make_starter(self) -> Starter:
+        options = self.options
+        return Starter(
+            self.loop,
+            imports=[] if options.is_exec else imports_of(options.program),
+            is_exec=options.is_exec,
+            say=self._tell,
+            on_failure=self._on_no_replicas,
+        )
+
+    def _tell(self, text: str) -> None:
+        """Say why something takes its time, also to those who wait for a rescaling."""
+        self._console.event(text)
+        self.news.note_delay(text)
+
+    # What the rest of the launcher asks for.
+
+    def start(self) -> None:
+        """Start the forkserver, and with it the first generation."""
+        self._starter.start()
+        if self.exit_code is not None:  # It has said that it cannot.
+            return
+        self.nodes.open()
+        self._reap()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._starter.close()
+        if self.generation is not None:
+            self.generation.kill()
+        self.nodes.close(is_hurried=self._is_hurried)
+        processes.kill_children(
+            but=self._strangers, patience=processes.CLEANING_SECONDS
+        )
+
+    def _reap(self) -> None:
+        """Forget orphans that have ended, now and then; there may be any number."""
+        running = self.generation.members if self.generation is not None else []
+        known = {each.pid for each in running} | {each.pid for each in self._offered}
+        processes.reap(
+            but=known | self._starter.pids | self._successors.pids | self.nodes.pids,
+            leaves_leaders=self._starter.is_forking,
+        )
+        self.loop.call_later(_REAP_SECONDS, self._reap)
+
+    @property
+    def state(self) -> str:
+        """What it is doing, in a word."""
+        if self._stop is not Stop.NONE:
+            return "rescaling" if self._stop is Stop.SCALE else "stopping"
+        if self._phase is Phase.PAUSED:
+            return "waiting"
+        has_job = self.generation is not None and self.generation.has_job
+        return "training" if has_job else "starting"
+
+    @property
+    def is_rescaling(self) -> bool:
+        """Whether the generation that runs is to give way to one of another size."""
+        return self._phase is Phase.PREPARING or self._stop is Stop.SCALE
+
+    def scale(self, size: int) -> str:
+        """Go on with so many replicas; return what will happen.
+
+        Those that run go on until the first of the others waits. If not all can be
+        started, the job goes on with as many as before.
+
+        Raises:
+            OptionError: The number is out of bounds, or too large for the launcher, or
+                no replica can be started.
+        """
+        self.options.replicas.check(size)
+        if self._stop is Stop.END:
+            return "the job is stopping, so it is not rescaled"
+        if size == self.size:
+            return f"the job has {size} replicas already"
+        running = self.generation.size if self.generation is not None else 0
+        if self._phase is Phase.PREPARING and size == running:
+            return self._stay()
+        check_open_files(size, num_running=running)
+        if self.generation is not None and self.generation.uses_gpus:
+            check_gpus(size)
+        before, self.size = self.size, size
+        text = f"rescaling from {before} to {size} replicas"
+        self._console.event(text)
+        if self._phase is not Phase.OFFERED:  # Else `on_round` comes back to it.
+            self._prepare()
+            if self.size != size:
+                raise OptionError("no replica can be started; the launcher says why")
+        return text
+
+    def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
+        """Save and end the job here; the second time, end it at once.
+
+        Args:
+            is_for_all: End it on all nodes, not only here.
+        """
+        if self._stop is Stop.END:
+            self._console.event(f"{cause} again: ending at once")
+            self._is_hurried = True
+            if self.generation is not None:
+                self.problem = "ended at once, without a new checkpoint"
+            self.exit_code = self._stop_code
+            return
+        self._stop_code = code
+        wish = END if is_for_all or self.nodes.is_needed else LEAVE
+        generation = self.generation
+        if self._phase is Phase.JUDGING:
+            self._stop = Stop.END
+            self.nodes.wish(wish, cause)
+        elif generation is None or not generation.has_begun:
+            self.judge.note_idle_end(cause)
+            self.nodes.leave(wish, cause)
+            self.exit_code = code
+        else:
+            self._console.event(
+                f"{cause}: saving at the next boundary"
+                + ("" if cause in _ANNOUNCED else " (again: ends at once)")
+            )
+            self.nodes.wish(wish, cause)
+            self._ask_to_stop(Stop.END, cause)
+
+    # From one generation to the next.
+
+    def _prepare(self) -> None:
+        """Have successors forked; what runs gives way once the first of them waits."""
+        if self._phase is Phase.TRAINING:
+            self._phase = Phase.PREPARING
+        self._successors.prepare(self.size)
+
+    def _stay(self) -> str:
+        """Give up a rescaling of which what runs knows nothing yet."""
+        assert self.generation is not None
+        self._phase = Phase.TRAINING
+        self._successors.discard()
+        before, self.size = self.size, self.generation.size
+        text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
+        self._console.event(text)
+        return text
+
+    def _on_first_successor(self) -> None:
+        """Have what runs give way: others can be started."""
+        if self._phase is Phase.PREPARING:
+            assert self.generation is not None
+            before = self.generation.size
+            self.nodes.wish(SCALE, f"rescaling from {before} to {self.size} replicas")
+            self._ask_to_stop(Stop.SCALE, f"a rescaling to {self.size} replicas")
+
+    def _ask_to_stop(self, stop: Stop, cause: str) -> None:
+        """Have the generation save and exit; it may have been asked, or have ended."""
+        generation = self.generation
+        if generation is not None:
+            self._phase = Phase.STOPPING
+            if stop is Stop.SCALE and not generation.has_begun:
+                generation.discard()  # It could save nothing, and loses nothing.
+            else:
+                if self._stop is Stop.NONE:
+                    generation.ask_to_stop(cause)
+                self._watchdog.expect_end(
+                    grace=self.options.grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
+                )
+        self._stop = stop
+
+    def on_all_ended(self) -> None:
+        """Hear how the generation ended on the other nodes."""
+        generation, self.generation = self.generation, None
+        assert generation is not None
+        self._phase = Phase.JUDGING
+        self._watchdog.end()
+        self._starter.note_running([])
+        verdict = verdict_of(
+            generation,
+            reason=self._watchdog.reason,
+            place=self.options.checkpoint_dir,
+        )
+        self.nodes.conclude(replace(verdict, has_trained=self.crashes.has_trained))
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """Begin the next generation, or end the job."""
+        round_ = self.nodes.round
+        assert round_ is not None
+        next_ = self.judge.judge(
+            verdict,
+            number=round_.number,
+            stop=self._stop,
+            code=self._stop_code,
+            is_first=round_.node == 0,
+        )
+        if verdict.kind in (How.CRASHED, How.LEFT):
+            self._stop = Stop.NONE
+        self._go_on(next_)
+
+    def _go_on(self, next_: Next) -> None:
+        self.exit_code, self.problem = next_.exit_code, next_.problem
+        if next_.exit_code is not None:
+            return
+        self._phase = Phase.GATHERING
+        if next_.delay:
+            self._phase = Phase.PAUSED
+            self.loop.call_later(next_.delay, self._end_pause)
+        if not self._successors.is_asked:
+            self._successors.prepare(self.size)
+        self._ask_for_seat()
+
+    def _end_pause(self) -> None:
+        self._phase = Phase.GATHERING
+        self._ask_for_seat()
+
+    def _ask_for_seat(self) -> None:
+        if self._phase is Phase.GATHERING:
+            self.nodes.join()
+
+    def on_seat(self) -> None:
+        """Offer the successors, or ask again when they wait."""
+        if self._phase is not Phase.GATHERING or not self._successors.is_ready:
+            return
+        self._phase = Phase.OFFERED
+        self._offered = self._successors.take()
+        number = max(directory.next_generation(self.options.checkpoint_dir), 0)
+        last = self.nodes.round
+        if self.crashes.has_trained and last is not None and number <= last.number:
+            number = last.number + 1  # The script has another directory.
+        self.nodes.offer(
+            Offer(
+                share=len(self._offered),
+                ports=self._offered[0].ports,
+                number=number,
+                has_trained=self.crashes.has_trained,
+                newest_at_crash=self.crashes.budget.newest_at_crash,
+                num_used=self.crashes.budget.num_used,
+            )
+        )
+
+    def on_round(self, round_: Round) -> None:
+        """Let the replicas go that were offered."""
+        parked, self._offered = self._offered, []
+        pids = {each.pid for each in parked}
+        waiting = self._successors.pids | self.nodes.pids | self._strangers
+        processes.kill_children(but={self._starter.pid, *pids, *waiting})
+        self._phase, self._stop = Phase.TRAINING, Stop.NONE
+        self.crashes.adopt(round_)
+        generation = self.generation = Generation(
+            parked,
+            number=round_.number,
+            offset=round_.offset,
+            loop=self.loop,
+            log_dir=self.options.log_dir,
+            listener=self,
+        )
+        self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
+        self._starter.note_running(sorted(pids))
+        if self.options.program.kind == "function":
+            forget_results(Path(self.options.program.target))
+        generation.start(make_orders(self.options, round_))
+        self._console.event(round_.describe())
+        self.news.begin(generation)
+        if round_.share != self.size:  # Rescaled after it was offered.
+            self._prepare()
+
+    # What is heard from the generation that runs.
+
+    def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
+        """Show a line that a replica printed."""
+        self.news.note_output(rank, line, is_error=is_error)
+
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """Say that what replicas print is not kept."""
+        self.news.note_log_failure(rank, error)
+
+    def on_report(self, member: Member) -> None:
+        """Note where a replica is."""
+        self.news.note_report(member)
+
+    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
+        """Let the forkserver import what the program did, while nobody waits for it."""
+        self._starter.learn(names, variables)
+
+    def on_trouble(self) -> None:
+        """End a generation in which a replica has failed."""
+        self._watchdog.on_trouble()
+        self.nodes.note_trouble()
+
+    # What is heard from the other nodes.
+
+    def on_open(self, bind: str) -> None:
+        """Have replicas wait that other nodes can reach, and begin with them."""
+        if bind != self._starter.outward:
+            self._starter.outward = bind
+            self._successors.discard()
+            discard(self._offered)
+            self._offered = []
+            if self._phase is Phase.OFFERED:
+                self._phase = Phase.GATHERING
+        is_between = self.generation is None and self._phase is not Phase.OFFERED
+        if is_between and not self._successors.is_asked:
+            self._successors.prepare(self.size)
+            self._ask_for_seat()
+
+    def on_wish(self, kind: str, cause: str) -> None:
+        """Save and exit because of another node."""
+        if self._stop is Stop.END:
+            return
+        is_end = kind == END
+        if is_end:
+            self._stop_code = STOPPED
+        if self.generation is None and self._phase is not Phase.JUDGING:
+            if is_end:
+                self._console.event(f"{cause}: ending")
+                self.exit_code = STOPPED
+        elif is_end or self._stop is Stop.NONE:
+            self._console.event(f"{cause}: saving at the next boundary, on all nodes")
+            if not is_end:
+                self._successors.prepare(self.size)
+            self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
+
+    def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
+        """End a generation in which a replica on another node has failed."""
+        if is_hang:
+            self._watchdog.print_stacks("a replica on another node hangs")
+        self._watchdog.on_trouble()
+
+    def on_broken(self, text: str) -> None:
+        """End a generation that has lost a node."""
+        if self.generation is not None and not self.generation.is_killed:
+            self._console.event(f"generation {self.generation.number} ends: {text}")
+            self.generation.kill()
+
+    def on_closed(self) -> None:
+        """End: the job has, on the other nodes."""
+        self._go_on(self.judge.on_closed())
+
+    def on_no_nodes(self, why: str) -> None:
+        """Fail: there is nobody to go on with."""
+        self._go_on(self.judge.fail(why))
+
+    # What is heard from the starter.
+
+    def _on_no_replicas(self, why: str) -> None:
+        """Go on with as many as before, if there were any."""
+        last = self.nodes.round
+        is_rescaling = last is not None and last.share != self.size
+        if last is None or (self.generation is None and not is_rescaling):
+            self._go_on(self.judge.fail(why))
+            return
+        self._successors.discard()
+        if self._phase is Phase.PREPARING:
+            self._phase = Phase.TRAINING
+        why += f" The job goes on with {last.share} replica{'s' * (last.share > 1)}"
+        self._console.event(why)
+        if is_rescaling and self._stop is not Stop.END:
+            self.size = last.share
+            self.news.note_not_rescaled(why)
+        if self.generation is None and self._phase is not Phase.JUDGING:
+            self._successors.prepare(self.size)
+            self._ask_for_seat()

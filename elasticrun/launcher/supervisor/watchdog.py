@@ -1,0 +1,173 @@
+"""Ends a generation that has failed, that hangs, or that does not stop in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from elasticrun.launcher.event_loop import EventLoop, Timer
+from elasticrun.launcher.supervisor.generation import Generation, Member
+from elasticrun.launcher.supervisor.hangs import HangClock, held_up_by
+
+_BETTER_CAUSE_SECONDS = 1.0
+_MOST_STACKS_SECONDS = 3.0
+_STACKS_END_SECONDS = 0.3
+_STACKS_ELSEWHERE_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
+_TICK = 0.5
+
+
+class Watchdog:
+    """Watches one generation after another.
+
+    Args:
+        on_hang: Called when a replica hangs, before it is ended.
+
+    Attributes:
+        reason: Why it let the running generation print its stacks and killed it; empty
+            if it did not.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        say: Callable[[str], None],
+        hang: HangClock,
+        *,
+        on_hang: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.reason = ""
+        self._loop = loop
+        self._say = say
+        self._hang = hang
+        self._on_hang = on_hang
+        self._generation: Generation | None = None
+        self._timer: Timer | None = None
+        self._is_alone = True
+        self._has_printed = False  # For another node, which has seen the hang.
+        self._is_in_trouble = False
+        self._looked_at = 0.0
+
+    def begin(self, generation: Generation, *, is_alone: bool = True) -> None:
+        """Watch a generation that starts.
+
+        Args:
+            is_alone: Whether there are no replicas on other nodes.
+        """
+        self.reason = ""
+        self._generation = generation
+        self._is_alone = is_alone
+        self._has_printed = False
+        self._is_in_trouble = False
+        self._looked_at = time.monotonic()
+        self._loop.call_later(_TICK, lambda: self._tick(generation))
+
+    def end(self) -> None:
+        """Watch it no more: it has ended."""
+        self._generation = None
+        self._set_timer(None)
+
+    def on_trouble(self) -> None:
+        """End the generation, once it is clear what the trouble began with."""
+        generation = self._generation
+        if generation is None or generation.is_killed:
+            return
+        if any(ending.is_own_fault for ending in generation.failures):
+            generation.kill()
+        else:
+            self._is_in_trouble = True
+            self._set_timer(_BETTER_CAUSE_SECONDS, generation.kill)
+
+    def expect_end(self, *, grace: float, leeway: float, cause: str) -> None:
+        """End the generation if it has not ended by itself in time."""
+        if self.reason or self._is_in_trouble:
+            return  # It is about to be killed, which a grace would only put off.
+        self._set_timer(
+            grace + leeway,
+            lambda: self._dump_and_kill(
+                f"no boundary came within {grace:g} s of {cause}"
+            ),
+        )
+
+    def print_stacks(self, why: str) -> None:
+        """Let every replica print its stacks, unless they have."""
+        generation = self._generation
+        if generation is not None and not (generation.is_killed or self.reason):
+            self._has_printed = True
+            self._say(f"{why}: printing the stacks")
+            generation.dump_stacks()
+
+    def _dump_and_kill(self, why: str) -> None:
+        """Let every replica print its stacks before it is killed."""
+        generation = self._generation
+        if generation is None or generation.is_killed or self.reason:
+            return
+        self.reason = why
+        self._say(f"{why}: printing the stacks, then ending the replicas")
+        generation.dump_stacks()
+        deadline = time.monotonic() + _MOST_STACKS_SECONDS
+
+        def look() -> None:
+            if generation.has_dumped or time.monotonic() > deadline:
+                # What follows the first line comes with it, or in a moment; on other
+                # nodes the replicas must first hear of it, and lose none until then.
+                self._set_timer(
+                    _STACKS_END_SECONDS
+                    if self._is_alone
+                    else _STACKS_ELSEWHERE_SECONDS,
+                    generation.kill,
+                )
+            else:
+                self._set_timer(_LOOK_SECONDS, look)
+
+        look()
+
+    def _tick(self, generation: Generation) -> None:
+        if generation is not self._generation or generation.is_killed:
+            return
+        if self.reason or self._has_printed:
+            return
+        self._loop.call_later(_TICK, lambda: self._tick(generation))
+        now = time.monotonic()
+        self._leave_out_pause(generation, now)
+        for member in generation.running:
+            silence = now - member.moved_at
+            is_in_loop = bool(member.report.get("is_in_loop"))
+            if self._hang.is_hung(silence, is_in_loop=is_in_loop):
+                self._hang.note_hang()
+                self._on_hang()
+                self._dump_and_kill(self._explain_hang(generation.running, silence))
+                return
+            if member.report.get("has_trained") and is_in_loop:
+                self._hang.note_gap(silence)
+
+    def _leave_out_pause(self, generation: Generation, now: float) -> None:
+        """Count no silence for the time in which this process was suspended.
+
+        The replicas were, too, or what they have said meanwhile was not read so far.
+        """
+        pause = now - self._looked_at - _TICK
+        self._looked_at = now
+        if pause > _TICK:
+            for member in generation.running:
+                member.moved_at = min(now, member.moved_at + pause)
+
+    def _explain_hang(self, running: Sequence[Member], silence: float) -> str:
+        # The others may have fallen silent a moment later, when they began to wait.
+        since = time.monotonic() - silence / 2
+        silent = [member for member in running if member.moved_at < since]
+        culprit = held_up_by(silent)
+        if culprit is not None and (self._is_alone or len(running) > 1):
+            return f"rank {culprit.rank} passed no boundary for {silence:.0f} s"
+        where = "" if self._is_alone else " on this node"
+        return f"no rank{where} passed a boundary for {silence:.0f} s"
+
+    def _set_timer(
+        self, seconds: float | None, callback: Callable[[], None] | None = None
+    ) -> None:
+        """Have one thing happen later; what was to happen before that does not."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None and callback is not None:
+            self._timer = self._loop.call_later(seconds, callback)

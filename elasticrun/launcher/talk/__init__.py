@@ -1,0 +1,1 @@
+"""How the commands and a running job talk."""

@@ -1,0 +1,174 @@
+"""A running job, from another process of the same user."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.launcher.talk import sockets
+from elasticrun.replicas.wire import Channel, Message, WireError
+
+EXIT_NO_JOB = 3
+EXIT_REFUSED = 4
+_ANSWER_SECONDS = 5.0
+
+
+class JobError(ElasticRunError):
+    """A job is not there, not the only one, or does not do what was asked."""
+
+    def __init__(self, text: str, *, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class SilentJobError(JobError):
+    """A launcher listens but says nothing."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"job {pid} does not answer (suspended, or its output is blocked)",
+            exit_code=EXIT_REFUSED,
+        )
+        self.pid = pid
+
+
+class JobConnection:
+    """A connection to a job's launcher.
+
+    Attributes:
+        pid: The launcher's process.
+        status: What it said when it was asked.
+    """
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self._connection = connection
+        self._channel = Channel(connection)
+        self.status: dict[str, Any] = self._ask({"type": "status"})
+
+    def __enter__(self) -> JobConnection:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def is_called(self, name: str) -> bool:
+        """Return whether it has this name or process number."""
+        return name in (str(self.status["job"]), str(self.pid))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the launcher has hung up, as it does when it ends."""
+        self._channel.drain()
+        return not self._channel.is_open
+
+    def scale(self, size: int) -> Iterator[str]:
+        """Change the number of replicas; yield what happens, until they train."""
+        answer = self._ask({"type": "scale", "replicas": size})
+        yield answer["text"]
+        self._connection.settimeout(None)
+        while not answer.get("is_done"):
+            answer = self._take("the job ended before it was rescaled")
+            yield answer["text"]
+
+    def stop(self) -> Iterator[str]:
+        """Save and end; yield what happens, until the launcher has ended.
+
+        Raises:
+            JobError: It ended without saving what was trained.
+        """
+        yield self._ask({"type": "stop"})["text"]
+        self._connection.settimeout(None)
+        problem = ""
+        while (message := self._channel.receive_one()) is not None:
+            problem = str(message.get("error", ""))
+        if problem:
+            raise JobError(problem, exit_code=EXIT_REFUSED)
+        yield "ended"
+
+    def _ask(self, request: Message) -> Message:
+        self._channel.send(request)
+        readable, _, _ = select.select([self._connection], [], [], _ANSWER_SECONDS)
+        if not readable:
+            raise SilentJobError(self.pid)
+        return self._take("the launcher hung up")
+
+    def _take(self, or_else: str) -> Message:
+        try:
+            answer = self._channel.receive_one()
+        except WireError as error:
+            raise JobError(str(error), exit_code=EXIT_REFUSED) from error
+        if answer is None:
+            raise JobError(or_else, exit_code=EXIT_REFUSED)
+        if "error" in answer:
+            raise JobError(str(answer["error"]), exit_code=EXIT_REFUSED)
+        return answer
+
+
+def find_jobs() -> tuple[list[JobConnection], list[SilentJobError]]:
+    """Return every running job of this user, and those that do not answer.
+
+    Raises:
+        JobError: Others could enter where the sockets are.
+    """
+    found: list[JobConnection] = []
+    silent: list[SilentJobError] = []
+    try:
+        for pid, connection in sockets.connections():
+            if connection is None:
+                silent.append(SilentJobError(pid))
+                continue
+            try:
+                found.append(JobConnection(pid, connection))
+            except SilentJobError as error:
+                connection.close()
+                silent.append(error)
+            except JobError:  # It ended just now.
+                connection.close()
+    except sockets.SocketDirectoryError as error:
+        raise JobError(str(error), exit_code=EXIT_REFUSED) from error
+    return found, silent
+
+
+def find_job(name: str | None) -> JobConnection:
+    """Return the job of this name or process number, or the only one.
+
+    Raises:
+        JobError: There is none, or more than one, or it does not answer.
+    """
+    jobs, silent = find_jobs()
+    found = [job for job in jobs if name is None or job.is_called(name)]
+    if len(found) == 1 and not (name is None and silent):
+        for job in jobs:
+            if job is not found[0]:
+                job.close()
+        return found[0]
+    for job in jobs:
+        job.close()
+    what = "job" if name is None else f"job {name!r}"
+    if not found:
+        # One that does not answer does not say its name either.
+        for error in silent:
+            if name is None or name == str(error.pid) or not name.isdecimal():
+                raise error
+        raise JobError(f"no {what} of this user is running", exit_code=EXIT_NO_JOB)
+    listed = [f"{job.status['job']} ({job.pid})" for job in found]
+    listed += [f"one that does not answer ({error.pid})" for error in silent]
+    raise JobError(
+        f"more than one {what} is running: {', '.join(listed)}. Name one by its "
+        "number.",
+        exit_code=EXIT_NO_JOB,
+    )

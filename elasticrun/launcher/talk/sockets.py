@@ -1,0 +1,199 @@
+"""Where launchers listen: sockets in a directory that only their user can enter."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elasticrun.launcher import environment
+from elasticrun.launcher.options import OptionError
+
+_NAME = re.compile(r"([0-9]+)\.sock")
+
+
+class SocketDirectoryError(OptionError):
+    """The directory for sockets cannot be trusted, or not be used."""
+
+
+class _UnusableError(SocketDirectoryError):
+    """It takes no sockets; another place may do."""
+
+
+class ControlSocket:
+    """Where this process listens for requests, until `close`.
+
+    Raises:
+        SocketDirectoryError: There is no place for that which is this user's alone.
+
+    Attributes:
+        listener: To accept callers at.
+    """
+
+    def __init__(self) -> None:
+        self._name = f"{os.getpid()}.sock"
+        self._path, self.listener = self._bind()
+        self._inode = self._find()
+
+    def is_there(self) -> bool:
+        """Return whether callers still find it.
+
+        The directory may go while the job runs: at a logout, or to a cleaner of
+        temporary files.
+        """
+        return self._inode is not None and self._find() == self._inode
+
+    def renew(self) -> None:
+        """Listen anew, with another `listener`; what was accepted stays connected.
+
+        Raises:
+            SocketDirectoryError: There is no place for that any more.
+        """
+        path, listener = self._bind()
+        self.listener.close()
+        self._path, self.listener = path, listener
+        self._inode = self._find()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.listener.close()
+        if self.is_there():
+            with contextlib.suppress(OSError):
+                os.unlink(self._path / self._name)
+
+    def _find(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self._path / self._name, follow_symlinks=False)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _bind(self) -> tuple[Path, socket.socket]:
+        """Listen in the first place that takes a socket."""
+        refusals = []
+        for path in environment.runtime_directories():
+            try:
+                return path, _listen_in(path, self._name)
+            except _UnusableError as error:
+                refusals.append(error)
+        raise refusals[0]
+
+
+def _listen_in(path: Path, name: str) -> socket.socket:
+    with contextlib.suppress(OSError):  # `_opened` says what is wrong with it.
+        path.mkdir(mode=0o700, exist_ok=True)
+    with _opened(path) as folder, contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        mask = os.umask(0o177)
+        try:
+            # Through the descriptor: the path may be too long for a socket, and cannot
+            # be exchanged between check and use.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            server.bind(f"/proc/self/fd/{folder}/{name}")
+        except OSError as error:
+            raise _refusal(path, error) from error
+        finally:
+            os.umask(mask)
+        server.listen(16)
+        server.setblocking(False)
+        stack.pop_all()
+        return server
+
+
+def accept(server: socket.socket) -> socket.socket | None:
+    """Take a connection of the same user; hang up on anybody else."""
+    try:
+        connection, _ = server.accept()
+    except OSError:
+        return None
+    if _user_of(connection) != os.getuid():
+        connection.close()
+        return None
+    connection.setblocking(False)
+    return connection
+
+
+def connections() -> Iterator[tuple[int, socket.socket | None]]:
+    """Yield the process number of each launcher of this user, and a connection to it.
+
+    There is none to a launcher that takes no more, because it is suspended. A socket
+    that nobody listens at was left by one that was killed, and is removed.
+
+    Raises:
+        SocketDirectoryError: The first place to look at cannot be trusted; a further
+            one is passed over.
+    """
+    first, *others = environment.runtime_directories()
+    yield from _connections_in(first)
+    for path in others:
+        with contextlib.suppress(SocketDirectoryError):
+            yield from _connections_in(path)
+
+
+def _connections_in(path: Path) -> Iterator[tuple[int, socket.socket | None]]:
+    if not path.is_dir():
+        return
+    with _opened(path) as folder:
+        for name in sorted(os.listdir(folder)):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(5.0)
+            try:
+                connection.connect(f"/proc/self/fd/{folder}/{name}")
+            except ConnectionRefusedError:
+                connection.close()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+            except (TimeoutError, BlockingIOError):
+                connection.close()
+                yield int(match[1]), None
+            except OSError:
+                connection.close()
+            else:
+                yield int(match[1]), connection
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open the directory, and refuse one that somebody else could enter or own."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    try:
+        status = os.fstat(folder)
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise SocketDirectoryError(
+                f"{path} belongs to user {status.st_uid} with mode "
+                f"{stat.S_IMODE(status.st_mode):o}, so others could give orders to "
+                "your jobs. It must be yours with mode 700: remove it, or set "
+                "XDG_RUNTIME_DIR to a directory of your own."
+            )
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _refusal(path: Path, error: OSError) -> SocketDirectoryError:
+    is_odd = error.errno in (errno.ELOOP, errno.ENOTDIR)  # Somebody has put it there.
+    return (SocketDirectoryError if is_odd else _UnusableError)(
+        f"{path} cannot hold the sockets of elasticrun: {error.strerror}. Remove it, "
+        "or set XDG_RUNTIME_DIR to a directory of your own."
+    )
+
+
+def _user_of(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    return int(struct.unpack("3i", credentials)[1])

@@ -1,0 +1,144 @@
+"""What the user sees: a line an event, the replicas' lines, and one that lives.
+
+A terminal that is stopped, or a pipe that nobody reads, must not stop the launcher: a
+thread writes. What it cannot write in time is left out, and said to be; logs have it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from elasticrun.launcher.terminal.screen import LiveScreen, Screen
+
+_MOST_BYTES = 8 << 20
+_LINE_BYTES = 300  # What a waiting line takes beside its text.
+_STALL_SECONDS = 1.0
+_FLUSH_SECONDS = 3.0
+
+
+class Console:
+    """Hands on what is to be seen, in its order, and waits for nobody who is gone.
+
+    While what is written is read, if slowly, the launcher keeps its pace, and so the
+    replicas do. Only when nothing was read for a second lines are left out.
+
+    Args:
+        make_screen: Called in the thread that writes.
+
+    Attributes:
+        is_live: Whether it can show a line that lives.
+    """
+
+    def __init__(self, make_screen: Callable[[], Screen], *, is_live: bool) -> None:
+        self.is_live = is_live
+        self._make_screen = make_screen
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, Callable[[Screen], None]]] = deque()
+        self._num_bytes = 0
+        self._num_left_out = 0
+        self._live: str | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(
+            target=self._run, name="elasticrun-console", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person sees what replicas print to stderr."""
+        return sys.stderr.isatty()
+
+    def event(self, text: str) -> None:
+        """Say what happened, in one line, and below it what more there is to say."""
+        first, _, rest = text.partition("\n")
+        with self._changed:
+            self._add(0, lambda screen: screen.event(first))
+        if rest.strip():
+            self.detail(rest)
+
+    def detail(self, text: str) -> None:
+        """Say more of it, in any number of lines."""
+        with self._changed:
+            self._add(0, lambda screen: screen.detail(text))
+
+    def output(self, text: str, *, is_error: bool) -> None:
+        """Show a line that a replica printed."""
+        size = len(text) + _LINE_BYTES
+        with self._changed:
+            if self._has_room(size):
+                self._add(size, partial(_output, text=text, is_error=is_error))
+            else:
+                self._num_left_out += 1
+
+    def live(self, text: str) -> None:
+        """Show where the job is; only a terminal can."""
+        with self._changed:
+            self._live = text
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let the terminal be as it was, unless it does not take what waits."""
+        with self._changed:
+            self._add(0, lambda screen: screen.close())
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(_FLUSH_SECONDS)
+
+    def _has_room(self, size: int) -> bool:
+        """Wait for room as long as the other side reads."""
+        if self._num_left_out:
+            # Not before half of it is free, lest each line that is read makes room for
+            # one more, and for a word on those that are left out before it.
+            return self._num_bytes <= _MOST_BYTES // 2
+
+        def has_room() -> bool:
+            return self._num_bytes + size <= _MOST_BYTES
+
+        before = None
+        while not has_room() and before != self._num_bytes:
+            before = self._num_bytes
+            self._changed.wait_for(has_room, _STALL_SECONDS)
+        return has_room()
+
+    def _add(self, size: int, call: Callable[[Screen], None]) -> None:
+        if self._num_left_out:
+            number, self._num_left_out = self._num_left_out, 0
+            text = f"{number} line{'s' * (number > 1)} left out, see the logs"
+            self._waiting.append((0, lambda screen: screen.event(text)))
+        self._num_bytes += size
+        self._waiting.append((size, call))
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        screen = self._make_screen()
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._waiting or self._live is not None or self._is_closing
+                )
+                live, self._live = self._live, None
+                if not self._waiting and live is None:
+                    return
+                size, call = self._waiting.popleft() if self._waiting else (0, None)
+            if call is not None:
+                call(screen)
+            if live is not None and not self._is_closing:
+                screen.live(live)
+            with self._changed:
+                self._num_bytes -= size
+                self._changed.notify_all()
+
+
+def _output(screen: Screen, *, text: str, is_error: bool) -> None:
+    screen.output(text, is_error=is_error)
+
+
+def open_console() -> Console:
+    """Return one that fits: rich's on a terminal that has it, else plain lines."""
+    is_live = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return Console(LiveScreen if is_live else Screen, is_live=is_live)

@@ -1,0 +1,78 @@
+"""Showing logs: a generation's once, or as they grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from elasticrun.launcher.talk.client import EXIT_NO_JOB, JobError
+from elasticrun.launcher.terminal.output import find_logs, marked
+
+_FOLLOW_SECONDS = 0.2
+
+
+def show_logs(
+    directory: Path,
+    *,
+    generation: int | None,
+    rank: int | None,
+    write: Callable[[str], None],
+) -> None:
+    """Write one generation's logs, rank after rank.
+
+    Raises:
+        JobError: There are none.
+    """
+    logs = find_logs(directory)
+    chosen = logs.get(max(logs, default=0) if generation is None else generation, {})
+    paths = {r: path for r, path in chosen.items() if rank in (None, r)}
+    if not paths:
+        known = ", ".join(f"{g} (ranks {_ranks(each)})" for g, each in logs.items())
+        raise JobError(
+            f"{directory} has no such log; it has generations: {known or 'none'}",
+            exit_code=EXIT_NO_JOB,
+        )
+    for each, path in paths.items():
+        with open(path, "rb") as file:
+            for line in file:
+                write(marked(each, line) + "\n")
+
+
+def follow_logs(
+    directory: Path,
+    *,
+    generation: int | None,
+    rank: int | None,
+    has_ended: Callable[[], bool],
+    write: Callable[[str], None],
+) -> None:
+    """Write logs as they grow, of every generation to come, until the job ends."""
+    places: dict[Path, int] = {}
+    first = max(find_logs(directory), default=0) if generation is None else generation
+    while True:
+        is_last = has_ended()
+        for number, ranks in find_logs(directory).items():
+            if number < first or (generation is not None and number != generation):
+                continue
+            for each, path in ranks.items():
+                if rank in (None, each):
+                    places[path] = _write_new(path, places.get(path, 0), each, write)
+        if is_last:
+            return
+        time.sleep(_FOLLOW_SECONDS)
+
+
+def _write_new(path: Path, place: int, rank: int, write: Callable[[str], None]) -> int:
+    with open(path, "rb") as file:
+        file.seek(place)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            place += len(line)
+            write(marked(rank, line) + "\n")
+    return place
+
+
+def _ranks(paths: dict[int, Path]) -> str:
+    return ", ".join(map(str, paths))

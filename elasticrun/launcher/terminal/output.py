@@ -1,0 +1,127 @@
+"""What replicas print: cut into lines, marked with the rank, and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+_MAX_LINE = 1 << 16
+_READ_BYTES = 1 << 16
+_FOLDER = re.compile(r"generation-([0-9]{4,})")
+_FILE = re.compile(r"rank-([0-9]+)\.log")
+
+
+class LineReader:
+    """Reads a pipe without waiting, and hands each line on with its line end.
+
+    A line without an end waits for it, unless it is very long or the last.
+    """
+
+    def __init__(self, descriptor: int, on_line: Callable[[bytes], None]) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._on_line = on_line
+        self._rest = b""
+        self.is_open = True
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._descriptor
+
+    def read(self) -> int:
+        """Take what is there; return how many bytes that was."""
+        try:
+            data = os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self.is_open = False
+            return 0
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._on_line(line + b"\n")
+        if len(self._rest) > _MAX_LINE:
+            self._on_line(self._rest)
+            self._rest = b""
+        return len(data)
+
+    def close(self) -> None:
+        """Take what is left, and close the pipe.
+
+        More than the pipe holds is not waited for: a process that the replica has left
+        behind may go on to print into it.
+        """
+        most = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ)
+        while most > 0 and (num_bytes := self.read()):
+            most -= num_bytes
+        if self._rest:
+            self._on_line(self._rest + b"\n")
+        os.close(self._descriptor)
+
+
+class Log:
+    """Appends to a file, and does without it when that fails.
+
+    A full disk must not end a job, which may end well before it prints much more.
+
+    Args:
+        on_failure: Called the first time.
+    """
+
+    def __init__(self, path: Path, on_failure: Callable[[OSError], None]) -> None:
+        self._on_failure: Callable[[OSError], None] | None = on_failure
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            on_failure(error)
+
+    def write(self, line: bytes) -> None:
+        """Keep a line if that can be done, also after another one was lost."""
+        try:
+            if self._file is not None:
+                self._file.write(line)
+        except OSError as error:
+            on_failure, self._on_failure = self._on_failure, None
+            if on_failure is not None:
+                on_failure(error)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+def log_path(directory: Path, *, generation: int, rank: int) -> Path:
+    """Return the file that keeps what a replica prints."""
+    return directory / f"generation-{generation:04d}" / f"rank-{rank}.log"
+
+
+def find_logs(directory: Path) -> dict[int, dict[int, Path]]:
+    """Return the logs by generation and rank, both in their order."""
+    found: dict[int, dict[int, Path]] = {}
+    for folder in directory.glob("generation-*"):
+        if match := _FOLDER.fullmatch(folder.name):
+            ranks = {
+                int(file[1]): path
+                for path in folder.iterdir()
+                if (file := _FILE.fullmatch(path.name))
+            }
+            found[int(match[1])] = dict(sorted(ranks.items()))
+    return dict(sorted(found.items()))
+
+
+def marked(rank: int, line: bytes) -> str:
+    """Return a line as a terminal shows it: with its rank, and what was drawn last.
+
+    A progress bar returns to the start of its line and draws over it.
+    """
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    return f"[{rank}] {text.rpartition(chr(13))[2]}"

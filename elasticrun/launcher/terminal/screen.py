@@ -1,0 +1,138 @@
+"""The terminal, or the files in its place, that the launcher writes to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+from typing import Any
+
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-9;:]*m"  # Colours, which stay.
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # Titles, links.
+    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"
+    r"|\x1b\[[0-?]*[ -/]*[@-~]?"  # Moves, erasures, modes.
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_NO_COLOUR = "\x1b[0m"
+
+
+class Stream:
+    """A descriptor as a file of text that has no buffer, and so no lock.
+
+    An interpreter cannot end while a thread that is stuck holds the lock of one.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def flush(self) -> None:
+        """Do nothing: it is written."""
+
+    def write(self, text: str) -> int:
+        """Write all of it; nobody need be there to read it."""
+        data = text.encode(self.encoding, "replace")
+        with contextlib.suppress(OSError):
+            while data:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BlockingIOError:  # Somebody else has made it so.
+                    select.select([], [self._descriptor], [])
+        return len(text)
+
+
+class Screen:
+    """Plain lines: events to stderr, what replicas print to where they did."""
+
+    def __init__(self, out: int = 1, err: int = 2) -> None:
+        self._out, self._err = Stream(out), Stream(err)
+
+    def event(self, text: str) -> None:
+        """Say what happened, in one line."""
+        self._write(self._err, f"elasticrun: {text}\n")
+
+    def detail(self, text: str) -> None:
+        """Say more of it, in any number of lines."""
+        for line in text.rstrip("\n").split("\n"):
+            self._write(self._err, line + "\n")
+
+    def output(self, text: str, *, is_error: bool) -> None:
+        """Show a line that a replica printed."""
+        self._write(self._err if is_error else self._out, text + "\n")
+
+    def live(self, text: str) -> None:
+        """Show where the job is; only a terminal can."""
+
+    def close(self) -> None:
+        """Let the terminal be as it was."""
+
+    def _write(self, stream: Stream, text: str) -> None:
+        stream.write(only_colours(text) if stream.isatty() else text)
+
+
+class LiveScreen(Screen):
+    """Has rich keep one line at the bottom of the terminal: where the job is."""
+
+    def __init__(self, out: int = 1, err: int = 2) -> None:
+        super().__init__(out, err)
+        rich_console: Any = __import__("rich.console", fromlist=["Console"])
+        rich_live: Any = __import__("rich.live", fromlist=["Live"])
+        rich_text: Any = __import__("rich.text", fromlist=["Text"])
+        self._text = rich_text.Text
+        self._console = rich_console.Console(file=self._err, highlight=False)
+        self._live = rich_live.Live(
+            "",
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def event(self, text: str) -> None:
+        # The terminal itself may break the line.
+        text = self._text(only_colours(f"elasticrun: {text}"), style="bold")
+        self._console.print(text, soft_wrap=True)
+
+    def detail(self, text: str) -> None:
+        for line in text.rstrip("\n").split("\n"):
+            self._console.out(only_colours(line), highlight=False)
+
+    def output(self, text: str, *, is_error: bool) -> None:
+        if is_error or self._out.isatty():
+            self._console.out(only_colours(text), highlight=False)
+        else:
+            super().output(text, is_error=is_error)
+
+    def live(self, text: str) -> None:
+        """Show where the job is, on one line however narrow the terminal is."""
+        line = self._text(text, no_wrap=True, overflow="ellipsis")
+        self._live.update(line, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def only_colours(text: str) -> str:
+    """Return text that can colour a terminal, and do nothing else to it."""
+    if text.isprintable():
+        return text
+    shown = _SEQUENCES.sub(lambda m: m[0] if _COLOUR.fullmatch(m[0]) else "", text)
+    if _COLOUR.search(shown):
+        body = shown.rstrip("\n")
+        shown = body.removesuffix(_NO_COLOUR) + _NO_COLOUR + shown[len(body) :]
+    return shown

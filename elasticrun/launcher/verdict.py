@@ -1,0 +1,92 @@
+"""How a generation ended: on one node, and what that means for all of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+class How(str, enum.Enum):
+    """How a generation can end, by the word that nodes tell each other."""
+
+    FINISHED = "finished"  # The programs came to their end.
+    STOPPED = "stopped"  # They saved and exited, or had nothing to save.
+    CRASHED = "crashed"
+    LEFT = "left"  # A node is gone, which is nobody's fault.
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the replicas of a generation ended.
+
+    Attributes:
+        text: What happened, for a crash and for a node that is gone.
+        trace: The traceback of the first cause, or nothing.
+        where: The position.
+        code: The exit code of a program that stopped by itself.
+        newest: The number of the newest checkpoint.
+        has_trained: Whether a batch was trained.
+        is_unsaved: Whether the last save of what finished or stopped has failed.
+        is_own_fault: Whether the crash did not follow from another one.
+        is_by_launcher: Whether the launcher had killed the replica that it names.
+        is_from_outside: Whether a signal from outside ended that replica, which is no
+            mistake of its program.
+        time: Of the crash, by this machine's clock.
+        is_here: Whether it happened on this node.
+    """
+
+    kind: How
+    text: str = ""
+    trace: str = ""
+    where: str = ""
+    code: int = 0
+    newest: int = 0
+    has_trained: bool = False
+    is_unsaved: bool = False
+    is_own_fault: bool = False
+    is_by_launcher: bool = False
+    is_from_outside: bool = False
+    time: float = 0.0
+    is_here: bool = True
+
+    def encode(self) -> dict[str, Any]:
+        """Return what `decode` takes, as plain values; other nodes need few traces."""
+        return asdict(self if self.is_own_fault else replace(self, trace=""))
+
+    @classmethod
+    def decode(cls, values: Mapping[str, Any], *, node: str) -> Verdict:
+        """Return the verdict on another node."""
+        verdict = cls(**{**values, "kind": How(values["kind"])})
+        text = f"on {node}: {verdict.text}" if verdict.text else ""
+        return replace(verdict, is_here=False, text=text)
+
+
+def merged(verdicts: Sequence[Verdict], gone: str) -> Verdict:
+    """Return what the verdicts on all nodes are together.
+
+    Args:
+        verdicts: This node's first, then those that the others have told.
+        gone: What became of the nodes that have told none; nothing if all have.
+    """
+    newest = max(verdict.newest for verdict in verdicts)
+    crashes = [verdict for verdict in verdicts if verdict.kind == How.CRASHED]
+    own_faults = [verdict for verdict in crashes if verdict.is_own_fault]
+    left = [verdict for verdict in verdicts if verdict.kind == How.LEFT]
+    if gone:  # What it left behind may have failed in any way.
+        chosen = replace(verdicts[0], kind=How.LEFT, text=gone, trace="", is_here=False)
+    elif own_faults:
+        chosen = min(own_faults, key=lambda verdict: verdict.time)
+    elif left:
+        chosen = left[0]
+    elif crashes:
+        chosen = min(crashes, key=lambda each: (each.is_by_launcher, each.time))
+    else:
+        stopped = [verdict for verdict in verdicts if verdict.kind == How.STOPPED]
+        chosen = max(stopped or verdicts, key=lambda verdict: verdict.code)
+    has_trained = any(verdict.has_trained for verdict in verdicts)
+    is_unsaved = any(verdict.is_unsaved for verdict in verdicts)
+    return replace(
+        chosen, newest=newest, has_trained=has_trained, is_unsaved=is_unsaved
+    )

@@ -1,0 +1,217 @@
+"""What happens at a program's steps: noted by the walk, looked at by the rules."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+from elasticrun.lint.graph import DataLoop, EpochLoop, Step
+from elasticrun.lint.values import Arguments, Value
+
+
+class Event:
+    """Something that happens at a step.
+
+    Attributes:
+        at: The node that does it.
+        what: What happens: one of the types below.
+        value: To what it happens, if that is known.
+        registered: Whether the value was registered when it happened.
+    """
+
+    __slots__ = ("at", "registered", "step", "value", "what")
+
+    def __init__(self, at: ast.AST, step: Step, what: Any, value: Value | None) -> None:
+        self.at = at
+        self.step = step
+        self.what = what
+        self.value = value
+        self.registered = value is not None and value.is_durable
+
+
+# What is made.
+
+
+class StateMade(NamedTuple):
+    """A state of the job: a loader, Variables, what is registered, ..."""
+
+    name: str
+
+
+class UnseenStates(NamedTuple):
+    """`register(**states)`, where not even the number of the states is known."""
+
+
+class Made(NamedTuple):
+    """An object that rules ask for.
+
+    Attributes:
+        role: `loader`, `optimizer`, `scheduler`, `tracker`, `rng`, ...
+        name: What was called, if that is outside of the project.
+        given: What it was given, if that is seen.
+    """
+
+    role: str
+    name: str = ""
+    given: Arguments | None = None
+
+
+# What is changed.
+
+
+class Trained(NamedTuple):
+    """A step of what is trained.
+
+    Attributes:
+        role: `scheduler`, `optimizer`, `scaler`, `ema`, or `weights` changed otherwise.
+        how: The method or function that changes weights.
+        taints: What a scheduler's step is given.
+    """
+
+    role: str
+    how: str = ""
+    taints: frozenset[str] = frozenset()
+
+
+class Backward(NamedTuple):
+    """Gradients are computed."""
+
+
+class Changed(NamedTuple):
+    """A field of something saved gets a value.
+
+    Attributes:
+        operator: `Set`, or the type of the operator that is applied to the old value.
+        field: The attribute, or the item's key.
+        text: The target as the program writes it.
+    """
+
+    operator: str
+    field: str
+    text: str
+
+
+class SettingChanged(NamedTuple):
+    """An optimizer's setting gets a value; `operator` as in Changed."""
+
+    operator: str
+
+
+class Grown(NamedTuple):
+    """A container gets more elements."""
+
+
+# Random numbers.
+
+
+class Seeded(NamedTuple):
+    """A generator gets a seed: the value, or a global one."""
+
+    name: str
+    values: list[Value]
+
+
+class Draw(NamedTuple):
+    """A random draw: from the value, or from a global generator.
+
+    Attributes:
+        is_keyed: Whether it is given a generator or seed of its own.
+        is_seeded: Whether the generator behind it has a seed.
+    """
+
+    name: str
+    is_keyed: bool
+    is_seeded: bool
+
+
+# What is seen outside of the process.
+
+
+class Logged(NamedTuple):
+    """A line or number for people to look at."""
+
+
+class Saved(NamedTuple):
+    """A file written as a whole."""
+
+    name: str
+
+
+class FileOpened(NamedTuple):
+    """The value is a file that is opened; `text` is its path as written."""
+
+    path: Value
+    text: str
+    mode: str
+
+
+class FileWritten(NamedTuple):
+    """The value, an open file, is written; or a file is appended that nobody sees."""
+
+
+class FileMoved(NamedTuple):
+    """A file or folder is renamed, removed or made.
+
+    Attributes:
+        keywords: The names of the arguments: `missing_ok`, `exist_ok`, ...
+        catching: What the `try` and `suppress` around it catch.
+    """
+
+    name: str
+    keywords: set[str]
+    catching: tuple[str, ...]
+
+
+class Outside(NamedTuple):
+    """A request, a message, a program that is run."""
+
+    name: str
+
+
+class Collective(NamedTuple):
+    """What all replicas must do together."""
+
+    name: str
+
+
+# Loops.
+
+
+class Left(NamedTuple):
+    """A `break` leaves a loop."""
+
+    loop: DataLoop | EpochLoop | None
+
+
+class Counted(NamedTuple):
+    """A loop over range() or something else that counts."""
+
+
+class Zipped(NamedTuple):
+    """Several things are iterated together."""
+
+    values: list[Value]
+
+
+class IteratorMade(NamedTuple):
+    """The value is iterated by hand."""
+
+
+class NextCalled(NamedTuple):
+    """The value is asked for one element.
+
+    Attributes:
+        turns: The plain loops around it, since the last epoch or dataset loop.
+        has_default: Whether it is told what to give where nothing is left.
+    """
+
+    turns: tuple[ast.AST, ...]
+    has_default: bool
+
+
+class Guarded(NamedTuple):
+    """A `try` stands around a loop."""
+
+
+class Suppressed(NamedTuple):
+    """A `suppress` that catches a stop stands around a loop."""

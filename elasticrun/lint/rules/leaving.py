@@ -1,0 +1,168 @@
+"""ER208 and ER210: loops that chance decides about, and stops that are swallowed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from elasticrun.lint.events import Guarded, Left, Suppressed
+from elasticrun.lint.finding import Edit, Finding, Fix, replace
+from elasticrun.lint.graph import DataLoop, EpochLoop, Spot
+from elasticrun.lint.naming import written
+from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.project import Module
+from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+
+_UNCERTAIN = frozenset(("rank", "random", "time", "entropy"))
+
+
+def check(program: Walked) -> Iterator[Finding]:
+    """Yield the findings of ER208 and ER210."""
+    yield from _uncertain(program)
+    yield from _handlers(program)
+
+
+ER208 = Rule(
+    "ER208",
+    "E",
+    "whether a loop runs depends on rank, random numbers or time",
+    help="let the epoch's number or a saved value decide, or use request_stop()",
+    why=(
+        "All replicas must come to the same loops in the same order, and again so "
+        "after a restart."
+    ),
+    wrong=f"""\
+import random
+
+{EPOCHS}
+{TRAIN}
+    if random.random() < 0.5:
+        for x, y in valid:
+            evaluate(x, y)
+""",
+    right=f"""\
+{EPOCHS}
+{TRAIN}
+    if epoch % 2:
+        for x, y in valid:
+            evaluate(x, y)
+""",
+)
+
+
+def _uncertain(program: Walked) -> Iterator[Finding]:
+    loops: list[DataLoop | EpochLoop] = [*program.graph.loops, *program.graph.epochs]
+    for loop in loops:
+        if isinstance(loop, DataLoop) and not loop.is_elastic:
+            continue
+        head = program.head(loop)
+        taints = frozenset().union(*(guard.taints for guard in head.step.guards))
+        uncertain = taints & _UNCERTAIN
+        if uncertain:
+            message = f"whether this loop runs depends on {_words(uncertain)}"
+            yield program.finding(ER208, head, message, doubts=doubts(loop))
+    for event, left in program.events(Left):
+        loop_left = left.loop
+        if loop_left is None:
+            continue
+        if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
+            continue
+        num_outer = len(program.head(loop_left).step.guards)
+        own = event.step.guards[num_outer:]
+        taints = frozenset().union(*(guard.taints for guard in own))
+        uncertain = taints & _UNCERTAIN
+        if uncertain:
+            message = (
+                f"whether the loop at line {loop_left.line} goes on depends on "
+                f"{_words(uncertain)}"
+            )
+            yield program.finding(ER208, event, message)
+
+
+def _words(taints: frozenset[str]) -> str:
+    words = {
+        "rank": "the rank",
+        "random": "a random draw",
+        "time": "the time",
+        "entropy": "what differs in each process",
+    }
+    return " and ".join(words[each] for each in sorted(taints))
+
+
+ER210 = Rule(
+    "ER210",
+    "E",
+    "handler swallows the stop",
+    help="catch Exception, or raise again",
+    why=(
+        "A stop leaves the script as JobStopped, a SystemExit. A bare `except:` or "
+        "`except BaseException` around a loop catches it, and the program goes on "
+        "behind it, until its next loop or epoch stops it again."
+    ),
+    wrong=f"""\
+{EPOCHS}
+    try:
+        for x, y in train:
+            step(x, y)
+    except:
+        print('failed')
+""",
+    right=f"""\
+{EPOCHS}
+    try:
+        for x, y in train:
+            step(x, y)
+    except RuntimeError:
+        print('failed')
+        raise
+""",
+)
+
+
+def _handlers(program: Walked) -> Iterator[Finding]:
+    for event, _ in program.events(Suppressed):
+        message = "suppress() swallows the stop, which leaves a loop as SystemExit"
+        yield program.finding(ER210, event, message)
+    for event, _ in program.events(Guarded):
+        node = event.at
+        assert isinstance(node, ast.Try)
+        for handler in node.handlers:
+            if _catches_stop(handler) and not _raises(handler):
+                message = "handler swallows the stop, which leaves a loop as SystemExit"
+                fix = _without_stop(handler, event.step.module)
+                yield program.finding(
+                    ER210, Spot(handler, event.step), message, fix=fix
+                )
+        for statement in node.finalbody:
+            if isinstance(statement, ast.Return | ast.Continue | ast.Break):
+                message = "`finally` that leaves swallows the stop"
+                yield program.finding(ER210, Spot(statement, event.step), message)
+
+
+def _catches_stop(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = {written(each).rpartition(".")[2] for each in kinds}
+    return bool(names & {"BaseException", "SystemExit", "JobStopped"})
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    return any(isinstance(each, ast.Raise) for each in ast.walk(handler))
+
+
+def _without_stop(handler: ast.ExceptHandler, module: Module) -> Fix | None:
+    """Return the fix from a handler that catches the stop to one that does not."""
+    if handler.type is not None:
+        if written(handler.type) != "BaseException":
+            return None
+        return replace(
+            handler.type, "Exception", module, title="Catch Exception", is_safe=False
+        )
+    line = module.line(handler.lineno)
+    start = len(line) - len(line.lstrip())
+    if not line.startswith("except", start):
+        return None
+    position = (handler.lineno, start + len("except"))
+    edit = Edit(position, position, " Exception")
+    return Fix((edit,), False, "Catch Exception")

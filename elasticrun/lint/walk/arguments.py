@@ -1,0 +1,140 @@
+"""The arguments of a call, and calls of what is outside of the project with them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import NamedTuple
+
+from elasticrun.lint.graph import VALUE, Sink, flow_to
+from elasticrun.lint.naming import written
+from elasticrun.lint.values import Arguments, Value
+from elasticrun.lint.walk.frames import Frame, Function
+from elasticrun.lint.walk.walk import Walk
+
+
+class Site(NamedTuple):
+    """Where a call stands.
+
+    Attributes:
+        is_iterated: Whether a loop takes its elements from what is called.
+        given: Arguments that are evaluated already: those of a `partial`.
+    """
+
+    node: ast.Call
+    frame: Frame
+    is_iterated: bool = False
+    given: Arguments | None = None
+
+
+class Called(NamedTuple):
+    """A call of something outside of the project, its arguments evaluated.
+
+    Attributes:
+        name: The dotted name of what is called.
+        is_iterated: Whether a loop takes its elements from what is called.
+    """
+
+    name: str
+    node: ast.Call
+    given: Arguments
+    frame: Frame
+    is_iterated: bool = False
+
+    @property
+    def last(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    @property
+    def args(self) -> list[Value]:
+        return self.given.args
+
+    @property
+    def keywords(self) -> dict[str, Value]:
+        return self.given.keywords
+
+    @property
+    def values(self) -> list[Value]:
+        return self.given.values
+
+    @property
+    def taints(self) -> frozenset[str]:
+        return self.given.taints
+
+
+class MethodCall(NamedTuple):
+    """A call of a method that the project does not define."""
+
+    receiver: Value
+    name: str
+    node: ast.Call
+    frame: Frame
+
+    @property
+    def text(self) -> str:
+        """What the method is called on, as the program writes it."""
+        assert isinstance(self.node.func, ast.Attribute)
+        return written(self.node.func.value)
+
+    def arguments(self, walk: Walk, sink: Sink | None = None) -> Arguments:
+        """Evaluate the arguments; all of them go to one sink."""
+        return arguments(walk, self.node, self.frame, sink)
+
+
+Handle = Callable[[Walk, MethodCall], Value | None]  # the methods of one role
+
+
+def arguments(
+    walk: Walk, node: ast.Call, frame: Frame, sink: Sink | None = None
+) -> Arguments:
+    """Evaluate the arguments of a call; all of them go to one sink."""
+    chosen = sink or (VALUE if walk.sink.kind == "none" else walk.sink)
+    return _evaluated(walk, node, frame, lambda _: chosen)
+
+
+def bound_arguments(
+    walk: Walk, callee: Value, callee_frame: Frame, node: ast.Call, frame: Frame
+) -> Arguments:
+    """Evaluate each argument with the parameter that it flows to as its sink."""
+    function = callee.node
+    assert isinstance(function, Function)
+    names = [each.arg for each in function.args.posonlyargs + function.args.args]
+    if callee.owner is not None:
+        names = names[1:]
+
+    def sink_of(key: int | str) -> Sink:
+        if isinstance(key, int):
+            key = names[key] if key < len(names) else "*"
+        return flow_to((callee_frame.uid, key))
+
+    return _evaluated(walk, node, frame, sink_of)
+
+
+def _evaluated(
+    walk: Walk, node: ast.Call, frame: Frame, sink_of: Callable[[int | str], Sink]
+) -> Arguments:
+    """Evaluate arguments; `*args` gives what is known of its elements."""
+    args: list[Value] = []
+    for each in node.args:
+        with walk.into(sink_of(len(args))):
+            value = walk.evaluate(each, frame)
+        if isinstance(each, ast.Starred):
+            args += value.parts
+        else:
+            args.append(value)
+    keywords: dict[str, Value] = {}
+    for keyword in node.keywords:
+        with walk.into(sink_of(keyword.arg or "**")):
+            value = walk.evaluate(keyword.value, frame)
+        if keyword.arg is not None:
+            keywords[keyword.arg] = value
+        else:
+            keywords.update(_unpacked(value))
+    return Arguments(args, keywords)
+
+
+def _unpacked(value: Value) -> dict[str, Value]:
+    """Return what `**value` gives; under made-up names where the keys are unknown."""
+    found = {str(k): v for k, v in value.attrs.items() if isinstance(k, str)}
+    found.update({f"**{i}": each for i, each in enumerate(value.parts)})
+    return found

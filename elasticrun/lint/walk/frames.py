@@ -1,0 +1,117 @@
+"""Frames: the names of one call of a function, or of a module's top level."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import itertools
+from collections.abc import Callable
+
+from elasticrun.lint.graph import Call, DataLoop, EpochLoop
+from elasticrun.lint.project import Module
+from elasticrun.lint.values import Class, Value, constant, external, unknown
+
+_uids = itertools.count(1)
+_BUILTINS = frozenset(dir(builtins))
+_CONSTANTS = {"__name__": "__main__"}
+
+Method = ast.FunctionDef | ast.AsyncFunctionDef
+Function = Method | ast.Lambda
+
+
+class Frame:
+    """One call of a function, or the top level of a module.
+
+    Attributes:
+        outer: The frame in which the function was defined.
+        fixed: Names whose constant is known in every pass: parameters, and the
+            targets of loops over literals.
+        exits: The steps that return.
+        loops: The loops around the line that runs, outer ones first.
+        yields: What to do with each value that a generator hands out.
+        instance, cls: What `self` is in a method, and the class that defines it.
+        statement: The one that runs.
+    """
+
+    __slots__ = (
+        "call", "cls", "env", "exits", "fixed", "function", "globals",
+        "instance", "loops", "module", "nonlocals", "outer", "returned", "statement",
+        "uid", "yields",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        module: Module,
+        function: ast.AST,
+        *,
+        outer: Frame | None = None,
+        call: Call | None = None,
+    ) -> None:
+        self.uid = next(_uids)
+        self.module = module
+        self.function = function
+        self.outer = outer
+        self.call = call
+        self.env: dict[str, Value] = {}
+        self.fixed: set[str] = set()
+        self.globals: set[str] = set()
+        self.nonlocals: set[str] = set()
+        self.exits: list[int] = []
+        self.loops: list[Leaving] = []
+        self.returned: Value | None = None
+        self.yields: Callable[[Value], None] | None = None
+        self.instance: Value | None = None
+        self.cls: Class | None = None
+        self.statement: ast.AST = function
+
+    def owner(self, name: str) -> Frame | None:
+        """Return the frame that holds a name as this one sees it."""
+        if name in self.globals:
+            return self.top()
+        each: Frame | None = self.outer if name in self.nonlocals else self
+        while each is not None:
+            if name in each.env:
+                return each
+            each = each.outer
+        return None
+
+    def binder(self, name: str) -> Frame:
+        """Return the frame in which an assignment here binds a name."""
+        if name in self.globals:
+            return self.top()
+        return (self.owner(name) or self) if name in self.nonlocals else self
+
+    def top(self) -> Frame:
+        """Return the frame of the module."""
+        frame = self
+        while frame.outer is not None:
+            frame = frame.outer
+        return frame
+
+    def look_up(self, name: str) -> tuple[Value, Frame | None]:
+        """Return what a name is here, and the frame that holds it, if one does."""
+        owner = self.owner(name)
+        if owner is not None and name in owner.env:
+            return owner.env[name], owner
+        if name in _CONSTANTS:
+            return constant(_CONSTANTS[name]), None
+        return external(name) if name in _BUILTINS else unknown(name), None
+
+    def fixed_value(self, node: ast.expr) -> Value | None:
+        """Return a value that is the same whenever this line runs in this frame."""
+        if isinstance(node, ast.Constant):
+            return constant(node.value)
+        if isinstance(node, ast.Name) and node.id in self.fixed:
+            return self.env.get(node.id)
+        return None
+
+
+class Leaving:
+    """Where `break` and `continue` of one loop lead from."""
+
+    __slots__ = ("breaks", "continues", "of")
+
+    def __init__(self, of: DataLoop | EpochLoop | None = None) -> None:
+        self.of = of
+        self.breaks: list[int] = []
+        self.continues: list[int] = []

@@ -1,0 +1,129 @@
+"""Loops as they are written: `for`, `while` and comprehensions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+
+from elasticrun.lint.graph import TEST
+from elasticrun.lint.values import Value, is_key, merged
+from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.walk.iteration import looping
+from elasticrun.lint.walk.walk import Evaluate, Run, Walk
+
+_KINDS = {ast.ListComp: "list", ast.SetComp: "set", ast.GeneratorExp: "list"}
+
+
+def _run_for(walk: Walk, node: ast.For | ast.AsyncFor, frame: Frame) -> None:
+    walk.step(node, frame)
+    value = _evaluate_iterable(walk, node.iter, frame)
+    before = dict(frame.env)
+
+    def body(element: Value) -> None:
+        walk.assign(node.target, element, frame, how="target")
+        walk.run(node.body, frame)
+
+    walk.iterate(value, node, frame, body)
+    frame.env = merged(frame.env, before)
+    for each in ast.walk(node.target):
+        if isinstance(each, ast.Name):
+            frame.fixed.discard(each.id)
+    if node.orelse:
+        walk.run(node.orelse, frame)
+
+
+def _run_while(walk: Walk, node: ast.While, frame: Frame) -> None:
+    with looping(walk, node, frame) as head:
+        with walk.into(TEST):
+            test = walk.evaluate(node.test, frame)
+        walk.current = head
+        with walk.guarded(walk.guard(node.test, test.taints, frame)):
+            walk.run(node.body, frame)
+    is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
+    if is_endless:
+        walk.here = [each for each in walk.here if each != head.number]
+    if node.orelse and walk.here:
+        walk.run(node.orelse, frame)
+
+
+def _evaluate_iterable(walk: Walk, node: ast.expr, frame: Frame) -> Value:
+    """Return what is iterated: a call there makes an iterable, nothing else."""
+    if isinstance(node, ast.Call):
+        return walk.call(node, frame, is_iterated=True)
+    return walk.evaluate(node, frame)
+
+
+# Comprehensions.
+
+
+def _evaluate_comprehension(
+    walk: Walk, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame
+) -> Value:
+    result = Value(_KINDS[type(node)])
+
+    def add() -> None:
+        value = walk.evaluate(node.elt, frame)
+        result.taints |= value.taints
+        result.parts.append(value)
+
+    _nest(walk, node, node.generators, frame, add)
+    return walk.made(result)
+
+
+def _evaluate_dict_comprehension(walk: Walk, node: ast.DictComp, frame: Frame) -> Value:
+    result = Value("dict")
+
+    def add() -> None:
+        key, value = walk.evaluate(node.key, frame), walk.evaluate(node.value, frame)
+        result.taints |= key.taints | value.taints
+        if key.kind == "const" and is_key(key.data):
+            result.attrs[key.data] = value
+        else:
+            result.parts.append(value)
+
+    _nest(walk, node, node.generators, frame, add)
+    result.is_complete = not result.parts
+    return walk.made(result)
+
+
+def _nest(
+    walk: Walk,
+    node: ast.expr,
+    generators: list[ast.comprehension],
+    frame: Frame,
+    add: Callable[[], None],
+) -> None:
+    """Run a comprehension's loops, one within the other, and `add` in the last."""
+    env, fixed = dict(frame.env), set(frame.fixed)
+
+    def level(depth: int) -> None:
+        if depth == len(generators):
+            add()
+            return
+        generator = generators[depth]
+
+        def body(element: Value) -> None:
+            walk.assign(generator.target, element, frame, how="target")
+            walk.step(node, frame)
+            for test in generator.ifs:
+                walk.evaluate(test, frame)
+            level(depth + 1)
+
+        value = _evaluate_iterable(walk, generator.iter, frame)
+        walk.iterate(value, node, frame, body)
+
+    level(0)
+    frame.env, frame.fixed = env, fixed
+
+
+STATEMENTS: Mapping[type[ast.stmt], Run] = {
+    ast.For: _run_for,
+    ast.AsyncFor: _run_for,
+    ast.While: _run_while,
+}
+EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
+    ast.ListComp: _evaluate_comprehension,
+    ast.SetComp: _evaluate_comprehension,
+    ast.GeneratorExp: _evaluate_comprehension,
+    ast.DictComp: _evaluate_dict_comprehension,
+}

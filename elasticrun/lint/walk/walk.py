@@ -1,0 +1,228 @@
+"""One walk through a program: where it stands, what it has seen, and its doors."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, final
+
+from elasticrun.lint.events import Event
+from elasticrun.lint.graph import (
+    VALUE,
+    DataLoop,
+    EpochLoop,
+    Graph,
+    Guard,
+    Place,
+    Read,
+    Sink,
+    Step,
+    Write,
+)
+from elasticrun.lint.options import LintOptions
+from elasticrun.lint.project import Module, Project
+from elasticrun.lint.values import Class, Value, constant, taints_of, unknown
+from elasticrun.lint.walk.frames import Frame
+
+Body = Callable[[Value], None]  # binds an element of what is iterated, and runs
+Run = Callable[["Walk", Any, Frame], None]  # a statement of one type
+Evaluate = Callable[["Walk", Any, Frame], Value]  # an expression of one type
+
+
+class Handlers(NamedTuple):
+    """What the walk does at each kind of node; walker.py puts them together."""
+
+    statements: Mapping[type[ast.stmt], Run]
+    expressions: Mapping[type[ast.expr], Evaluate]
+    call: Callable[[Walk, ast.Call, Frame, bool], Value]
+    assign: Callable[[Walk, ast.expr, Value, Frame, str], None]
+    iterate: Callable[[Walk, Value, ast.AST, Frame, Body], None]
+
+
+@final
+class Walk:
+    """One walk through a program, in every order in which its lines may run.
+
+    The handlers move it: they add steps to the flow graph, read and write places, and
+    note events. The rules look at what it has seen when it is over.
+
+    Attributes:
+        graph: The flow graph so far.
+        events: What happened at its steps, in the order of the walk.
+        classes: The project's classes.
+        objects: What the program makes: models, loaders, lists, ...
+        bases: What has attributes or items, by its number.
+        here: The steps from which the next one follows; none behind a `return`.
+        current: The step at which reads, writes and events are noted.
+        epoch, loop: The loops in whose bodies the walk is.
+        guards: The conditions under which it is where it is.
+        sink: Where a value that is read now goes.
+        turns: The plain loops around it, since the last epoch or dataset loop.
+        catching: What the `try` and `suppress` around it catch.
+        active: The functions whose bodies it is in.
+        visited: The functions that it has been in.
+        frames: The frames of the modules that it has been through, by path.
+        depth: How many imports it is in, one within the other.
+        seeded: The packages whose random generators have a seed.
+        ways: How each target is written by each value: asked again in every call.
+    """
+
+    def __init__(
+        self, project: Project, options: LintOptions, root: Module, handlers: Handlers
+    ) -> None:
+        self.project = project
+        self.options = options
+        self.root = root
+        self.handlers = handlers
+        self.graph = Graph()
+        self.events: list[Event] = []
+        self.classes: list[Class] = []
+        self.objects: list[Value] = []
+        self.bases: dict[int, Value] = {}
+        self.here: list[int] = []
+        self.current = Step(-1, ast.Pass(), root)
+        self.epoch: EpochLoop | None = None
+        self.loop: DataLoop | None = None
+        self.guards: tuple[Guard, ...] = ()
+        self.sink = VALUE
+        self.turns: tuple[ast.AST, ...] = ()
+        self.catching: tuple[str, ...] = ()
+        self.active: list[ast.AST] = []
+        self.visited: set[ast.AST] = set()
+        self.num_guards = 0
+        self.num_calls: Counter[ast.AST] = Counter()
+        self.frames: dict[str, Frame | None] = {}
+        self.depth = 0
+        self.seeded: set[str] = set()
+        self.ways: dict[tuple[ast.AST, ast.AST], str] = {}
+
+    # The doors: what any handler may ask for any node.
+
+    def run(self, body: list[ast.stmt], frame: Frame) -> None:
+        """Walk through statements, until one from which none of the others follows."""
+        guards = self.guards
+        for statement in body:
+            if not self.here:
+                break
+            outer, frame.statement = frame.statement, statement
+            handler = self.handlers.statements.get(type(statement))
+            if handler is not None:
+                handler(self, statement, frame)
+            else:
+                self.step(statement, frame)
+            frame.statement = outer
+        self.guards = guards
+
+    def evaluate(self, node: ast.expr | None, frame: Frame) -> Value:
+        """Return what an expression may be, noting its reads and effects."""
+        if node is None:
+            return constant(None)
+        handler = self.handlers.expressions.get(type(node))
+        if handler is not None:
+            return handler(self, node, frame)
+        children = [
+            self.evaluate(child, frame)
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.expr)
+        ]
+        return unknown(taints=taints_of(children))
+
+    def call(self, node: ast.Call, frame: Frame, *, is_iterated: bool = False) -> Value:
+        """Return what a call returns, having walked through the function if known.
+
+        Args:
+            is_iterated: Whether a loop takes its elements from what is called.
+        """
+        return self.handlers.call(self, node, frame, is_iterated)
+
+    def assign(
+        self, target: ast.expr, value: Value, frame: Frame, *, how: str = "set"
+    ) -> None:
+        """Bind a target, noting the place that is written; `how` is that of a Write."""
+        self.handlers.assign(self, target, value, frame, how)
+
+    def iterate(self, value: Value, node: ast.AST, frame: Frame, body: Body) -> None:
+        """Walk through a loop over a value; `body` binds an element and runs."""
+        self.handlers.iterate(self, value, node, frame, body)
+
+    # The flow.
+
+    def step(self, node: ast.AST, frame: Frame) -> Step:
+        """Add a step behind everything that leads here, and stand on it."""
+        step = Step(len(self.graph.steps), node, frame.module)
+        step.call = frame.call
+        step.epoch = self.epoch
+        step.loop = self.loop
+        step.guards = self.guards
+        step.frame = frame.uid
+        self.graph.steps.append(step)
+        for number in self.here:
+            self.graph.steps[number].following.append(step.number)
+        self.here = [step.number]
+        self.current = step
+        return step
+
+    def lead(self, numbers: list[int], step: Step) -> None:
+        """Add edges to a step that exists already: the way back to a loop's head."""
+        for number in numbers:
+            self.graph.steps[number].following.append(step.number)
+
+    def guard(self, test: ast.AST, taints: frozenset[str], frame: Frame) -> Guard:
+        """Return a new condition that holds; its opposite has the same number."""
+        self.num_guards += 1
+        function, module = frame.function, frame.module
+        return Guard(self.num_guards, test, True, taints, function, module)
+
+    @contextlib.contextmanager
+    def guarded(self, guard: Guard) -> Iterator[None]:
+        """Note the condition under which the steps inside run."""
+        before = self.guards
+        self.guards = (*before, guard)
+        try:
+            yield
+        finally:
+            self.guards = before
+
+    @contextlib.contextmanager
+    def into(self, sink: Sink) -> Iterator[None]:
+        """Say where the values that are read inside go."""
+        before, self.sink = self.sink, sink
+        try:
+            yield
+        finally:
+            self.sink = before
+
+    # What is noted.
+
+    def read(self, place: Place, at: ast.AST) -> None:
+        self.current.reads.append(Read(place, at, self.sink, self.current))
+
+    def write(
+        self, place: Place, at: ast.AST, how: str, value: Value | None, name: str
+    ) -> None:
+        self.current.writes.append(Write(place, at, how, value, self.current, name))
+
+    def note(
+        self,
+        at: ast.AST,
+        what: NamedTuple,
+        value: Value | None = None,
+        *,
+        step: Step | None = None,
+    ) -> None:
+        """Note an event, here if no other step is given."""
+        self.events.append(Event(at, step or self.current, what, value))
+
+    def made(self, value: Value) -> Value:
+        """Note where an object was made, so that rules can ask for it."""
+        value.in_epoch = self.epoch.number if self.epoch else 0
+        if value.node is None:
+            value.node = self.current.node
+        value.made_at = self.current.number
+        self.objects.append(value)
+        self.bases[value.uid] = value
+        if value.is_container:
+            self.write((value.uid, "[]"), self.current.node, "set", value, value.name)
+        return value

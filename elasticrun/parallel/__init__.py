@@ -1,0 +1,1 @@
+"""The same gradients at any number of replicas."""

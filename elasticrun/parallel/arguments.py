@@ -1,0 +1,115 @@
+"""Checking what `AdaptiveDataParallel` is given, before anything is wrapped."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elasticrun.checkpoint.states.stateful import Stateful
+
+
+def name_each(name: str, given: Any) -> dict[str, Any]:
+    """Return what is given, one object or a sequence, by names for checkpoints.
+
+    Raises:
+        TypeError: An object has no state, or is a class.
+    """
+    if given is None:
+        return {}
+    named = {name: given}
+    if isinstance(given, Sequence):
+        named = {f"{name}-{number}": each for number, each in enumerate(given)}
+    for state_name, target in named.items():
+        if isinstance(target, type):
+            raise TypeError(
+                f"{state_name} is the class {target.__name__}, which has no state of "
+                f"its own. Make one: {target.__name__}(...)."
+            )
+        if not isinstance(target, Stateful):
+            raise TypeError(
+                f"{state_name} is a {type(target).__name__}, which has no state_dict() "
+                "and load_state_dict(), so it cannot be kept in checkpoints."
+            )
+    return named
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options that `DistributedDataParallel` has not, or that cannot work.
+
+    Raises:
+        TypeError: It has no such option.
+        ValueError: It is `static_graph`.
+    """
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    for option in options:
+        if option not in known:
+            raise TypeError(
+                f"AdaptiveDataParallel() got {option!r}, which is neither an argument "
+                "of its own nor an option of DistributedDataParallel."
+            )
+    if options.get("static_graph"):
+        raise ValueError(
+            "AdaptiveDataParallel cannot have static_graph=True: DDP then takes the "
+            "first backward pass for the pattern of all others, but how many "
+            "micro-batches a global batch has depends on the number of replicas. Use "
+            "find_unused_parameters=True for unused parameters, and "
+            "use_reentrant=False for checkpointed layers."
+        )
+
+
+def check_module(module: nn.Module, wrapper: type[nn.Module]) -> None:
+    """Refuse a module without anything to train, and one that is wrapped already.
+
+    Raises:
+        TypeError: It is a `wrapper`, or has one in it.
+        ValueError: No parameter requires a gradient.
+    """
+    if any(isinstance(each, wrapper) for each in module.modules()):
+        raise TypeError(
+            f"{type(module).__name__} is or has an {wrapper.__name__}, which would "
+            "weigh gradients a second time. Wrap the bare module, once."
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ValueError(
+            f"{type(module).__name__} has no parameter that requires a gradient, so "
+            "there is nothing to train. Use the module itself, and keep it in "
+            "checkpoints with register() if it should be."
+        )
+
+
+def check_belong(
+    module: nn.Module, optimizers: Iterable[Any], schedulers: Iterable[Any]
+) -> None:
+    """Refuse optimizers and schedulers that cannot be those of a module.
+
+    Raises:
+        TypeError: One stands in the other's place.
+        ValueError: An optimizer has none of the module's parameters.
+    """
+    swapped: list[Any] = [each for each in optimizers if isinstance(each, LRScheduler)]
+    swapped += [each for each in schedulers if isinstance(each, Optimizer)]
+    if swapped:
+        raise TypeError(
+            f"the {type(swapped[0]).__name__} stands where the other is to be. Write "
+            "AdaptiveDataParallel(module, optimizer, lr_scheduler)."
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    for optimizer in optimizers:
+        if isinstance(optimizer, Optimizer) and own.isdisjoint(
+            id(parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
+            raise ValueError(
+                f"the {type(optimizer).__name__} has none of the parameters of "
+                f"{type(module).__name__}, so it would never step what is trained "
+                "there. Make it from module.parameters(), of the module that is "
+                "given; what else is trained needs an AdaptiveDataParallel of its own, "
+                "or a place in this module."
+            )

@@ -1,0 +1,345 @@
+"""`AdaptiveDataParallel`: gradients that do not depend on the number of replicas."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import current_job, running_loader
+from elasticrun.job.loop import Loop
+from elasticrun.job.states import state_of
+from elasticrun.job.stepping import act_once_per_global_batch
+from elasticrun.parallel.arguments import (
+    check_belong,
+    check_module,
+    check_options,
+    name_each,
+)
+from elasticrun.parallel.comm_hooks import states_of
+from elasticrun.parallel.ddp import broadcast_buffers
+from elasticrun.parallel.gradient_hooks import GradientHooks
+from elasticrun.parallel.reduction import Reduction
+from elasticrun.parallel.samples import ParallelState
+from elasticrun.parallel.weighing import weighing_of
+
+_PREFIX = "module."
+_COMPILED = "_orig_mod."  # What torch.compile puts before the names in a module.
+
+
+class AdaptiveDataParallel(nn.Module):
+    """A module whose training step is the same at any world size.
+
+    With several replicas it is a `DistributedDataParallel`, with one the bare module.
+    Gradients are weighed by each micro-batch's share in the global batch, as the mean
+    over its samples needs it; other means, sums, and losses over outputs of other
+    replicas go through `weigh`. Where `max_local_batch_size` cuts the batch into
+    micro-batches, they accumulate out of sight and are reduced once, and the optimizer,
+    the scheduler and a registered `GradScaler` act once. The loop's code does not
+    change for it.
+
+    The module, the optimizer and the scheduler are kept in every checkpoint, the module
+    as if it were bare. Its attributes and methods can be reached through this one, and
+    its parameters and buffers keep their names, also of a module that `torch.compile`
+    has wrapped; `module` is what was given. A copy (`copy.deepcopy`, `AveragedModel`)
+    is a copy of that.
+
+    Buffers, such as BatchNorm's averages, are rank 0's on all replicas after each
+    training step. Forward passes without gradients communicate nothing, so replicas may
+    evaluate different numbers of batches.
+
+    Parameters may be frozen and unfrozen later. Gradients that would stay a replica's
+    own, as those of a second backward pass after one forward pass, are refused.
+
+    Collective: make it on every replica, in the same order, and let each micro-batch
+    have its forward and backward pass on all of them.
+    Replay: made again in each generation; loads the newest checkpoint.
+
+    Args:
+        module: On the device where it is trained, with parameters to train.
+        optimizer: Over the module's parameters; a sequence if there are several.
+        lr_scheduler: Of the optimizer; a sequence if there are several. It may be
+            stepped in the batch loop or after it.
+        name: What the module is called in checkpoints. The others are called
+            `optimizer` and `lr_scheduler` (of a sequence `optimizer-0` and so on),
+            after the module's name and a dot if that is not "model".
+        ddp_kwargs: Options for `DistributedDataParallel`.
+
+    Raises:
+        TypeError: An option is none of `DistributedDataParallel`'s; an optimizer or
+            scheduler has no state, or stands in the other's place; or the module is
+            wrapped already.
+        ValueError: The module has no parameter to train, an optimizer has none of its
+            parameters, or `static_graph` is set.
+        StateNameError: A name is taken, or is not a plain file name.
+        CheckpointError: A saved state does not fit.
+    """
+
+    module: nn.Module
+    _replica: nn.Module
+    _reduction: Reduction | None
+    _even_loop: object  # The last one it trained in: each replica has all its batches.
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        lr_scheduler: Any = None,
+        *,
+        name: str = "model",
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        check_options(ddp_kwargs)
+        check_module(module, AdaptiveDataParallel)
+        job = current_job()
+        self._prefix = prefix = "" if name == "model" else f"{name}."
+        optimizers = name_each(f"{prefix}optimizer", optimizer)
+        schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
+        check_belong(module, optimizers.values(), schedulers.values())
+        self.module = module
+        self.training = module.training
+        # Past nn.Module, in which DDP would bring all parameters a second time, and
+        # which takes a while to find a module.
+        object.__setattr__(self, "_replica", module)
+        object.__setattr__(self, "_reduction", None)
+        object.__setattr__(self, "_even_loop", None)
+        self._has_common_buffers = False
+        if job.world_size > 1:
+            has_buffers = any(True for _ in module.buffers())
+            shares_buffers = bool(ddp_kwargs.get("broadcast_buffers", True))
+            self._has_common_buffers = has_buffers and shares_buffers
+            reduction = Reduction(module, ddp_kwargs)
+            object.__setattr__(self, "_reduction", reduction)
+            object.__setattr__(self, "_replica", reduction.ddp)
+        self._pace = job.pace
+        self._weighing = weighing_of(job)
+        self._gradient_hooks = GradientHooks(
+            module,
+            self._reduction,
+            may_be_unused=bool(ddp_kwargs.get("find_unused_parameters")),
+            pace=job.pace,
+            weighing=self._weighing,
+        )
+        job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
+        job.register(ParallelState(name, self))
+        for state_name, target in (optimizers | schedulers).items():
+            job.register(state_of(state_name, target))
+            if isinstance(target, Optimizer):
+                self._gradient_hooks.follow(target)
+            else:
+                act_once_per_global_batch(target)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns."""
+        if not torch.is_grad_enabled():
+            return self._replica(*args, **kwargs)
+        reduction = self._reduction
+        if reduction is not None and reduction.is_outdated:
+            if reduction.is_idle:  # Frozen, as in the step of another module.
+                return self.module(*args, **kwargs)
+            self._gradient_hooks.unhook()  # They come after those of DDP.
+            reduction.renew()
+            object.__setattr__(self, "_replica", reduction.ddp)
+        is_step = self._gradient_hooks.prepare(is_training=self.training)
+        if reduction is None:
+            return self._replica(*args, **kwargs)
+        ddp = reduction.ddp
+        if not is_step:
+            with ddp.no_sync():
+                reduction.expect()
+                return ddp(*args, **kwargs)
+        reduction.expect()
+        loader = running_loader()
+        if loader is None:
+            output = ddp(*args, **kwargs)
+        else:
+            loop = loader.running_loop
+            if loop is not self._even_loop and ddp.module.training:
+                _check_even(loader)
+                object.__setattr__(self, "_even_loop", loop)
+            output = ddp(*args, **kwargs)
+            self._pace.end(loop)
+        if (
+            self._has_common_buffers
+            and ddp.module.training
+            and ddp.require_backward_grad_sync
+        ):
+            broadcast_buffers(ddp)
+        return output
+
+    def weigh(
+        self,
+        loss: Tensor,
+        count: Tensor | float | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> Tensor:
+        """Return a loss whose gradients are weighed by what it is a mean over.
+
+        A mean over the samples of the batch needs this only if it reads outputs of
+        other replicas (through a gather that has gradients, or `SyncBatchNorm`). For a
+        mean over something else give its count:
+
+            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-1)
+            model.weigh(loss, count=(y != -1).sum()).backward()
+
+        The step then equals that of the mean over all that the global batch has of it.
+        The value stays that of this replica's micro-batch. Where a backward pass goes
+        through a weighed loss, nothing else weighs it: let all parts of such a loss go
+        through `weigh`, each with its own count; what is added beside them is averaged
+        over the replicas as DDP does.
+
+        Collective: with a count, call it in each micro-batch on every replica; the sum
+        over the replicas is one number, which the backward pass waits for.
+
+        Args:
+            loss: A mean or a sum over this micro-batch.
+            count: How many things (tokens, positive boxes) it is a mean over, or the
+                sum of their weights; 0 if it has none. None: the samples.
+            reduction: "sum" if the loss is divided by nothing.
+
+        Raises:
+            TypeError: A count is given for a sum.
+            ValueError: There is no such reduction.
+        """
+        weighed: Tensor = self._weighing.weigh(loss, count, reduction)
+        return weighed
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Let one of DDP's communication hooks average the gradients, as a DDP does.
+
+        With one replica there is nothing to communicate. What `PowerSGDState` remembers
+        is kept in checkpoints, the errors that it has yet to communicate for each
+        replica. Compressed gradients are not those of one replica to rounding.
+
+        Collective: call it on every replica, once, before training.
+        Replay: registers again in each generation, and loads the newest checkpoint.
+        """
+        if self._reduction is not None:
+            self._reduction.register_comm_hook(state, hook)
+        device = next(self.module.parameters()).device
+        for kept in states_of(self._prefix, state, device):
+            current_job().register(kept)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context for forward passes whose gradients are not reduced yet.
+
+        For accumulating over several global batches; as with DDP, the first pass
+        outside reduces all that has been accumulated.
+        """
+        if self._reduction is None:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._reduction.ddp.no_sync()
+        return context
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the bare module's state."""
+        return _bare(self.module).state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Give the module a state, saved from a bare, DDP's or compiled module."""
+        bare = _bare(self.module)
+        own = bare.state_dict().keys()
+        for prefix in (_COMPILED, _PREFIX, _COMPILED):  # Either may be around the other
+            if all(key.startswith(prefix) and key not in own for key in state_dict):
+                state_dict = _without_prefix(state_dict, prefix)
+        return bare.load_state_dict(state_dict, strict, assign)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the bare module's parameters under the names that they have there."""
+        return _bare(self.module).named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the bare module's buffers under the names that they have there."""
+        return _bare(self.module).named_buffers(prefix, recurse, remove_duplicate)
+
+    def train(self, mode: bool = True) -> AdaptiveDataParallel:
+        """Set the mode of the module, and of the DDP around it."""
+        super().train(mode)
+        if self._reduction is not None:
+            self._reduction.ddp.training = mode
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Zero the gradients that the next step would see."""
+        self._gradient_hooks.zero_grad()
+        super().zero_grad(set_to_none)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None:
+                raise
+        return getattr(module, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an AdaptiveDataParallel cannot be pickled, as by torch.save(model): it "
+            "belongs to this process and its job. Save model.state_dict(), which is "
+            "that of model.module, or model.module itself; the job's checkpoints have "
+            "its state anyway."
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveDataParallel:
+        self._gradient_hooks.unhook()  # Moved parameters get new nodes in the graph.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._reduction is not None:
+            self._reduction.late.watch()
+        return self
+
+
+def _check_even(loader: Loop) -> None:
+    """Refuse to train in a loop in which a replica may have no batch.
+
+    Raises:
+        ElasticRunError: It is one.
+    """
+    if loader.even_batches:
+        return
+    raise ElasticRunError(
+        f"an AdaptiveDataParallel is to train in the loop over `{loader.name}` "
+        f"({loader.where}), which has even_batches=False. A replica without a sample "
+        "in a short batch takes no part in it, so the others would wait for its "
+        "gradients for ever. Leave even_batches=False out to train: a padding sample "
+        "then weighs nothing. To evaluate, call model.eval() and use torch.no_grad()."
+    )
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """Return the module, or what `torch.compile` has wrapped in it."""
+    compiled = module._modules.get(_COMPILED.rstrip("."))
+    return module if compiled is None else compiled
+
+
+def _without_prefix(
+    state_dict: Mapping[str, Any], prefix: str
+) -> OrderedDict[str, Any]:
+    stripped = OrderedDict(
+        (key.removeprefix(prefix), value) for key, value in state_dict.items()
+    )
+    versions = getattr(state_dict, "_metadata", None)  # Of each submodule.
+    if versions is not None:
+        stripped._metadata = {  # type: ignore[attr-defined]
+            f"{key}.".removeprefix(prefix).rstrip("."): value
+            for key, value in versions.items()
+        }
+    return stripped

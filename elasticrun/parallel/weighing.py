@@ -1,0 +1,223 @@
+"""Weighing a loss where it enters the backward pass, by what it is a mean over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import running_loader
+from elasticrun.job.job import Job
+from elasticrun.job.loop import Loop, Share
+
+Factor = Callable[[], Tensor | float]
+
+
+class Weighing:
+    """Weighs losses by what they are means over; one for all models of a job.
+
+    The weight of a mean over c of C things, of which the others have the rest, is c / C
+    (times the world size, by which DDP divides). C is the sum of a number that each
+    replica gives; it is asked for when the loss is weighed, and waited for in the
+    backward pass. In a global batch that is cut into micro-batches C is known at the
+    last one only: until then losses are weighed as if it were the number of samples,
+    and what has been accumulated is corrected in one go before the last is added.
+
+    Args:
+        world_size: Of the job.
+
+    Attributes:
+        parts: What the backward pass that is under way has come through: the numbers of
+            counts whose sums are not known yet, None for losses of which nothing is to
+            be corrected. Itself None in a pass that has come through no weighed loss.
+        num_passes: How many backward passes have come through weighed losses.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.parts: set[int | None] | None = None
+        self.num_passes = 0
+        self._world_size = world_size
+        self._micro_batch: object = None
+        self._global_batch: object = None
+        self._num_counts = 0  # Of the losses weighed by a count in this micro-batch.
+        self._sums: dict[int, Tensor] = {}  # Of this replica's counts, by their number.
+        self._totals: dict[int, _Total] = {}
+        self._num_samples = 0
+
+    def weigh(self, loss: Tensor, count: Tensor | float | None, reduction: str) -> Any:
+        """Return the loss, whose gradients will be weighed; see the model's method."""
+        _check(count, reduction)
+        if not loss.requires_grad:
+            return loss
+        loader = running_loader()
+        share = None if loader is None else loader.running_loop.current[2]
+        if self._world_size == 1 and (share is None or _is_whole(share)):
+            return loss
+        factor, part = self._factor(loss, count, reduction, loader, share)
+        weigh: Any = _Weigh.apply
+        return weigh(loss, self, factor, part)
+
+    def note(self, part: int | None) -> None:
+        """Note that the backward pass has come through a weighed loss."""
+        if self.parts is None:
+            self.parts = set()
+            self.num_passes += 1
+            # In a reentrant checkpoint gradients come from passes within this one.
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.end_pass)
+        self.parts.add(part)
+
+    def end_pass(self) -> None:
+        """Forget the backward pass that has ended, or was left by an exception."""
+        self.parts = None
+
+    def correction(self, parts: Iterable[int | None]) -> Tensor | float:
+        """Return what to multiply with what came through `parts` in micro-batches.
+
+        Raises:
+            ElasticRunError: It is not one number for all of them.
+        """
+        first, *others = [self._correction_of(part) for part in parts]
+        if any(bool(each != first) for each in others):
+            raise ElasticRunError(
+                "losses that are means over different counts were weighed in one "
+                "global batch, which max_local_batch_size cuts into micro-batches. "
+                "Their gradients are added up before the sums of the counts are known, "
+                "and could be divided by one number only. Weigh all losses by one "
+                "count, or leave out max_local_batch_size."
+            )
+        return first
+
+    def _factor(
+        self,
+        loss: Tensor,
+        count: Tensor | float | None,
+        reduction: str,
+        loader: Loop | None,
+        share: Share | None,
+    ) -> tuple[Factor, int | None]:
+        world_size = self._world_size
+        is_padding = share is not None and share.num_valid == 0
+        if reduction == "sum":
+            weight = 0.0 if is_padding else float(world_size)
+            return lambda: weight, None
+        if count is None:
+            weight = 1.0 if loader is None else loader.loss_weight
+            return lambda: weight, None
+        own = torch.as_tensor(count, dtype=torch.float64, device=loss.device)
+        own = torch.zeros_like(own) if is_padding else own.detach()
+        if loader is None or share is None or _is_whole(share):
+            total = _Total(own, world_size)
+            return lambda: total.share_of(own), None
+        number = self._number(loader)
+        self._sums[number] = self._sums.get(number, 0) + own
+        if share.is_step:
+            total = self._totals[number] = _Total(self._sums[number], world_size)
+            return lambda: total.share_of(own), None
+        scale = world_size / share.global_batch_size
+        return lambda: own * scale, number
+
+    def _number(self, loader: Loop) -> int:
+        """Return which one of its micro-batch's counts this is."""
+        loop = loader.running_loop
+        if self._micro_batch is not loop.current:
+            self._micro_batch, self._num_counts = loop.current, 0
+        if self._global_batch != (loop, loader.batch_index):
+            self._global_batch = (loop, loader.batch_index)
+            self._num_samples = loop.current[2].global_batch_size
+            self._sums, self._totals = {}, {}
+        self._num_counts += 1
+        return self._num_counts - 1
+
+    def _correction_of(self, part: int | None) -> Tensor | float:
+        if part is None:
+            return 1.0
+        total = self._totals.get(part)
+        if total is None:
+            raise ElasticRunError(
+                "a loss was weighed by a count in the first micro-batches of a global "
+                "batch, but not in the last, at which the sum of the counts is taken. "
+                "Weigh it in each micro-batch; a loss to leave out has the count 0."
+            )
+        return total.share_of(self._num_samples) / self._world_size
+
+
+class _Total:
+    """The sum of a number over all replicas, on its way or there."""
+
+    def __init__(self, own: Tensor, world_size: int) -> None:
+        self._sum = own
+        self._world_size = world_size
+        self._work: Any = None
+        if world_size > 1:
+            self._sum = own.clone()
+            self._work = dist.all_reduce(self._sum, async_op=True)
+
+    def share_of(self, own: Tensor | float) -> Tensor:
+        """Return `own` over the mean of all replicas' numbers, 0 if that is 0."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        total = self._sum
+        return torch.where(total == 0, 0.0, own * self._world_size / total)
+
+
+class _Weigh(torch.autograd.Function):
+    """Leaves a loss as it is, and weighs its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: Tensor, weighing: Weighing, factor: Factor, part: int | None
+    ) -> Tensor:
+        ctx.weighing, ctx.factor, ctx.part = weighing, factor, part
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.weighing.note(ctx.part)
+        weighed = gradient.double() * ctx.factor()
+        return weighed.to(gradient.dtype), None, None, None
+
+
+def weighing_of(job: Job) -> Weighing:
+    """Return what weighs the losses of a job."""
+    if job not in _weighing_of:
+        _weighing_of[job] = Weighing(job.world_size)
+    return _weighing_of[job]
+
+
+_weighing_of: WeakKeyDictionary[Job, Weighing] = WeakKeyDictionary()
+
+
+def factor_of(loss: Tensor) -> Any:
+    """Return the factor of a loss that has just been weighed; None if it has not."""
+    node: Any = loss.grad_fn
+    is_weighed = getattr(type(node), "_forward_cls", None) is _Weigh
+    return node.factor() if is_weighed else None
+
+
+def _is_whole(share: Share) -> bool:
+    """Return whether a micro-batch is this replica's whole part of a global batch."""
+    return share.micro == 0 and share.is_step
+
+
+def _check(count: Tensor | float | None, reduction: str) -> None:
+    """Refuse what says nothing, or two things, of what a loss is a mean over.
+
+    Raises:
+        TypeError: A count is given for a sum.
+        ValueError: The reduction is neither "mean" nor "sum".
+    """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum'.")
+    if reduction == "sum" and count is not None:
+        raise TypeError(
+            "weigh() got a count for a loss with reduction='sum', which is divided by "
+            "nothing. For a mean over the whole global batch divide the sum by this "
+            "micro-batch's count, and give that alone: weigh(total / count, count)."
+        )

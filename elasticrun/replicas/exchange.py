@@ -1,0 +1,336 @@
+"""Conversations of all replicas with rank 0: it hears all, decides, and all hear that.
+
+What is said stands in the job's store, under keys that this module and `store` name. A
+conversation has a topic, which is the same on all replicas and used once:
+
+    <topic>/<rank>          what a replica tells rank 0
+    <topic>/verdict         what rank 0 has decided, or why it could not
+    <topic>/heard/<rank>    that a replica knows it, when rank 0 asks back
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticrun.errors import AgreementError, ElasticRunError, text_of
+from elasticrun.replicas.store import START_TIMEOUT, JobStore
+
+# Topics.
+DIRECTORY = "directory"  # Whether a replica was given a checkpoint directory.
+DEVICE = "device"  # Which GPU a replica would have.
+START = "start"  # What all begin with.
+SEEN = "seen"  # Whether a replica sees the checkpoint to begin with.
+
+
+def loader_made(name: str) -> str:
+    """Return the topic of how replicas have made a loader."""
+    return f"loader/{name}"
+
+
+def save_begun(number: int) -> str:
+    """Return the topic of where the files of a checkpoint go to."""
+    return f"save/{number}/begun"
+
+
+def save_written(number: int) -> str:
+    """Return the topic of what each rank has written of a checkpoint."""
+    return f"save/{number}/written"
+
+
+def save_ended(number: int) -> str:
+    """Return the topic of what became of a checkpoint."""
+    return f"save/{number}/ended"
+
+
+_LAST_WORD_SECONDS = 5.0  # For those who live to hear why nothing begins.
+_SHORTEST_PAUSE = 0.001  # Between two looks into the store,
+_LONGEST_PAUSE = 0.05  # which rank 0 serves: with many replicas they look less often.
+_PAUSE_EACH = 1e-4
+
+
+class RankZeroError(ElasticRunError):
+    """What rank 0 was to decide failed there; as the others hear it.
+
+    Attributes:
+        kind: The name of the exception's class.
+    """
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Told(Mapping[int, Any]):
+    """What each rank has told, by rank; made of its JSON whenever it is looked at.
+
+    Were all of it objects at once, Python's garbage collector would look through
+    everything that the program has, because of so many new ones, and training waits.
+    """
+
+    def __init__(self, texts: Mapping[int, str | bytes]) -> None:
+        self._texts = texts
+
+    def __getitem__(self, rank: int) -> Any:
+        return json.loads(self._texts[rank])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What rank 0 has heard.
+
+    Attributes:
+        told: What each rank has told, by rank.
+        gone: The ranks that will tell nothing any more, and what became of them.
+        silent: Those that have told nothing in time.
+        seconds: How long that was.
+    """
+
+    told: Told
+    gone: dict[int, str] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Exchange:
+    """One replica's end of the conversations.
+
+    For one thread at a time, as its store's client is.
+
+    Args:
+        store: None for a replica that is alone: it talks with itself.
+        gone: Ranks that take part no more, and what became of them. Rank 0's watcher
+            adds to it, in its own thread.
+
+    Attributes:
+        given_up: Set when nobody is to wait any more. With it, waiting is looking now
+            and then: a thread must not be in the store's C++ when the interpreter ends.
+        asked: The topic of the last verdict of which rank 0 will ask whether all have
+            heard it, or None.
+    """
+
+    def __init__(
+        self,
+        store: JobStore | None,
+        *,
+        rank: int,
+        world_size: int,
+        gone: dict[int, str] | None = None,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._others = range(1, world_size)
+        self._gone = {} if gone is None else gone
+        self._said: list[str] = []
+        self.given_up: threading.Event | None = None
+        self.asked: str | None = None
+        self._longest_pause = max(_LONGEST_PAUSE, world_size * _PAUSE_EACH)
+
+    # What all replicas call, at the same place of the program.
+
+    def agree(
+        self,
+        topic: str,
+        own: Any,
+        judge: Callable[[list[Any]], Any],
+        *,
+        is_end: Callable[[Any], object] = lambda _: False,
+    ) -> Any:
+        """Return on all replicas what `judge` says on rank 0 of what all tell.
+
+        Args:
+            own: What this replica tells.
+            is_end: Whether no replica goes on after this verdict: rank 0 then returns
+                only when all have heard it.
+
+        Raises:
+            AgreementError: A replica did not come to this place.
+        """
+        if self._rank != 0:
+            self.tell(topic, own)
+            try:
+                return self.hear(topic)
+            except TimeoutError as error:
+                raise _silence(topic, [0]) from error
+        heard = self.gather(topic, own)
+        if heard.silent:
+            raise _silence(topic, heard.silent)
+        verdict = judge(list(heard.told.values()))
+        self.say(topic, verdict, is_end=bool(is_end(verdict)))
+        return verdict
+
+    def decide(
+        self,
+        topic: str,
+        make: Callable[[], Any],
+        *,
+        timeout: float = START_TIMEOUT,
+        is_heard: bool = False,
+    ) -> Any:
+        """Return on all replicas what `make` returns on rank 0.
+
+        Args:
+            timeout: Seconds that the others wait for it.
+            is_heard: Whether rank 0 will ask whether all have heard it, as it does of a
+                failure.
+
+        Raises:
+            RankZeroError: `make` has raised; on rank 0, what it raised.
+            TimeoutError: It did not come in time.
+            ConnectionError: Rank 0 is gone.
+        """
+        if self._rank != 0:
+            return self.hear(topic, timeout=timeout)
+        try:
+            made = make()
+        except Exception as error:
+            self.refuse(topic, error)
+            raise
+        self._tell_verdict(topic, {"made": made, "asks": is_heard})
+        return made
+
+    # What rank 0 calls.
+
+    def gather(
+        self, topic: str, own: Any, *, timeout: float = START_TIMEOUT
+    ) -> Gathered:
+        """Hear what every rank tells; with this one's own, as JSON carries it, too."""
+        told: dict[int, str | bytes] = {0: json.dumps(own)}
+        if self._store is None:
+            return Gathered(Told(told))
+        deadline = time.monotonic() + timeout
+        pause, longest = _SHORTEST_PAUSE, self._longest_pause / 5  # It is at hand.
+        while not self._store.has(self._keys(topic, but=self._gone)):
+            if time.monotonic() > deadline or not self._may_wait(pause):
+                break
+            pause = min(2 * pause, longest)
+        keys = {rank: f"{topic}/{rank}" for rank in self._others}
+        if not self._store.has(list(keys.values())):  # Only then one by one.
+            keys = {rank: key for rank, key in keys.items() if self._store.has([key])}
+        texts = self._store.take_all(list(keys.values()))
+        told |= zip(keys, texts, strict=True)
+        missing = [rank for rank in self._others if rank not in told]
+        gone = {rank: self._gone[rank] for rank in missing if rank in self._gone}
+        silent = [rank for rank in missing if rank not in gone]
+        return Gathered(Told(told), gone, silent, timeout)
+
+    def say(self, topic: str, verdict: Any, *, is_end: bool = False) -> None:
+        """Tell all the verdict; at the end, return when those who live know it."""
+        self._tell_verdict(topic, {"made": verdict, "asks": is_end})
+        if is_end:
+            self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
+
+    def refuse(self, topic: str, error: Exception) -> None:
+        """Tell all that there is no verdict, and why."""
+        failure = {"error": text_of(error), "kind": type(error).__name__}
+        self._tell_verdict(topic, {**failure, "asks": True})
+
+    def wait_until_heard(self, topic: str, *, timeout: float) -> None:
+        """Wait until all who live have heard the verdict.
+
+        They need the store for that, and it goes with this process.
+        """
+        if self._store is None:
+            return
+        deadline = time.monotonic() + timeout
+        pause = _SHORTEST_PAUSE
+        while not self._store.has(self._keys(f"{topic}/heard", but=self._gone)):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, self._longest_pause / 5)
+
+    # What the others call.
+
+    def tell(self, topic: str, value: Any) -> None:
+        """Tell rank 0."""
+        self._put(f"{topic}/{self._rank}", value)
+
+    def hear(
+        self, topic: str, *, timeout: float = START_TIMEOUT, is_late: bool = False
+    ) -> Any:
+        """Return the verdict of rank 0.
+
+        Args:
+            is_late: Whether it may well be that there will be none: to wait for that in
+                C++ would be noted in the log.
+
+        Raises:
+            RankZeroError: Rank 0 could not come to one.
+            TimeoutError: There is none in time.
+            ConnectionError: Rank 0 is gone.
+        """
+        assert self._store is not None
+        key = f"{topic}/verdict"
+        if self.given_up is None and not is_late:
+            verdict = self._store.take(key, timeout=timeout)
+        else:
+            verdict = self._look_for(self._store, key, timeout=timeout)
+        if verdict["asks"]:
+            self._put(f"{topic}/heard/{self._rank}", True)
+        if "error" in verdict:
+            raise RankZeroError(verdict["error"], verdict["kind"])
+        return verdict["made"]
+
+    # What has been said.
+
+    @property
+    def num_said(self) -> int:
+        """How much of what this end has said is still there."""
+        return len(self._said)
+
+    def forget(self, number: int) -> None:
+        """Remove the first things that this end has said, which all who need have read.
+
+        Each end removes its own, so that rank 0 need not remove those of all.
+        """
+        if self._store is not None:
+            self._store.remove(self._said[:number])
+        del self._said[:number]
+
+    def _tell_verdict(self, topic: str, verdict: dict[str, Any]) -> None:
+        if verdict["asks"]:
+            self.asked = topic
+        self._put(f"{topic}/verdict", verdict)
+
+    def _put(self, key: str, value: Any) -> None:
+        if self._store is not None:
+            self._store.put(key, value)
+            self._said.append(key)
+
+    def _keys(self, topic: str, *, but: dict[int, str]) -> list[str]:
+        return [f"{topic}/{rank}" for rank in self._others if rank not in but]
+
+    def _look_for(self, store: JobStore, key: str, *, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
+        pause = _SHORTEST_PAUSE
+        while (value := store.find(key)) is None:
+            if time.monotonic() > deadline or not self._may_wait(pause):
+                raise TimeoutError(f"no {key} within {timeout:g} s")
+            pause = min(2 * pause, self._longest_pause)
+        return value
+
+    def _may_wait(self, seconds: float) -> bool:
+        """Wait a little; return whether to go on waiting."""
+        if self.given_up is not None:
+            return not self.given_up.wait(seconds)
+        time.sleep(seconds)
+        return True
+
+
+def _silence(topic: str, ranks: list[int]) -> AgreementError:
+    return AgreementError(
+        f"rank {', '.join(map(str, ranks))} said nothing of {topic!r} within "
+        f"{START_TIMEOUT:g} s, as each replica does when the job starts. Look at its "
+        "log: it may hang, or its program may take another path."
+    )

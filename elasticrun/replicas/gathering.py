@@ -1,0 +1,49 @@
+"""Small values of every replica, brought to all of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def num_replicas() -> int:
+    """Return how many share the default process group; 1 without one."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the value of every rank, by rank. Collective.
+
+    Values travel as JSON through the default process group, on the device that its
+    backend needs; nothing is unpickled. Without a process group there is one value.
+    """
+    if num_replicas() == 1:
+        return [value]
+    device = collective_device()
+    data = json.dumps(value).encode()
+    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    sizes[dist.get_rank()] = len(data)
+    dist.all_reduce(sizes)
+    longest = int(sizes.max())
+    sent = torch.zeros(longest, dtype=torch.uint8, device=device)
+    sent[: len(data)] = torch.tensor(list(data), dtype=torch.uint8, device=device)
+    received = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(received, sent)
+    return [
+        json.loads(bytes(each[:size].cpu().tolist()))
+        for each, size in zip(received, sizes.tolist(), strict=True)
+    ]
+
+
+def collective_device() -> torch.device:
+    """Return where tensors have to be for collectives of the default process group.
+
+    On the CPU wherever its backends, of which there may be one for each kind of device,
+    know of that; else on this process's current GPU.
+    """
+    if "cpu:" in dist.get_backend_config():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,142 @@
+"""Joining the other replicas: rank, world size, store, process group."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from elasticrun.errors import AgreementError
+from elasticrun.replicas.devices import choose_device
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.exchange import Exchange
+from elasticrun.replicas.gathering import gather
+from elasticrun.replicas.gloo import wait_for_threads_at_exit
+from elasticrun.replicas.links import Hub, Links, Spoke
+from elasticrun.replicas.open_files import (
+    allow_open_files,
+    files_of_rank_0,
+    largest_world,
+)
+from elasticrun.replicas.opening_store import open_store
+from elasticrun.replicas.process_group import start_process_group
+from elasticrun.replicas.store import ALL_LEAVE, LEAVING, JobStore
+
+_LEAVING_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This replica among the others.
+
+    Attributes:
+        store: The job's store, or None for a replica that is alone.
+        links: The connections to the other replicas' watchers, or None.
+        owns_group: Whether the process group was started here, and ends with the job.
+    """
+
+    environment: Environment
+    device: torch.device
+    store: JobStore | None
+    links: Links | None
+    owns_group: bool
+
+    @property
+    def rank(self) -> int:
+        """This replica's rank."""
+        return self.environment.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas."""
+        return self.environment.world_size
+
+    @property
+    def exchange(self) -> Exchange:
+        """An end of the conversations with rank 0, for the training thread."""
+        return Exchange(self.store, rank=self.rank, world_size=self.world_size)
+
+    def leave(self) -> None:
+        """End the process group that was started here.
+
+        NCCL's end waits for every collective under way, and so for replicas that wait
+        in one for this replica. If not all come to their end, the group is left as it
+        is: torch aborts it when the process ends.
+        """
+        if not (self.owns_group and dist.is_initialized()):
+            return
+        if self.device.type == "cpu" or self._do_all_leave():
+            dist.destroy_process_group()
+
+    def _do_all_leave(self) -> bool:
+        """Return whether all replicas come here within some seconds."""
+        assert self.store is not None
+        try:
+            if self.store.client.add(LEAVING, 1) == self.world_size:
+                self.store.put(ALL_LEAVE, True)
+            self.store.take(ALL_LEAVE, timeout=_LEAVING_SECONDS)
+        except (TimeoutError, ConnectionError, dist.DistError):
+            return False
+        return True
+
+
+def join(
+    environment: Environment, *, backend: str, timeout: float | None = None
+) -> Membership:
+    """Meet the other replicas. Collective.
+
+    A process group that the user has started decides about rank and world size; and
+    where they differ from what the variables say, also who is on which machine.
+
+    Args:
+        timeout: Seconds that a collective may take; None for what torch finds right.
+
+    Raises:
+        ValueError: The backend or the variables do not fit.
+        AgreementError: A replica did not come.
+    """
+    if dist.is_initialized() and dist.get_world_size() != environment.world_size:
+        environment = _as_in_group(environment)
+    if environment.world_size == 1:
+        device = choose_device(
+            environment, backend, Exchange(None, rank=0, world_size=1)
+        )
+        return Membership(environment, device, None, None, owns_group=False)
+    if environment.rank == 0:
+        _check_open_files(environment.world_size)
+    wait_for_threads_at_exit()
+    owns_group = not dist.is_initialized()
+    store = open_store(environment)
+    exchange = Exchange(store, rank=environment.rank, world_size=environment.world_size)
+    device = choose_device(environment, backend, exchange)
+    links: Links
+    links = Hub(store) if environment.rank == 0 else Spoke(store, environment.rank)
+    if owns_group:
+        start_process_group(environment, store, device, timeout=timeout)
+    return Membership(environment, device, store, links, owns_group)
+
+
+def _check_open_files(world_size: int) -> None:
+    """Let rank 0 have the files that it needs, or refuse to begin without."""
+    needed = files_of_rank_0(world_size)
+    limit = allow_open_files(needed)
+    if limit < needed:
+        raise AgreementError(
+            f"rank 0 would have about {needed} files open with {world_size} replicas, "
+            f"and may have {limit}, so some of them could not join. Raise that limit "
+            f"(ulimit -n), or start at most {largest_world(limit)}."
+        )
+
+
+def _as_in_group(environment: Environment) -> Environment:
+    """Return where this replica stands in the process group. Collective."""
+    rank, hosts = dist.get_rank(), gather(socket.gethostname())
+    return replace(
+        environment,
+        rank=rank,
+        local_rank=hosts[:rank].count(hosts[rank]),
+        world_size=len(hosts),
+        local_world_size=hosts.count(hosts[rank]),
+    )

@@ -1,0 +1,152 @@
+"""What watchers hear, of each other and of their own replica: every kind of message.
+
+    message   from                      to           what follows
+    Forward   any thread of a replica   its watcher  Request
+    Request   a watcher                 rank 0's     Ask, unless it is served already
+    Ask       rank 0's                  all          Answer, and a promise
+    Answer    a watcher                 rank 0's     Decision, once all answered
+    Decision  rank 0's                  all          all act at that boundary
+    GiveUp    rank 0's                  all          a stop exits; a save is left out
+    CallOff   rank 0's                  all          all go on
+    Close     the training thread       its watcher  on rank 0 Farewell, else HasLeft
+    Farewell  rank 0's                  all          HasLeft
+    HasLeft   a watcher                 rank 0's     CallOff, if they were agreeing
+    HungUp    a connection that ended   its watcher  on rank 0 Dead, unless it left
+    Dead      rank 0's                  all          no boundary is passed any more
+    Alone     rank 0's training thread  its watcher  it waits for nobody any more
+
+`Decision` stands with the gate that keeps it. Those from one replica to another travel
+as JSON, {"type": "ask", "number": 3}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elasticrun.replicas.gate import Decision
+from elasticrun.replicas.wire import Message
+
+
+@dataclass(frozen=True)
+class Request:
+    """Somebody's wish for a checkpoint or a stop, for rank 0.
+
+    Attributes:
+        kind: STOP or CHECKPOINT.
+        at: The boundary that the asking replica had reached.
+    """
+
+    kind: str
+    cause: str
+    exit_code: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A request that the replica's own watcher is to send on."""
+
+    request: Request
+
+
+@dataclass(frozen=True)
+class Ask:
+    """At which boundary are you? Do not pass the next one before you have heard more.
+
+    Attributes:
+        number: Of the agreement, so that a late answer counts for no other.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """At this one, and I promise."""
+
+    number: int
+    rank: int
+    boundary: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """No boundary could be agreed.
+
+    Attributes:
+        kind: What was asked for.
+        exit_code: Of a stop.
+        reason: Who was silent or died.
+    """
+
+    kind: str
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CallOff:
+    """No boundary of all replicas is to come: a program has come to its end."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """The program has ended; there is nothing to watch any more."""
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """Rank 0 is about to leave, and its store with it: say that you need it no more."""
+
+
+@dataclass(frozen=True)
+class HasLeft:
+    """This rank takes part no more, and needs nobody."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class HungUp:
+    """The connection to this rank has ended."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Dead:
+    """The process of this rank has died."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Rank 0 has waited long enough: who has not left by now is dead or hangs."""
+
+
+_NAMES: dict[type, str] = {
+    Request: "request",
+    Ask: "ask",
+    Answer: "answer",
+    Decision: "decide",
+    GiveUp: "give_up",
+    CallOff: "call_off",
+    Farewell: "farewell",
+    HasLeft: "left",
+    HungUp: "hung_up",
+    Dead: "dead",
+}
+_KINDS = {name: kind for kind, name in _NAMES.items()}
+
+
+def encode(message: object) -> Message:
+    """Return a message as it travels."""
+    return {"type": _NAMES[type(message)], **vars(message)}
+
+
+def decode(message: Message) -> Any:
+    """Return the message that `encode` was given."""
+    values = dict(message)
+    return _KINDS[values.pop("type")](**values)

@@ -1,0 +1,325 @@
+"""Meeting the other replicas: opening the store of a generation, wherever it stands."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from elasticrun.errors import AgreementError
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.gathering import collective_device
+from elasticrun.replicas.store import EVERYBODY, START_TIMEOUT, Address, JobStore, here
+
+logger = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 15.0
+_LOOK_SECONDS = 0.5
+_TELLING_SECONDS = 5.0
+_FOR_EVER = 24 * 3600.0  # Rank 0 ends it, or its store is gone.
+_TOLD = "told"
+_STEP = "step"
+_ELSEWHERE = "192.0.2.1"  # No machine has it (RFC 5737); so it is on no loopback.
+
+
+def open_store(
+    environment: Environment, *, patience: float = START_TIMEOUT
+) -> JobStore:
+    """Return the store of this generation, which rank 0 serves. Collective.
+
+    Its address travels through the process group if the user has made one, else through
+    the agent's store (torchrun); without an agent the store stands at MASTER_ADDR and
+    MASTER_PORT itself. It listens on loopback when all replicas are on one machine.
+
+    Args:
+        patience: Seconds that all wait for another replica to come; it may import or
+            prepare much before.
+
+    Raises:
+        AgreementError: One did not come; the text names it.
+    """
+    if dist.is_initialized():
+        return _open_through_group(environment)
+    if environment.master_address is None or environment.master_port is None:
+        raise ValueError(
+            f"WORLD_SIZE is {environment.world_size}, but MASTER_ADDR or MASTER_PORT "
+            "is not set, so the replicas cannot find each other. Start the script with "
+            "torchrun, or set both."
+        )
+    if environment.has_agent_store:
+        return _open_through_agent(environment, patience)
+    address = Address(environment.master_address, environment.master_port)
+    if environment.rank == 0:
+        store = _serve_at(address, environment)
+        _call_roll(store, environment, patience, seconds=_LOOK_SECONDS / 20)
+        return store
+    _wait_for_rank_0(address, patience)
+    store = JobStore(address, None)
+    _check_step(store, environment, patience)
+    _answer_roll(store, environment)
+    return store
+
+
+def _check_step(store: JobStore, environment: Environment, patience: float) -> None:
+    """Refuse to write into the store of another job."""
+    try:
+        step = store.take(_STEP, timeout=patience)
+    except TimeoutError as error:
+        raise _absent([0], environment, patience) from error
+    if step != environment.step:
+        raise AgreementError(
+            f"the replicas of another job meet at {store.address} (MASTER_ADDR, "
+            "MASTER_PORT). Give each job a port of its own."
+        )
+
+
+def _serve_at(address: Address, environment: Environment) -> JobStore:
+    """Serve the store where the others were told that it is.
+
+    Raises:
+        AgreementError: Somebody else has the port.
+    """
+    host = address.host
+    if environment.local_world_size < environment.world_size and _is_loopback(host):
+        host = "0.0.0.0"  # This machine's name, which means another address elsewhere.
+    try:
+        server, _ = _serve(host, address.port)
+    except OSError as error:
+        raise AgreementError(
+            f"rank 0 cannot serve the job's store at {address}: {error.strerror}. Set "
+            "MASTER_PORT to a free port, for all replicas alike"
+            + ("; it was chosen by Slurm's step." if environment.step else ".")
+        ) from error
+    store = JobStore(address, server, interface=host)
+    store.put(_STEP, environment.step)
+    return store
+
+
+def _is_loopback(host: str) -> bool:
+    return socket.gethostbyname(host).startswith("127.")
+
+
+def _call_roll(
+    store: JobStore,
+    environment: Environment,
+    patience: float,
+    *,
+    seconds: float,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """On rank 0, wait until all others are here, and tell them so, or who is not.
+
+    Args:
+        seconds: Between two looks.
+        look: Called before each of them.
+    """
+    missing = list(range(1, environment.world_size))
+    last_came = looked_at = time.monotonic()
+    quiet = last_came + _QUIET_SECONDS
+    while missing:
+        look()
+        if store.has([here(rank) for rank in missing]):
+            break
+        now = time.monotonic()
+        if now - looked_at >= _LOOK_SECONDS:  # One call for each that is missing.
+            looked_at = now
+            left = [rank for rank in missing if not store.has([here(rank)])]
+            last_came = now if len(left) < len(missing) else last_came
+            missing = left
+        if now > quiet and missing:
+            quiet = math.inf
+            logger.warning("waiting for %s", _describe(missing, environment))
+        if now - last_came > patience:
+            store.put(EVERYBODY, missing)
+            _wait_until_told(store, environment.world_size - 1 - len(missing))
+            raise _absent(missing, environment, patience)
+        time.sleep(seconds)
+    store.put(EVERYBODY, [])
+
+
+def _answer_roll(store: JobStore, environment: Environment) -> None:
+    """Say that this replica is here, and wait until all are."""
+    store.put(here(environment.rank), True)
+    missing = store.take(EVERYBODY, timeout=_FOR_EVER)
+    if missing:
+        store.client.add(_TOLD, 1)
+        raise _absent(missing, environment, None)
+
+
+def _wait_until_told(store: JobStore, number: int) -> None:
+    """Serve the store until the others know why the job ends."""
+    deadline = time.monotonic() + _TELLING_SECONDS
+    while store.client.add(_TOLD, 0) < number and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS / 10)
+
+
+def _wait_for_rank_0(address: Address, patience: float) -> None:
+    """Wait until somebody listens where rank 0 is to serve the store."""
+    begin = time.monotonic()
+    quiet = begin + _QUIET_SECONDS
+    while True:
+        try:
+            socket.create_connection((address.host, address.port), 5.0).close()
+            return
+        except OSError as error:
+            now = time.monotonic()
+            if now > quiet:
+                quiet = math.inf
+                logger.warning("waiting for rank 0 at %s: %s", address, error)
+            if now - begin > patience:
+                raise AgreementError(
+                    f"rank 0 did not come within {patience:g} s: nobody serves the "
+                    f"job's store at {address} (MASTER_ADDR, MASTER_PORT): {error}. "
+                    "Look at the log of rank 0."
+                ) from error
+        time.sleep(_LOOK_SECONDS / 10)
+
+
+def _absent(
+    missing: list[int], environment: Environment, patience: float | None
+) -> AgreementError:
+    within = "" if patience is None else f" within {patience:g} s after the others"
+    return AgreementError(
+        f"{_describe(missing, environment)} did not come{within}, so the job cannot "
+        "start. Look at their logs: they may have died before they joined."
+    )
+
+
+def _describe(ranks: list[int], environment: Environment) -> str:
+    shown = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown} of {environment.world_size}"
+
+
+def _serve(host: str, port: int) -> tuple[TCPStore, int]:
+    listener = socket.create_server((host, port), backlog=1024)
+    port = listener.getsockname()[1]
+    server = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    return server, port
+
+
+def _serve_anew(environment: Environment) -> JobStore:
+    host = reachable = "127.0.0.1"
+    if environment.local_world_size < environment.world_size:
+        host = reachable = _outgoing_host(environment)
+        # A name for this machine may stand for another address elsewhere.
+        if host.startswith("127.") and environment.master_address != host:
+            host, reachable = "0.0.0.0", environment.master_address or host
+    server, port = _serve(host, 0)
+    return JobStore(Address(reachable, port), server, interface=host)
+
+
+def _outgoing_host(environment: Environment) -> str:
+    """Return this machine's address on the way to the master; sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((environment.master_address or _ELSEWHERE, 1))
+        except OSError:  # No way out, as in a network of these machines alone.
+            return socket.gethostbyname(socket.gethostname())
+        return str(probe.getsockname()[0])
+
+
+def _open_through_group(environment: Environment) -> JobStore:
+    store, text = None, b""
+    if environment.rank == 0:
+        store = _serve_anew(environment)
+        text = str(store.address).encode()
+    device = collective_device()
+    buffer = torch.zeros(256, dtype=torch.uint8, device=device)
+    buffer[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, src=0)
+    received = bytes(buffer.cpu().tolist()).rstrip(b"\0").decode()
+    return store or JobStore(Address.parse(received), None)
+
+
+def _open_through_agent(environment: Environment, patience: float) -> JobStore:
+    """Meet the other replicas of this generation through the agent's store.
+
+    That store outlives generations, and a key of a dead one looks like any other. So
+    each replica asks under a key that nobody has used, and rank 0 answers until all are
+    here.
+    """
+    assert environment.master_address is not None
+    assert environment.master_port is not None
+    agent = TCPStore(
+        environment.master_address,
+        environment.master_port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=START_TIMEOUT),
+    )
+    deadline = time.monotonic() + START_TIMEOUT
+    if environment.rank == 0:
+        store = _serve_anew(environment)
+        _answer_until_all_are_here(agent, store, environment, patience)
+        return store
+    return _retry(lambda: _ask_for_store(agent, environment, patience), deadline)
+
+
+def _answer_until_all_are_here(
+    agent: TCPStore, store: JobStore, environment: Environment, patience: float
+) -> None:
+    others = range(1, environment.world_size)
+    asking = [_ask(environment.world_size, rank) for rank in others]
+    answered: set[bytes] = set()
+
+    def answer() -> None:
+        # Each rank that has asked is answered before the others have: what it asked as
+        # one of a dead generation may stand there for one that has not come yet.
+        present = asking
+        if not agent.check(present):
+            present = [key for key in present if agent.check([key])]
+        for nonce in set(agent.multi_get(present)) - answered:
+            answered.add(nonce)
+            agent.set(_answer(nonce.decode()), str(store.address))
+
+    _call_roll(store, environment, patience, seconds=0.002, look=answer)
+
+
+def _ask(world_size: int, rank: int) -> str:
+    """Return the key in the agent's store under which a rank asks, by a nonce."""
+    return f"elasticrun/ask/{world_size}/{rank}"
+
+
+def _answer(nonce: str) -> str:
+    """Return the key in the agent's store under which rank 0 answers that."""
+    return f"elasticrun/answer/{nonce}"
+
+
+def _ask_for_store(
+    agent: TCPStore, environment: Environment, patience: float
+) -> JobStore:
+    nonce = uuid.uuid4().hex
+    agent.set(_ask(environment.world_size, environment.rank), nonce)
+    key = _answer(nonce)
+    try:
+        agent.wait([key], timedelta(seconds=patience))
+    except dist.DistStoreError as error:
+        raise _absent([0], environment, patience) from error
+    store = JobStore(Address.parse(agent.get(key).decode()), None)
+    _answer_roll(store, environment)
+    return store
+
+
+def _retry(open_: Callable[[], JobStore], deadline: float) -> JobStore:
+    """Ask again when the rank 0 that answered was one of a generation about to die."""
+    while True:
+        try:
+            return open_()
+        except (ConnectionError, dist.DistError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,315 @@
+"""Stop signals as bytes in a pipe, which a thread reads while the program works.
+
+A Python signal handler does not run while the main thread waits in C++ (a collective, a
+full queue), but the byte that `signal.set_wakeup_fd` writes arrives at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from elasticrun.errors import BY_SIGNAL
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_ALWAYS = (signal.SIGTERM, signal.SIGINT)
+# What says that an end is to come. Another signal after it is that end, not somebody's
+# impatience; and these are sent twice, as when a terminal is closed.
+ANNOUNCING = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+
+_FLUSH_SECONDS = 1.0
+_LOOK_FOR_PARENT_SECONDS = 1.0
+
+_active: SignalPipe | None = None
+
+
+def parse_stop_signals(
+    text: str, *, setting: str = "ELASTICRUN_STOP_SIGNALS"
+) -> tuple[int, ...]:
+    """Return the signals that mean to save and stop, from a list as `TERM,USR1`.
+
+    Args:
+        setting: What to call it in an error.
+
+    Raises:
+        ValueError: It names something else.
+    """
+    chosen = dict.fromkeys(_ALWAYS)
+    possible = {number.name: number for number in BY_SIGNAL}
+    for word in text.split(","):
+        number = possible.get("SIG" + word.strip().upper().removeprefix("SIG"))
+        if number is None:
+            names = ", ".join(name.removeprefix("SIG") for name in possible)
+            raise ValueError(
+                f"{setting} is {text!r}, but {word.strip()!r} is no signal that can "
+                f"mean to save and stop. Those are {names}; TERM and INT always do."
+            )
+        chosen[number] = None
+    return tuple(chosen)
+
+
+def is_impatient(number: int, *, before: int) -> bool:
+    """Return whether a stop signal after another one means to end at once."""
+    return number not in ANNOUNCING and before not in ANNOUNCING
+
+
+class SignalPipe:
+    """A pipe that wakes its reader, with a byte for each stop signal that arrives.
+
+    `install` takes SIGTERM, and SIGINT unless the session is interactive (there it
+    interrupts the cell as ever) or ignores it (as what a shell starts in its
+    background does). A handler that the program had set runs as well. It takes another
+    signal only as long as nobody else does: a program's own handler keeps it, and it
+    stays ignored where it is.
+
+    Args:
+        numbers: The signals that mean to save and stop.
+    """
+
+    def __init__(self, numbers: Sequence[int] = STOP_SIGNALS) -> None:
+        self._numbers = numbers
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._previous: dict[int, Any] = {}
+        self._previous_fd = -1
+        self._outer: SignalPipe | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on, for `select`."""
+        return self._reader
+
+    def install(self) -> None:
+        """Take the stop signals, which Python allows in the main thread only."""
+        global _active
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "the job was started in another thread than the main one, so stop "
+                "signals end it without saving; call elasticrun.init() in the main "
+                "thread"
+            )
+            return
+        self._outer, _active = _active, self
+        self._previous_fd = signal.set_wakeup_fd(
+            self._writer, warn_on_full_buffer=False
+        )
+        caught = _caught_signals()
+        for number in self._numbers:
+            if number == signal.SIGINT and not _takes_interrupts():
+                continue
+            if number not in _ALWAYS and not _is_free(number, caught):
+                continue
+            self._previous[number] = signal.signal(number, self._on_signal)
+
+    def wake(self) -> None:
+        """Let the reader's `select` return; a full pipe will wake it anyway."""
+        try:
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            return
+
+    def read(self) -> list[int]:
+        """Return the stop signals that came since the last call, without waiting."""
+        try:
+            data = os.read(self._reader, 4096)
+        except BlockingIOError:
+            return []
+        return [number for number in data if number and self._means_stop(number)]
+
+    def _means_stop(self, number: int) -> bool:
+        """Return whether a signal is not the program's own, which was set later."""
+        is_ours = signal.getsignal(number) == self._on_signal
+        return number in self._numbers and (number in _ALWAYS or is_ours)
+
+    def close(self) -> None:
+        """Give the signals back to whom they belonged, and close the pipe."""
+        self.uninstall()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def uninstall(self) -> None:
+        """Give the signals back to whom they belonged."""
+        global _active
+        if _active is not self:
+            self._give_up_turn()
+            return
+        _active = self._outer
+        signal.set_wakeup_fd(self._previous_fd)
+        for number, handler in self._previous.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
+        self._previous.clear()
+
+    def _give_up_turn(self) -> None:
+        """Leave the pipes that were installed one over another; it is not the last."""
+        inner = _active
+        while inner is not None and inner._outer is not self:
+            inner = inner._outer
+        if inner is not None:
+            inner._outer = self._outer
+            inner._previous, inner._previous_fd = self._previous, self._previous_fd
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Others give the wake-up descriptor back to nobody: asyncio when its loop ends.
+        current = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        if current != self._writer and _active is self:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writer, bytes([number]))
+        previous = self._previous.get(number)
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+
+
+def taken_stops() -> frozenset[int]:
+    """Return the signals that this process's job takes now."""
+    return frozenset() if _active is None else frozenset(_active._previous)
+
+
+def _is_free(number: int, caught: int) -> bool:
+    """Return whether a signal does what it does by default.
+
+    Another pipe gives way. Of handlers in C, such as faulthandler's, Python does not
+    know.
+    """
+    handler = signal.getsignal(number)
+    if isinstance(getattr(handler, "__self__", None), SignalPipe):
+        return True
+    return handler == signal.SIG_DFL and not caught >> (number - 1) & 1
+
+
+def _caught_signals() -> int:
+    """Return the set of signals that have a handler, as bits; 0 where it is unknown."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def _takes_interrupts() -> bool:
+    is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    return not is_ignored and not hasattr(sys, "ps1")
+
+
+def exit_at_once(code: int) -> None:
+    """End this process now, without unwinding; what was printed still comes out.
+
+    But for what nobody reads: a full pipe must not keep the process.
+    """
+    flushing = threading.Thread(target=_flush_output, daemon=True)
+    try:
+        flushing.start()
+        flushing.join(_FLUSH_SECONDS)
+    except RuntimeError:  # From Python 3.12 on, no thread starts while it ends.
+        _flush_output()
+    os._exit(code)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+@contextlib.contextmanager
+def stops_held_back() -> Iterator[None]:
+    """Start processes within that stop signals cannot kill until they have a say.
+
+    They inherit that this thread holds the signals back; a replica's other threads do
+    not, so that it still hears of them. The forkserver of multiprocessing has to be
+    there before: it would hand this on to whatever else it starts.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, BY_SIGNAL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def take_stops() -> None:
+    """Let stop signals reach this process, which was started with them held back."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BY_SIGNAL)
+
+
+def leave_stops_to_parent(numbers: Collection[int] = STOP_SIGNALS) -> None:
+    """In a DataLoader worker: ignore stop signals, but for those that the parent sends.
+
+    Ctrl-C and a scheduler's SIGTERM go to every process of a group. A worker that died
+    of them would crash the replica before it reaches the boundary at which it saves. It
+    ends with its parent, also when it stalls and the parent could not tell it.
+
+    Args:
+        numbers: The signals that the parent takes.
+    """
+    for number in {signal.SIGINT, *numbers} - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(BY_SIGNAL) - {signal.SIGTERM})
+    threading.Thread(
+        target=_exit_when_told_by_parent, name="elasticrun-term", daemon=True
+    ).start()
+
+
+def _exit_when_told_by_parent() -> None:
+    from multiprocessing import parent_process  # The launcher never comes here.
+
+    parent = parent_process()  # With forkserver not `os.getppid()`.
+    parent_pid = os.getppid() if parent is None or parent.pid is None else parent.pid
+    forked_by = os.getppid()
+    while True:
+        information = signal.sigtimedwait({signal.SIGTERM}, _LOOK_FOR_PARENT_SECONDS)
+        is_told = information is not None and information.si_pid == parent_pid
+        is_orphan = os.getppid() != forked_by or not _is_alive(parent)
+        if is_told or is_orphan:
+            os._exit(0)
+
+
+def _is_alive(parent: Any) -> bool:
+    return parent is None or bool(parent.is_alive())
+
+
+# A forked child must not write its signals into the parent's pipe, nor before it could
+# say so: they wait until it has.
+
+
+def _hold_signals() -> None:
+    if _active is not None:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, BY_SIGNAL)
+
+
+def _let_signals_go() -> None:
+    mask = vars(_forking).pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forget_in_child() -> None:
+    while _active is not None:
+        _active.uninstall()
+    _let_signals_go()
+
+
+_forking = threading.local()
+_register: Callable[..., None] | None = getattr(os, "register_at_fork", None)
+if _register is not None:
+    _register(
+        before=_hold_signals,
+        after_in_parent=_let_signals_go,
+        after_in_child=_forget_in_child,
+    )

@@ -1,0 +1,129 @@
+"""The job's key-value store: a `TCPStore`, a fresh one for each generation.
+
+Values are JSON or plain text, never unpickled. Every thread has a client of its own,
+since a client that waits blocks its other users.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+START_TIMEOUT = 300.0
+
+# Keys of the store, beside those of `exchange`.
+HUB = "hub"  # Where rank 0 waits for the other watchers' connections.
+EVERYBODY = "everybody"  # That all ranks have found the store.
+LEAVING = "leaving"  # How many ranks are about to end the process group,
+ALL_LEAVE = "all leave"  # and that all are.
+PROCESS_GROUP = "process-group"  # Before what torch's process group keeps there.
+
+
+def here(rank: int) -> str:
+    """Return the key that says that a rank has found the store."""
+    return f"here/{rank}"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the store of this generation listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Return the address that `str` wrote."""
+        host, _, port = text.rpartition(":")
+        return cls(host, int(port))
+
+
+class JobStore:
+    """One replica's access to the store of its generation.
+
+    Whatever reads or writes it raises ConnectionError when it is gone.
+
+    Attributes:
+        client: For the training thread.
+        address: For more clients.
+        interface: The address that rank 0 listens at, which can be wider.
+    """
+
+    def __init__(
+        self, address: Address, server: TCPStore | None, *, interface: str = ""
+    ) -> None:
+        self.address = address
+        self.interface = interface or address.host
+        self._server = server
+        self.client = self.connect()
+
+    def connect(self) -> TCPStore:
+        """Return another client."""
+        return TCPStore(
+            self.address.host,
+            self.address.port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=START_TIMEOUT),
+        )
+
+    def put(self, key: str, value: Any) -> None:
+        """Set `key` to `value` as JSON."""
+        with _noticing_loss():
+            self.client.set(key, json.dumps(value))
+
+    def has(self, keys: list[str]) -> bool:
+        """Return whether all of `keys` are there now; one call, however many."""
+        with _noticing_loss():
+            return self.client.check(keys)
+
+    def find(self, key: str) -> Any | None:
+        """Return the value of `key`; None if there is none now."""
+        return json.loads(self.take_all([key])[0]) if self.has([key]) else None
+
+    def take_all(self, keys: list[str]) -> list[bytes]:
+        """Return the values of `keys`, which are there, as JSON; one call for all."""
+        with _noticing_loss():
+            return self.client.multi_get(keys)
+
+    def take(self, key: str, *, timeout: float = START_TIMEOUT) -> Any:
+        """Wait for `key` and return its value.
+
+        Raises:
+            TimeoutError: It did not appear within `timeout` seconds.
+        """
+        with _noticing_loss():
+            try:
+                self.client.wait([key], timedelta(seconds=timeout))
+            except dist.DistStoreError as error:
+                raise TimeoutError(f"no {key} within {timeout:g} s") from error
+            return json.loads(self.client.get(key))
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove `keys`, of which some may not be there."""
+        with _noticing_loss():
+            for key in keys:
+                self.client.delete_key(key)
+
+
+@contextmanager
+def _noticing_loss() -> Iterator[None]:
+    """Tell what torch says of a lost connection as Python does.
+
+    Raises:
+        ConnectionError: The store is gone, and with it rank 0.
+    """
+    try:
+        yield
+    except dist.DistError as error:
+        raise ConnectionError(f"the job's store is gone: {error}") from error

@@ -1,0 +1,409 @@
+"""The watcher: a thread that turns signals, time and mail into agreement."""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from elasticrun.errors import BY_SIGNAL
+from elasticrun.replicas.agreement import CHECKPOINT, STOP, Coordinator
+from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.links import Links
+from elasticrun.replicas.mail import Mail
+from elasticrun.replicas.messages import (
+    Alone,
+    Answer,
+    Ask,
+    CallOff,
+    Close,
+    Dead,
+    Farewell,
+    Forward,
+    GiveUp,
+    HasLeft,
+    HungUp,
+    Request,
+)
+from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe, exit_at_once
+from elasticrun.replicas.stop_clock import NAMING_SECONDS, StopClock
+
+logger = logging.getLogger(__name__)
+
+_FAREWELL_SECONDS = 5.0
+_OTHERS_SECONDS = 30.0  # For others to come to their end: they need rank 0's store.
+
+
+class _Lost(NamedTuple):
+    """A replica is gone, and this one does not know it at its boundary yet.
+
+    Attributes:
+        why: What the program will be told.
+        boundary: The last one that it had passed.
+        look_at: When to look whether it has come to another one.
+    """
+
+    why: str
+    boundary: int
+    look_at: float
+
+
+class Watcher:
+    """Serves one replica's gate; on rank 0 it also coordinates.
+
+    Its thread waits on the connections to other watchers, and on a pipe that signals
+    and the training thread write to; never on the store, so that it keeps deadlines.
+
+    Args:
+        links: The connections to the other replicas' watchers; None when there is one
+            replica.
+        grace: Seconds that a stop asked for by a signal may take.
+        save_interval: Seconds between the checkpoints that rank 0 asks for; infinite
+            for none.
+        describe: Says where the program is, for the message of a stop that took too
+            long.
+        on_gone: Called on rank 0, in the watcher's thread, with a rank that takes part
+            no more and what became of it.
+        is_saving: Whether a save is in flight. What is due by time then waits until
+            `wake` is called.
+        stop_signals: The signals that mean to save and stop.
+        stuck_seconds: How long a loop may go on without a boundary once a replica is
+            gone, since collectives on GPUs wait for it; infinite where they fail.
+        is_in_loop: Whether boundaries are to come.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        rank: int,
+        world_size: int,
+        links: Links | None,
+        grace: float,
+        save_interval: float,
+        describe: Callable[[], str],
+        on_gone: Callable[[int, str], None],
+        is_saving: Callable[[], bool] = lambda: False,
+        stop_signals: Sequence[int] = STOP_SIGNALS,
+        stuck_seconds: float = math.inf,
+        is_in_loop: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._gate = gate
+        self._rank = rank
+        self._world_size = world_size
+        self._grace = grace
+        self._save_interval = save_interval
+        self._on_gone = on_gone
+        self._is_saving = is_saving
+        self._stuck_seconds = stuck_seconds
+        self._is_in_loop = is_in_loop
+        self._lost: _Lost | None = None
+        self._clock = StopClock(grace, describe)
+        self._pipe = SignalPipe(stop_signals)
+        self._mail = Mail(links, rank, wake=self._pipe.wake)
+        self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
+        self._present = set(range(world_size))
+        self._is_closing = False
+        self._has_ended = False
+        self._others_left = threading.Event()
+        self._answer_by: float | None = None
+        self._given_up: tuple[int, float] | None = None
+        self._save_at = time.monotonic() + save_interval
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Forward: lambda wish: self._mail.send(0, wish.request),
+            Request: self._on_request,
+            Ask: self._on_ask,
+            Answer: self._on_answer,
+            Decision: self._on_decision,
+            GiveUp: self._on_give_up,
+            CallOff: self._on_call_off,
+            Close: self._on_close,
+            Farewell: self._on_farewell,
+            HasLeft: self._on_left,
+            HungUp: self._on_hung_up,
+            Dead: lambda dead: self._lose(_explain_death(dead.rank)),
+            Alone: self._on_alone,
+        }
+        self._thread = threading.Thread(
+            target=self._run, name="elasticrun-watcher", daemon=True
+        )
+
+    def start(self) -> None:
+        """Take the stop signals and start watching."""
+        self._pipe.install()
+        self._thread.start()
+
+    def request(self, kind: str, *, cause: str, exit_code: int = 0) -> None:
+        """Ask for a checkpoint or a stop; returns at once."""
+        if self._world_size == 1:
+            self._gate.schedule(kind, cause, exit_code)
+            return
+        # Where the program is now: what is agreed before this is read may serve it.
+        wish = Request(kind, cause, exit_code, at=self._gate.number)
+        self._mail.put(Forward(wish))
+
+    def note_saved(self, interval: float | None = None) -> None:
+        """Start the save interval anew: a checkpoint was just written.
+
+        Args:
+            interval: Another one from now on.
+        """
+        if interval is not None:
+            self._save_interval = interval
+        self._save_at = time.monotonic() + self._save_interval
+        if self._save_interval != math.inf:
+            self._pipe.wake()  # It may be about to sleep until another deadline.
+
+    def wake(self) -> None:
+        """Look at what is due; from any thread."""
+        self._pipe.wake()
+
+    def note_stopping(self) -> None:
+        """The training thread has come to its stop; it may take its time."""
+        self._clock.note_stopping()
+
+    def note_stopped(self, exit_code: int) -> None:
+        """The training thread is about to raise its stop, with nothing left to save."""
+        thread = threading.current_thread()
+        is_program = not hasattr(sys, "ps1")  # And no notebook, which outlives its job.
+        if is_program and thread is not threading.main_thread():
+            self._clock.note_stopped_aside(thread.name, exit_code)
+            self._pipe.wake()
+
+    def close(self) -> None:
+        """Stop watching; rank 0, which serves the store, first waits for the others."""
+        self._mail.put(Close())
+        serves_others = self._rank == 0 and self._world_size > 1
+        if serves_others and not self._others_left.wait(_OTHERS_SECONDS):
+            self._mail.put(Alone())
+        self._thread.join(_FAREWELL_SECONDS)
+        self._pipe.uninstall()
+        if not self._thread.is_alive():
+            self._pipe.close()
+
+    # The watcher thread.
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:
+            self._gate.fail(f"the thread that watches for stops failed: {error!r}")
+            raise
+        finally:
+            self._mail.disconnect(timeout=_FAREWELL_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._has_ended:
+            self._wait()
+            for number in self._pipe.read():
+                self._on_signal(number)
+            for message in self._mail.received():
+                self._handle(message)
+            self._on_time(time.monotonic())
+
+    def _wait(self) -> None:
+        poll = select.poll()  # `select` takes no descriptor above 1023.
+        poll.register(self._pipe, select.POLLIN)
+        if self._mail.links is not None:
+            poll.register(self._mail.links, select.POLLIN)
+        seconds = self._seconds_to_next_deadline()
+        poll.poll(None if seconds is None else math.ceil(seconds * 1000))
+
+    def _seconds_to_next_deadline(self) -> float | None:
+        deadlines = [self._clock.deadline, self._clock.warns_at, self._answer_by]
+        if self._given_up is not None:
+            deadlines.append(self._given_up[1])
+        if self._lost is not None:
+            deadlines.append(self._lost.look_at)
+        if self._coordinator is not None:
+            deadlines.append(self._coordinator.deadline)
+            if self._may_save_by_time():
+                deadlines.append(self._save_at)
+        known = [d for d in deadlines if d is not None and d != float("inf")]
+        if not known:
+            return 1.0 if self._save_interval != float("inf") else None
+        return max(0.0, min(min(known) - time.monotonic(), 3600.0))
+
+    def _on_signal(self, number: int) -> None:
+        if self._clock.on_signal(number):
+            number = signal.Signals(number)
+            self._wish(STOP, number.name, BY_SIGNAL[number])
+
+    def _on_time(self, now: float) -> None:
+        self._clock.on_time(now)
+        if self._given_up is not None and now >= self._given_up[1]:
+            exit_at_once(self._given_up[0])
+        if self._lost is not None and now >= self._lost.look_at:
+            self._look_whether_stuck(self._lost, now)
+        if self._answer_by is not None and now >= self._answer_by:
+            self._gate.fail(
+                f"rank 0 did not say where to act within {self._grace:g} s. "
+                "It may hang or be stopped; look at its log. Training cannot go on "
+                "without it."
+            )
+            self._answer_by = None
+        if self._coordinator is None:
+            return
+        if (given_up := self._coordinator.on_time(now)) is not None:
+            self._broadcast(given_up)
+        if now >= self._save_at and self._may_save_by_time():
+            self._save_at = math.inf  # Not again before this one is written.
+            self._wish(CHECKPOINT, "save_interval", 0)
+
+    def _may_save_by_time(self) -> bool:
+        is_timed = self._save_interval > 0 and self._gate.number > 0
+        return is_timed and not self._is_saving()
+
+    def _handle(self, message: object) -> None:
+        self._handlers[type(message)](message)
+
+    def _wish(self, kind: str, cause: str, exit_code: int) -> None:
+        self._mail.send(0, Request(kind, cause, exit_code, at=self._gate.number))
+
+    def _on_request(self, request: Request) -> None:
+        assert self._coordinator is not None
+        if len(self._present) < self._world_size:
+            return  # Somebody's program has ended: no boundary of all is to come.
+        question = self._coordinator.on_request(request, time.monotonic())
+        if question is not None:
+            self._broadcast(question)
+
+    def _on_ask(self, ask: Ask) -> None:
+        self._clock.note_heard()
+        boundary = self._gate.promise()
+        self._answer_by = time.monotonic() + self._grace + _FAREWELL_SECONDS
+        self._mail.send(0, Answer(ask.number, self._rank, boundary))
+
+    def _on_answer(self, answer: Answer) -> None:
+        assert self._coordinator is not None
+        decision = self._coordinator.on_answer(
+            answer.number, answer.rank, answer.boundary
+        )
+        if decision is not None:
+            self._broadcast(decision)
+
+    def _on_decision(self, decision: Decision) -> None:
+        self._answer_by = None
+        is_pressing = decision.kind == STOP and decision.cause.startswith("SIG")
+        if is_pressing:
+            self._clock.note_heard()
+            self._clock.note_decided()
+        self._gate.settle(decision)
+
+    def _on_give_up(self, message: GiveUp) -> None:
+        self._answer_by = None
+        text = f"{message.reason}, so no boundary could be agreed"
+        if message.kind != STOP:
+            logger.warning("%s: no checkpoint this time", text)
+            self._save_at = time.monotonic() + self._save_interval
+            self._gate.settle(None)
+            return
+        logger.error("%s: exiting without a new checkpoint", text)
+        if self._rank != 0:
+            exit_at_once(message.exit_code)
+        # The others must have heard before rank 0 is gone.
+        self._given_up = (message.exit_code, time.monotonic() + NAMING_SECONDS)
+        self._exit_if_alone()
+
+    # Leaving: rank 0 serves the store, so the others must not need it any more.
+
+    def _on_close(self, _: Close) -> None:
+        self._is_closing = True
+        if self._rank == 0:
+            self._present.discard(0)
+            self._broadcast(Farewell())
+            self._end_when_alone()
+        else:
+            self._mail.send(0, HasLeft(self._rank))
+            self._has_ended = True
+
+    def _on_farewell(self, _: Farewell) -> None:
+        self._gate.settle(None)
+        self._mail.send(0, HasLeft(self._rank))
+        self._mail.disconnect(timeout=_FAREWELL_SECONDS)
+
+    def _on_left(self, left: HasLeft) -> None:
+        assert self._coordinator is not None
+        self._note_gone(left.rank, "its program has ended")
+        called_off = self._coordinator.on_left()
+        if called_off is not None:
+            self._broadcast(called_off)
+
+    def _on_death(self, rank: int) -> None:
+        assert self._coordinator is not None
+        self._note_gone(rank, "its process died")
+        given_up = self._coordinator.on_death(rank)
+        if given_up is not None:
+            self._broadcast(given_up)
+        if given_up is None or given_up.kind != STOP:  # Else all exit anyway.
+            self._broadcast(Dead(rank))
+
+    def _note_gone(self, rank: int, fate: str) -> None:
+        self._present.discard(rank)
+        self._on_gone(rank, fate)
+        self._exit_if_alone()
+        if self._is_closing:
+            self._end_when_alone()
+
+    def _exit_if_alone(self) -> None:
+        if self._given_up is not None and self._present == {0}:
+            exit_at_once(self._given_up[0])
+
+    def _on_call_off(self, _: CallOff) -> None:
+        self._answer_by = None
+        self._save_at = time.monotonic() + self._save_interval
+        self._gate.settle(None)
+
+    def _on_alone(self, _: Alone) -> None:
+        """Go without the others: who has not left by now is dead or hangs."""
+        self._present.clear()
+        self._end_when_alone()
+
+    def _end_when_alone(self) -> None:
+        if self._present:
+            return
+        self._others_left.set()
+        self._has_ended = True
+
+    def _on_hung_up(self, hung_up: HungUp) -> None:
+        if self._rank == 0:
+            if hung_up.rank in self._present:  # It has not said that it leaves.
+                self._on_death(hung_up.rank)
+            return
+        self._mail.disconnect()
+        self._lose(
+            "rank 0 is gone. Without it no boundary can be agreed and no checkpoint "
+            "committed; start the job again, it resumes at the last one."
+        )
+
+    def _lose(self, why: str) -> None:
+        """Have the program fail at its next boundary, if it ever comes there."""
+        self._gate.fail(why)
+        look_at = time.monotonic() + self._stuck_seconds
+        self._lost = self._lost or _Lost(why, self._gate.number, look_at)
+
+    def _look_whether_stuck(self, lost: _Lost, now: float) -> None:
+        if self._gate.number > lost.boundary:
+            self._lost = None  # It came to one, which raised.
+        elif self._is_in_loop():
+            self._clock.end_stuck(lost.why, self._stuck_seconds)
+        else:
+            self._lost = lost._replace(look_at=now + self._stuck_seconds)
+
+    def _broadcast(self, message: object) -> None:
+        for rank in sorted(self._present):
+            self._mail.send(rank, message)
+
+
+def _explain_death(rank: int) -> str:
+    return (
+        f"the process of rank {rank} died. Without it no boundary can be agreed and no "
+        "checkpoint committed. Look at its log; start the job again, it resumes at the "
+        "last checkpoint."
+    )

@@ -1,0 +1,228 @@
+"""What a rank saves, as it is at the boundary."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import torch
+
+from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.files.memory import (
+    Captured,
+    Memory,
+    NoMemoryLeftError,
+    start_checksums,
+)
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.errors import CheckpointWarning, text_of, warn_at_program
+
+logger = logging.getLogger(__name__)
+
+Samples = dict[str, Mapping[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A file that this rank writes: how, or its content if that is in memory."""
+
+    file_name: str
+    save: Callable[[BinaryIO], object]
+    captured: Captured | None = None
+
+    def write(self, draft: Draft) -> FileRecord:
+        """Write the file into a draft.
+
+        Raises:
+            OSError: It could not be written.
+            Exception: What the state's `save` raised, if it had not run before.
+        """
+        if self.captured is None:
+            return draft.write(self.file_name, self.save)
+        return draft.write_captured(self.file_name, self.captured)
+
+
+def _told(
+    state: BaseState, write: Callable[[BinaryIO], object]
+) -> Callable[[BinaryIO], object]:
+    """Return what writes a state; a stream that lacks something is no failing disk."""
+
+    def save(fileobj: BinaryIO) -> object:
+        try:
+            return write(fileobj)
+        except io.UnsupportedOperation as error:  # Of all things an OSError.
+            raise TypeError(
+                f"the save of the state {state.name!r} ({type(state).__name__}) asked "
+                f"its stream for what that cannot do: {error}. Checkpoints are written "
+                "from the beginning to the end, so there is no seek or tell. Write "
+                "into an io.BytesIO first, and then its getvalue() into the stream."
+            ) from error
+
+    return save
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Everything of the job at a boundary that its checkpoint needs from this rank.
+
+    Attributes:
+        position: The job's, encoded.
+        files: Those that this rank writes.
+        carried: Files of the newest checkpoint that no state has claimed yet; on rank
+            0, which copies them.
+        values: What the best checkpoint is told by.
+        problem: Why this rank has nothing to write; None if it has.
+        file_names: What all ranks write together, as rank 0 sees it; on that alone.
+        is_in_memory: Whether training may go on while it is written.
+        checksums: Of what is to be the same on all ranks, by its name.
+        samples: Of states that must not have drifted apart, by state and part.
+    """
+
+    number: int
+    position: dict[str, Any]
+    files: tuple[OwnFile, ...] = ()
+    carried: tuple[str, ...] = ()
+    values: dict[str, float] = field(default_factory=dict)
+    problem: str | None = None
+    file_names: tuple[str, ...] = ()
+    is_in_memory: bool = False
+    checksums: dict[str, int] = field(default_factory=dict)
+    samples: Samples = field(default_factory=dict)
+
+
+class Capturer:
+    """Captures this rank's states.
+
+    Args:
+        best: The value by which the best checkpoint is told, "max" or "min"; or None.
+        is_async: Whether to keep memory for all that this rank writes; else states
+            write their files themselves, while training waits.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        rank: int,
+        world_size: int,
+        *,
+        best: tuple[str, str] | None,
+        is_async: bool,
+    ) -> None:
+        self._registry = registry
+        self._rank = rank
+        self._world_size = world_size
+        self._best = best
+        self._memory = Memory() if is_async else None
+        self._has_warned = False
+
+    def capture(
+        self, number: int, position: dict[str, Any], newest: Checkpoint | None
+    ) -> Capture:
+        """Return everything that is to be saved of this boundary.
+
+        Raises:
+            Exception: What a state's `save` raised, other than OSError.
+        """
+        _wait_for_gpus()
+        own = [
+            state for state in self._registry if self._rank == 0 or state.is_per_replica
+        ]
+        files = tuple(
+            OwnFile(state.file_name(self._rank), _told(state, state.save))
+            for state in own
+        )
+        problem: str | None = None
+        is_in_memory = False
+        if self._memory is not None:
+            try:
+                files, is_in_memory = self._into_memory(own, self._memory), True
+            except NoMemoryLeftError as error:
+                self._memory = None
+                logger.warning(
+                    "there is no memory for a copy of what is saved (%s), so training "
+                    "waits while it is written, as with async_save=False",
+                    error,
+                )
+            except OSError as error:
+                files, problem = (), text_of(error)
+        is_first = self._rank == 0
+        return Capture(
+            number,
+            position,
+            files,
+            carried=tuple(self._registry.carried_over(newest)) if is_first else (),
+            values=self._values(),
+            problem=problem,
+            # With as many names as there are ranks, so that only rank 0 makes them.
+            file_names=tuple(self._registry.file_names(self._world_size))
+            if is_first
+            else (),
+            is_in_memory=is_in_memory,
+            checksums={
+                f"{state.name}.{key}": checksum
+                for state in self._registry
+                for key, checksum in state.checksums().items()
+            },
+            samples=self._samples(),
+        )
+
+    def forget(self) -> None:
+        """Give the memory back."""
+        if self._memory is not None:
+            self._memory = Memory()
+
+    def _into_memory(
+        self, states: list[BaseState], memory: Memory
+    ) -> tuple[OwnFile, ...]:
+        """Copy states: the files that they make, or what these can be made of later."""
+        memory.clear()
+        memory.num_threads = torch.get_num_threads()
+        files: list[OwnFile] = []
+        for state in states:
+            write, may_be_later = state.begin_save()
+            content = None if may_be_later else memory.capture(_told(state, write))
+            files.append(OwnFile(state.file_name(self._rank), write, content))
+        start_checksums([f.captured for f in files if f.captured is not None])
+        return tuple(files)
+
+    def _samples(self) -> Samples:
+        if self._world_size == 1:
+            return {}
+        samples = {state.name: state.samples() for state in self._registry}
+        return {name: parts for name, parts in samples.items() if parts}
+
+    def _values(self) -> dict[str, float]:
+        """Return the value by which the best checkpoint is told, if it has one now."""
+        if self._best is None:
+            return {}
+        try:
+            name, value = self._registry.find_value(self._best[0])
+        except KeyError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warn_at_program(
+                    f"keep_best={self._best!r}: {error.args[0]}, so no checkpoint can "
+                    "be the best. Make a Variables with that value before the first "
+                    "save.",
+                    CheckpointWarning,
+                )
+            return {}
+        return {} if value is None else {name: value}
+
+
+def _wait_for_gpus() -> None:
+    """Let all work end that was begun on GPUs, on any stream.
+
+    States are read on the current stream, or in host memory that a copy may still be on
+    its way to; what a program does on streams of its own they would miss.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    for number in range(torch.cuda.device_count()):
+        if torch.cuda.memory_reserved(number):  # Or it would be given a context.
+            torch.cuda.synchronize(number)

@@ -1,0 +1,68 @@
+"""A save that a thread writes while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from elasticrun.checkpoint.draft import Checkpoint
+
+Outcome = Checkpoint | str | BaseException
+
+
+class Flight:
+    """One save in a thread of its own, which ends with it.
+
+    Not a thread for all saves: the interpreter waits at its end for threads that run,
+    and dies if one that it does not wait for is in C++.
+
+    Args:
+        write: Writes the checkpoint, and returns it, or why it could not be written. It
+            is given what is set when it is to wait for other ranks no more.
+        on_end: Called in the thread when there is an outcome, unless it was given up.
+
+    Attributes:
+        number: The checkpoint's.
+        outcome: What `write` returned or raised, once it has.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        write: Callable[[threading.Event], Checkpoint | str],
+        *,
+        on_end: Callable[[], object],
+    ) -> None:
+        self.number = number
+        self.outcome: Outcome | None = None
+        self._write = write
+        self._on_end = on_end
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="elasticrun-writer", daemon=True
+        )
+
+    def start(self) -> bool:
+        """Begin to write; return False, with nothing done, if no thread can be had."""
+        try:
+            self._thread.start()
+        except RuntimeError:  # So many threads already, or the interpreter ends.
+            return False
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; return whether it came in time."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Have it stop waiting for other ranks; `on_end` is not called any more."""
+        self._given_up.set()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self._write(self._given_up)
+        except BaseException as error:
+            self.outcome = error
+        if not self._given_up.is_set():
+            self._on_end()

@@ -1,0 +1,232 @@
+"""Opening the checkpoint directory: all replicas begin with the same, or none does."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.storage.storage import StoreUnreachableError
+from elasticrun.checkpoint.store import CheckpointStore, wait_until_seen
+from elasticrun.errors import CheckpointError, text_of
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.exchange import DIRECTORY, SEEN, START, Exchange, RankZeroError
+from elasticrun.replicas.membership import Membership
+from elasticrun.saving.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+HEARING_SECONDS = 5.0  # For those who live to hear why nothing begins.
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all replicas of a generation begin with.
+
+    Attributes:
+        generation: Its number.
+        number: The number of the next checkpoint.
+        newest: The checkpoint to resume from, or None.
+    """
+
+    generation: int
+    number: int
+    newest: Checkpoint | None
+
+    @classmethod
+    def afresh(cls) -> Start:
+        """Return what a job without a checkpoint directory begins with."""
+        return cls(generation=0, number=1, newest=None)
+
+    @property
+    def position(self) -> Position | None:
+        """Where the program is to resume, or None."""
+        if self.newest is None:
+            return None
+        return Position.decode(dict(self.newest.manifest.position))
+
+
+def make_store(settings: Settings) -> CheckpointStore | None:
+    """Return the store of the job's checkpoints; None if it has no directory."""
+    if settings.checkpoint_dir is None:
+        return None
+    return CheckpointStore(
+        settings.checkpoint_dir,
+        job=settings.job,
+        keep=settings.keep,
+        keep_every=settings.keep_every,
+        keep_best=settings.keep_best,
+    )
+
+
+def open_checkpoints(checkpoints: CheckpointStore, membership: Membership) -> Start:
+    """Find the checkpoint to resume from, the same on all replicas. Collective.
+
+    Raises:
+        CheckpointError: The directory is in use, unfit, or not the same on all
+            replicas; every replica raises, so that none starts at the beginning.
+    """
+    exchange = membership.exchange
+    if membership.rank != 0:
+        return _begin_like_rank_0(checkpoints, exchange)
+    try:
+        start = _begin_on_rank_0(checkpoints, exchange)
+        _check_all_see_it(exchange, None)
+    except Exception:
+        checkpoints.release()
+        raise
+    return start
+
+
+def _begin_on_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
+    """Take the directory, look what is there, and tell the others; or why not."""
+    start = Start.afresh()
+
+    def begin() -> dict[str, Any]:
+        nonlocal start
+        start, highest = _begin(checkpoints)
+        return {
+            "generation": start.generation,
+            "number": start.number,
+            "highest": highest,
+            "newest": start.newest and start.newest.number,
+            "digest": start.newest and start.newest.manifest.digest,
+        }
+
+    try:
+        exchange.decide(START, begin, is_heard=True)
+    except Exception:
+        exchange.wait_until_heard(START, timeout=HEARING_SECONDS)
+        raise
+    return start
+
+
+def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
+    """Return what to begin with, and the highest number of a checkpoint there."""
+    checkpoints.acquire()
+    try:
+        newest = checkpoints.find_newest()
+        checkpoints.sweep()
+        generation, number = checkpoints.next_generation(), checkpoints.next_number()
+        return Start(generation, number, newest), checkpoints.newest_number()
+    except StoreUnreachableError as error:
+        raise CheckpointError(
+            f"what is in {checkpoints.directory} cannot be told: {error}. A "
+            "job that went on from something older, or from the beginning, would "
+            "lose what was trained. Start it again when that can be read; if it never "
+            "will be, remove that checkpoint, and the job goes on from the one before."
+        ) from error
+
+
+def _begin_like_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
+    """Open what rank 0 has found, and tell it whether that is to be seen here."""
+    try:
+        begun = exchange.decide(START, dict)
+    except RankZeroError as error:
+        raise CheckpointError(f"rank 0: {error}") from error
+    newest: Checkpoint | None = None
+    refusal: str | None = None
+    try:
+        newest = _find_what_rank_0_has(checkpoints, begun)
+        _check_sees_no_more(checkpoints, begun["highest"])
+    except (CheckpointError, OSError) as error:
+        refusal = text_of(error)
+    _check_all_see_it(exchange, refusal)
+    return Start(begun["generation"], begun["number"], newest)
+
+
+def _check_all_see_it(exchange: Exchange, refusal: str | None) -> None:
+    """Refuse to start if a replica has a reason not to; all do, with all reasons."""
+    verdict = exchange.agree(SEEN, refusal, _list_refusals, is_end=bool)
+    if verdict:
+        raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")
+
+
+def _list_refusals(told: list[str | None]) -> str:
+    return "\n".join(
+        f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None
+    )
+
+
+def check_all_have_directory(membership: Membership, *, has_one: bool) -> None:
+    """Refuse to start if only some replicas were given a directory. Collective.
+
+    Raises:
+        CheckpointError: Some have none; every replica raises.
+    """
+    without = membership.exchange.agree(DIRECTORY, has_one, _who_lacks, is_end=bool)
+    if without:
+        raise CheckpointError(
+            f"rank {', '.join(map(str, without))} of {membership.world_size} has no "
+            "checkpoint directory, but others have, so no checkpoint could be whole. "
+            "Give all replicas the same checkpoint_dir (ELASTICRUN_CHECKPOINT_DIR)."
+        )
+
+
+def _who_lacks(told: list[bool]) -> list[int]:
+    """Return the ranks without a directory, unless nobody has one."""
+    without = [rank for rank, has_one in enumerate(told) if not has_one]
+    return without if len(without) < len(told) else []
+
+
+def log_start(start: Start, environment: Environment, *, is_saving: bool) -> None:
+    """Say on rank 0 where the job begins, and whether its world size is another.
+
+    That nothing is saved is a warning, which Python shows also without any set-up.
+    """
+    if environment.rank != 0:
+        return
+    if not is_saving:
+        logger.warning(
+            "elasticrun saves nothing, so a restart begins anew: there is no "
+            "checkpoint directory. Give init() one, or set ELASTICRUN_CHECKPOINT_DIR."
+        )
+    size = f"generation {start.generation} with world size {environment.world_size}"
+    if start.newest is None:
+        logger.info("started %s", size)
+        return
+    logger.info("resumed %s at %s from %s", size, start.position, start.newest.path)
+    if start.newest.manifest.world_size != environment.world_size:
+        logger.info(
+            "world size changed from %d to %d",
+            start.newest.manifest.world_size,
+            environment.world_size,
+        )
+
+
+def _find_what_rank_0_has(
+    checkpoints: CheckpointStore, begun: dict[str, Any]
+) -> Checkpoint | None:
+    """Return the checkpoint that rank 0 resumes from.
+
+    To agree on an older checkpoint instead would silently lose what was committed.
+
+    Raises:
+        CheckpointError: This replica does not see what rank 0 sees.
+    """
+
+    def look() -> Checkpoint | None:
+        checkpoints.check_shared(begun["generation"])
+        if begun["newest"] is None:
+            return None
+        return checkpoints.open(begun["newest"], begun["digest"])
+
+    return wait_until_seen(look)
+
+
+def _check_sees_no_more(checkpoints: CheckpointStore, highest: int) -> None:
+    """Refuse to start over what rank 0 does not see, whose generation may be equal.
+
+    Raises:
+        CheckpointError: There are checkpoints here that rank 0 does not have.
+    """
+    number = checkpoints.newest_number()
+    if number > highest:
+        raise CheckpointError(
+            f"{checkpoints.directory} on host {socket.gethostname()} has a "
+            f"checkpoint {number}, but rank 0 sees none above {highest}. The "
+            "checkpoint directory must be on a file system that all replicas see."
+        )

@@ -1,0 +1,396 @@
+"""Saving: a checkpoint's way from the boundary at which it is asked for to its end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.registry import Registry, hint_of_renaming
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.errors import (
+    AgreementError,
+    CheckpointError,
+    CheckpointWarning,
+    warn_at_program,
+)
+from elasticrun.replicas.exchange import (
+    Exchange,
+    RankZeroError,
+    save_begun,
+    save_ended,
+    save_written,
+)
+from elasticrun.replicas.membership import Membership
+from elasticrun.replicas.store import JobStore
+from elasticrun.saving.capturing import Capture, Capturer
+from elasticrun.saving.flight import Flight, Outcome
+from elasticrun.saving.opening import Start
+from elasticrun.saving.writing import CheckpointWriter, SaveFailed, Written
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 1800.0  # Seconds for other ranks at a checkpoint that nobody hurries.
+_HEARING_SECONDS = 30.0  # Of those that live, only one that hangs takes as long.
+_GIVING_UP_SECONDS = 1.0  # Until a thread that waits for other ranks looks up.
+
+
+class Saver:
+    """One replica's part in saving.
+
+    At most one save is in flight: what a thread of its own writes while training goes
+    on. Everything here but `_write` and `note_gone` is for the training thread.
+
+    Args:
+        is_async: Whether saves may be in flight; costs memory for all that is saved.
+
+    Attributes:
+        on_end: Called in another thread when a save in flight has ended, and is to be
+            settled.
+        newest: The newest committed checkpoint. It changes when a flight ends; whoever
+            loads from it waits for that first.
+        num_failed: Saves that came to nothing.
+        has_failed: Whether the last one that has ended did.
+        seconds: How long the last save took, until it was committed.
+    """
+
+    def __init__(
+        self,
+        checkpoints: CheckpointStore,
+        registry: Registry,
+        membership: Membership,
+        start: Start,
+        *,
+        is_async: bool = True,
+    ) -> None:
+        self._registry = registry
+        self._rank = membership.rank
+        self._capturer = Capturer(
+            registry,
+            self._rank,
+            membership.world_size,
+            best=checkpoints.keeping.best,
+            is_async=is_async,
+        )
+        self._warnings: list[str] = []
+        self._writer = CheckpointWriter(
+            checkpoints,
+            rank=self._rank,
+            world_size=membership.world_size,
+            generation=start.generation,
+            warn=self._warnings.append,
+        )
+        self._gone: dict[int, str] = {}
+        self._exchange = self._exchange_over(membership.store, membership)
+        # A client that waits blocks its other users, so what is in flight has its own.
+        self._exchange_in_flight = self._exchange
+        if is_async and membership.store is not None:
+            store = JobStore(membership.store.address, None)
+            self._exchange_in_flight = self._exchange_over(store, membership)
+        self._asked: str | None = None
+        self.on_end: Callable[[], object] = lambda: None
+        self._number = start.number
+        self._start = start
+        self._has_hinted = False
+        self._is_saving = False
+        self._flight: Flight | None = None
+        self._given_up: Flight | None = None
+        self.newest = start.newest
+        self.num_failed = 0
+        self.has_failed = False
+        self.seconds = 0.0
+
+    def _exchange_over(
+        self, store: JobStore | None, membership: Membership
+    ) -> Exchange:
+        return Exchange(
+            store,
+            rank=membership.rank,
+            world_size=membership.world_size,
+            gone=self._gone,
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in flight; from any thread."""
+        flight = self._flight
+        return flight is not None and flight.outcome is None
+
+    def save(
+        self,
+        position: dict[str, Any],
+        *,
+        timeout: float | None = None,
+        is_awaited: bool = True,
+    ) -> Checkpoint | None:
+        """Save. Collective, at the same point everywhere.
+
+        All of it runs in the training thread, but for `_write` of a save in flight.
+
+        Args:
+            position: The job's position, encoded.
+            timeout: Seconds to wait for the other ranks; None for half an hour.
+            is_awaited: Whether to return only when it is committed, not once everything
+                is captured.
+
+        Returns:
+            The checkpoint; None if it is in flight, or could not be written (a warning
+            says why; the one before is untouched).
+
+        Raises:
+            Exception: What a state's `save` raised, other than OSError.
+            CheckpointError: A state of another rank could not be saved; or a state has
+                asked for a save while it was saved itself.
+            AgreementError: Rank 0 never came to the same point, or is gone; or the save
+                in flight did not end.
+        """
+        timeout = _PATIENCE if timeout is None else timeout
+        with self._not_within_itself():
+            self.finish(timeout=timeout)  # There is one save at a time.
+            number = self._take_number()
+            begun = time.perf_counter()
+            try:
+                for state in self._registry:
+                    state.sync()  # Collective: what all replicas have a part of.
+                capture = self._capture(number, position)
+                if (
+                    not is_awaited
+                    and capture.is_in_memory
+                    and self._take_off(capture, timeout=timeout, begun=begun)
+                ):
+                    return None  # It is concluded at a boundary after its end.
+                outcome = self._write_here(capture, timeout=timeout, begun=begun)
+            finally:
+                for state in self._registry:
+                    state.after_save()
+            return self._conclude(number, outcome)
+
+    def _write(
+        self, capture: Capture, exchange: Exchange, *, timeout: float, begun: float
+    ) -> Checkpoint | str:
+        """Write and commit, all ranks together; return why not if that has failed.
+
+        In the writer's thread if the save is in flight, else in the training thread.
+        """
+        number, newest, writer = capture.number, self.newest, self._writer
+        num_said = exchange.num_said
+        try:
+            # Rank 0 makes the directory; the others wait for it.
+            exchange.decide(
+                save_begun(number), lambda: writer.begin(capture), timeout=2 * timeout
+            )
+            # Each rank writes its own files, and tells rank 0 of them.
+            own = writer.write_files(capture, newest)
+            if self._rank != 0:
+                exchange.forget(num_said)  # Rank 0 is past the saves before.
+                self._report(own, number, exchange)
+            # Rank 0 commits when all have written theirs; the others wait for that.
+            told = exchange.decide(
+                save_ended(number),
+                lambda: writer.commit(
+                    capture,
+                    own,
+                    lambda: exchange.gather(
+                        save_written(number), None, timeout=timeout
+                    ),
+                ),
+                timeout=2 * timeout,
+                is_heard=True,
+            )
+        except Exception as error:
+            writer.abandon()
+            return _why_not_saved(error, patience=2 * timeout)
+        finally:
+            self._asked = exchange.asked
+        self.seconds = time.perf_counter() - begun
+        checkpoint = self.newest = writer.committed(number, told)
+        if self._rank == 0:
+            exchange.forget(num_said)  # All have reported: they are past them, too.
+            logger.info("saved %s in %.2f s", checkpoint.path, self.seconds)
+            writer.prune()
+        return checkpoint
+
+    def _write_here(self, capture: Capture, *, timeout: float, begun: float) -> Outcome:
+        """Write while training waits."""
+        try:
+            return self._write(capture, self._exchange, timeout=timeout, begun=begun)
+        except Exception as error:
+            return error
+
+    def _take_off(self, capture: Capture, *, timeout: float, begun: float) -> bool:
+        """Begin to write in a thread; return whether there could be one."""
+        exchange = self._exchange_in_flight
+
+        def write(given_up: threading.Event) -> Checkpoint | str:
+            exchange.given_up = given_up
+            return self._write(capture, exchange, timeout=timeout, begun=begun)
+
+        flight = Flight(capture.number, write, on_end=self.on_end)
+        self._flight = flight if flight.start() else None
+        return self._flight is not None
+
+    @contextmanager
+    def _not_within_itself(self) -> Iterator[None]:
+        """Refuse a save that a state asks for while it is saved."""
+        if self._is_saving:
+            raise CheckpointError(
+                "a state's sync, save or after_save asked for a save, within which it "
+                "is itself called. Ask for it after a batch, or with "
+                "request_checkpoint()."
+            )
+        self._is_saving = True
+        try:
+            yield
+        finally:
+            self._is_saving = False
+
+    def _take_number(self) -> int:
+        number = self._number
+        if number == self._start.number:
+            self._hint_of_renaming()
+        self._number += 1
+        return number
+
+    def _capture(self, number: int, position: dict[str, Any]) -> Capture:
+        """Copy what this rank saves into memory, or note what will write it.
+
+        Raises:
+            Exception: What a state's `save` raised, other than OSError; the other ranks
+                hear of it.
+        """
+        try:
+            return self._capturer.capture(number, position, self.newest)
+        except Exception as error:
+            if self._rank == 0:
+                self._exchange.refuse(save_begun(number), error)
+                self._asked = self._exchange.asked
+            else:
+                report = Written(position, error=error)
+                self._exchange.tell(save_written(number), report.encode())
+            raise
+
+    def _report(self, own: Written, number: int, exchange: Exchange) -> None:
+        """Tell rank 0 what this one has written, and raise a mistake in its states."""
+        exchange.tell(save_written(number), own.encode())
+        if own.error is not None and own.is_mistake:
+            raise own.error
+
+    def settle(self) -> None:
+        """Take note of a flight that has ended: warn of its failure, or raise it."""
+        flight = self._flight
+        if flight is None or flight.outcome is None:
+            return
+        flight.wait()  # What is left of its thread.
+        self._flight = None
+        self._conclude(flight.number, flight.outcome)
+
+    def finish(self, *, timeout: float = 2 * _PATIENCE) -> None:
+        """Wait until no save is in flight, and settle it.
+
+        Raises:
+            AgreementError: It did not end within `timeout` seconds.
+            Exception: What the flight came to.
+        """
+        flight = self._flight
+        if flight is None:
+            return
+        if not flight.wait(timeout):
+            flight.give_up()
+            self._flight, self._given_up = None, flight
+            self.has_failed = True
+            raise AgreementError(
+                f"the save of checkpoint {flight.number}, which had begun before, did "
+                f"not end within {timeout:g} s. The disk may hang, or another replica; "
+                "look at their logs. The checkpoint before it is untouched."
+            )
+        self.settle()
+
+    def close(self, *, timeout: float) -> None:
+        """Finish what is in flight, for `timeout` seconds at most; end its thread.
+
+        Raises:
+            Exception: What the flight came to.
+        """
+        try:
+            self.finish(timeout=timeout)
+            # Not after an exception: the program did not come to register everything.
+            if sys.exc_info()[0] is None and not hasattr(sys, "last_type"):
+                self._hint_of_renaming()
+        finally:
+            if self._given_up is not None:
+                self._given_up.wait(_GIVING_UP_SECONDS)
+            self._capturer.forget()
+            if self._rank == 0 and self._asked is not None:
+                self._exchange.wait_until_heard(self._asked, timeout=_HEARING_SECONDS)
+
+    def note_gone(self, rank: int, fate: str) -> None:
+        """Do not wait for a rank any more: for rank 0's watcher, in its own thread."""
+        self._gone[rank] = fate
+
+    def _hint_of_renaming(self) -> None:
+        """Warn once if a state of the checkpoint seems to have another name now."""
+        if self._rank != 0 or self._has_hinted or self._start.newest is None:
+            return
+        text = hint_of_renaming(
+            self._start.newest,
+            not_found=self._registry.not_found,
+            unclaimed=self._registry.carried_over(self._start.newest),
+        )
+        if text is not None:
+            self._has_hinted = True
+            warn_at_program(text, CheckpointWarning)
+
+    def _conclude(self, number: int, outcome: Outcome) -> Checkpoint | None:
+        """Tell what became of a save, where that can be raised."""
+        self.has_failed = not isinstance(outcome, Checkpoint)
+        self.num_failed += self.has_failed
+        if isinstance(outcome, BaseException):
+            raise outcome
+        told, self._warnings[:] = list(self._warnings), []
+        for text in told:
+            warn_at_program(text, CheckpointWarning)
+        if isinstance(outcome, Checkpoint):
+            return outcome
+        warn_at_program(
+            f"checkpoint {number} was not saved: {outcome.rstrip('.')}. "
+            + (
+                f"The newest checkpoint is {self.newest.path}."
+                if self.newest
+                else "There is no checkpoint yet."
+            ),
+            CheckpointWarning,
+        )
+        return None
+
+
+def _why_not_saved(error: Exception, *, patience: float) -> str:
+    """Return why a save failed if training can go on.
+
+    Raises:
+        CheckpointError: A state of another rank could not be saved.
+        AgreementError: Rank 0 has said nothing, or is gone.
+        Exception: The error itself.
+    """
+    if isinstance(error, SaveFailed):
+        return str(error)
+    if isinstance(error, RankZeroError):
+        if error.kind == SaveFailed.__name__:
+            return str(error)
+        raise CheckpointError(f"rank 0: {error}") from error
+    if isinstance(error, TimeoutError):
+        raise AgreementError(
+            f"rank 0 did not come to the boundary where all agreed to save within "
+            f"{patience:g} s. Look at its log: it may hang, or its program "
+            "may take another path."
+        ) from error
+    if isinstance(error, ConnectionError):
+        raise AgreementError(
+            f"rank 0 was gone before the checkpoint was committed ({error}). Look "
+            "at its log; start the job again, it resumes at the last checkpoint."
+        ) from error
+    raise error

@@ -1,0 +1,257 @@
+"""The settings of a job: each one's default, variable, reading and refusal, in a line.
+
+They come from what a program gives, else from the variables of its process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+from elasticrun.checkpoint.keeping import (
+    parse_keep,
+    parse_keep_best,
+    parse_keep_every,
+    whole_number,
+)
+from elasticrun.replicas.environment import variables
+from elasticrun.replicas.signals import STOP_SIGNALS, parse_stop_signals
+
+
+class SaveEvery(NamedTuple):
+    """After how many global batches to save, and whether at the end of each epoch."""
+
+    num_batches: int | None = None
+    is_each_epoch: bool = False
+
+
+ONLY_BY_TIME = SaveEvery()
+
+
+def parse_checkpoint_dir(value: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return where checkpoints are kept: the path of a directory, or a URL.
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError(
+            f"checkpoint_dir (ELASTICRUN_CHECKPOINT_DIR) is {value!r}; give the path "
+            "of a directory, or the URL of an object store."
+        )
+    return value
+
+
+def parse_save_interval(
+    value: float | str, *, setting: str = "save_interval (ELASTICRUN_SAVE_INTERVAL)"
+) -> float | Literal["auto"]:
+    """Return seconds: 0 means every boundary, infinity ("off") none by time; or "auto".
+
+    Args:
+        setting: What to call it in an error.
+
+    Raises:
+        ValueError: `value` is no number of seconds from 0 up, nor "off" or "auto".
+    """
+    if value == "off":
+        return math.inf
+    if value == "auto":
+        return "auto"
+    try:
+        seconds = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ValueError(
+            f"{setting} is {value!r}; give seconds (0 saves at every boundary), 'auto' "
+            "or 'off'."
+        )
+    return seconds
+
+
+def parse_async_save(value: bool | str) -> bool:
+    """Return whether checkpoints are written while training goes on: "on" or "off".
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    if value not in ("on", "off"):
+        raise ValueError(
+            f"async_save (ELASTICRUN_ASYNC_SAVE) is {value!r}; give True or False, in "
+            "the variable 'on' or 'off'."
+        )
+    return value == "on"
+
+
+def parse_trust_pickle(value: str | Iterable[str]) -> frozenset[str]:
+    """Return the names of states; one may be given as it is.
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    given: Any = [value] if isinstance(value, str) else value
+    names = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"trust_pickle is {value!r}; give the names of the states that may hold "
+            "any object, like ['history']. Trust is in each by its name, since loading "
+            "it executes what its file says."
+        )
+    return frozenset(names)
+
+
+def parse_save_every(value: int | str) -> SaveEvery:
+    """Return when to save besides by time: "500", "epoch", or both as "500,epoch".
+
+    Raises:
+        ValueError: `value` is something else, or has two numbers.
+    """
+    every = SaveEvery()
+    words = value.split(",") if isinstance(value, str) else [value]
+    for word in words:
+        if isinstance(word, str) and word.strip() == "epoch":
+            every = every._replace(is_each_epoch=True)
+        elif whole_number(word) > 0 and every.num_batches is None:
+            every = every._replace(num_batches=whole_number(word))
+        else:
+            raise ValueError(
+                f"save_every (ELASTICRUN_SAVE_EVERY) is {value!r}; give a number of "
+                "global batches from 1 up, 'epoch', or both with a comma between them."
+            )
+    return every
+
+
+def parse_grace(value: float | str) -> float:
+    """Return the seconds that a stop may take.
+
+    Raises:
+        ValueError: `value` is not a number above 0.
+    """
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(
+            f"ELASTICRUN_GRACE={value!r} must be a number of seconds above 0."
+        )
+    return seconds
+
+
+def parse_timeout(value: float | timedelta | str) -> float:
+    """Return the seconds that a collective may take.
+
+    Raises:
+        ValueError: `value` is neither a number above 0 nor such a time.
+    """
+    try:
+        seconds = (
+            value.total_seconds() if isinstance(value, timedelta) else float(value)
+        )
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"timeout (ELASTICRUN_TIMEOUT) is {value!r}; give the seconds above 0 that "
+            "a collective may take."
+        )
+    return seconds
+
+
+def _name_of_script() -> str:
+    return os.path.basename(sys.argv[0] or "python")
+
+
+def _read(parse: Callable[[Any], object], variable: str = "") -> dict[str, Any]:
+    """Return who reads a field, or refuses it, and the variable that it may be in."""
+    return {"parse": parse, "variable": variable}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a job saves, when and where, and how it is started.
+
+    Attributes:
+        checkpoint_dir: Where checkpoints are kept; without it nothing is saved.
+        save_interval: Seconds between checkpoints; 0 for every boundary; infinite for
+            "off"; or "auto".
+        save_every: What else makes the job save: batches, ends of epochs.
+        keep: How many of the newest checkpoints stay.
+        keep_every: Checkpoints of which numbers stay for ever: its multiples.
+        keep_best: The value that is best in a checkpoint that stays, "max" or "min".
+        async_save: Whether training goes on while a checkpoint is written.
+        trust_pickle: States that may hold any object; loading them executes code.
+        grace: Seconds that a stop may take before a replica leaves without saving.
+        stop_signals: The signals that mean to save and stop.
+        job: The job's name, which a checkpoint remembers.
+        trace_dir: Where to append one line per delivered micro-batch, or None.
+        backend: "gloo", "nccl", or "auto": NCCL where each replica has a GPU.
+        timeout: Seconds that a collective may take; None for what torch finds right.
+    """
+
+    checkpoint_dir: str | os.PathLike[str] | None = field(
+        default=None, metadata=_read(parse_checkpoint_dir, "ELASTICRUN_CHECKPOINT_DIR")
+    )
+    save_interval: float | Literal["auto"] = field(
+        default=300.0, metadata=_read(parse_save_interval, "ELASTICRUN_SAVE_INTERVAL")
+    )
+    save_every: SaveEvery = field(
+        default=ONLY_BY_TIME, metadata=_read(parse_save_every, "ELASTICRUN_SAVE_EVERY")
+    )
+    keep: int = field(default=3, metadata=_read(parse_keep, "ELASTICRUN_KEEP"))
+    keep_every: int | None = field(
+        default=None, metadata=_read(parse_keep_every, "ELASTICRUN_KEEP_EVERY")
+    )
+    keep_best: tuple[str, str] | None = field(
+        default=None, metadata=_read(parse_keep_best, "ELASTICRUN_KEEP_BEST")
+    )
+    async_save: bool = field(
+        default=True, metadata=_read(parse_async_save, "ELASTICRUN_ASYNC_SAVE")
+    )
+    trust_pickle: frozenset[str] = field(
+        default=frozenset(), metadata=_read(parse_trust_pickle)
+    )
+    grace: float = field(default=60.0, metadata=_read(parse_grace, "ELASTICRUN_GRACE"))
+    stop_signals: tuple[int, ...] = field(
+        default=STOP_SIGNALS,
+        metadata=_read(parse_stop_signals, "ELASTICRUN_STOP_SIGNALS"),
+    )
+    job: str = field(
+        default_factory=_name_of_script, metadata=_read(str, "ELASTICRUN_JOB")
+    )
+    trace_dir: str | None = field(default=None, metadata=_read(str, "ELASTICRUN_TRACE"))
+    backend: str = field(default="auto", metadata=_read(str))
+    timeout: float | None = field(
+        default=None, metadata=_read(parse_timeout, "ELASTICRUN_TIMEOUT")
+    )
+
+    @classmethod
+    def read(
+        cls, process: Mapping[str, str] | None = None, /, **given: Any
+    ) -> Settings:
+        """Return the settings that a program gives, and from variables the others.
+
+        Args:
+            process: The variables of a process; None for this one's.
+            given: By name; None and an empty text are as good as nothing given.
+
+        Raises:
+            TypeError: There is no setting of a name.
+            ValueError: One of them is not what it should be; the text names it.
+        """
+        process = variables() if process is None else process
+        values = {}
+        for each in fields(cls):
+            value = given.pop(each.name, None)
+            if value is None or value == "":
+                value = process.get(each.metadata["variable"]) or None
+            if value is not None:
+                values[each.name] = each.metadata["parse"](value)
+        return cls(**values, **given)  # Which refuses what is left: no setting.

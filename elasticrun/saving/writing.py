@@ -1,0 +1,334 @@
+"""What one rank does for a checkpoint: its own files, and on rank 0 the commit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.manifest import Manifest, version
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.errors import CheckpointError, ElasticRunError, text_of
+from elasticrun.replicas.exchange import Gathered
+from elasticrun.saving.capturing import Capture, Samples
+
+_TOLERANCE = 1e-6
+_MOST_NAMED = 5
+
+
+class SaveFailed(ElasticRunError):
+    """A save that cannot be committed, though training can go on."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a rank has written.
+
+    Attributes:
+        checksums: Of what is to be the same on all ranks, by its name.
+        samples: Of states that must not have drifted apart, by state and part.
+        error: Why it has not written everything, or None.
+    """
+
+    position: dict[str, Any]
+    files: tuple[FileRecord, ...] = ()
+    checksums: dict[str, int] = field(default_factory=dict)
+    samples: Samples = field(default_factory=dict)
+    error: Exception | None = None
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether a state's `save` has failed, which it will do again."""
+        return self.error is not None and not isinstance(self.error, SaveFailed)
+
+    def encode(self) -> dict[str, Any]:
+        """Return what rank 0 hears of it."""
+        return {
+            "position": self.position,
+            "files": self.files,
+            "checksums": self.checksums,
+            "samples": {
+                name: list(parts.values()) for name, parts in self.samples.items()
+            },
+            "error": None if self.error is None else text_of(self.error),
+            "is_mistake": self.is_mistake,
+        }
+
+
+class CheckpointWriter:
+    """One rank's hands in a save; one save at a time, in whatever thread.
+
+    Args:
+        generation: The number of the running one.
+        warn: Told what went wrong once the checkpoint is committed.
+    """
+
+    def __init__(
+        self,
+        checkpoints: CheckpointStore,
+        *,
+        rank: int,
+        world_size: int,
+        generation: int,
+        warn: Callable[[str], object],
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._rank = rank
+        self._world_size = world_size
+        self._generation = generation
+        self._warn = warn
+        self._draft: Draft | None = None
+        self._made: Checkpoint | None = None
+        self._differing: set[str] = set()
+
+    def begin(self, capture: Capture) -> None:
+        """Make the directory; rank 0 only.
+
+        Raises:
+            SaveFailed: That is not possible now.
+        """
+        with _failing_softly():
+            if capture.problem is not None:
+                raise SaveFailed(capture.problem)
+            self._draft = self._checkpoints.begin(capture.number)
+
+    def write_files(self, capture: Capture, newest: Checkpoint | None) -> Written:
+        """Write this rank's files, with rank 0 also those that are carried over.
+
+        Args:
+            newest: Where the latter come from.
+        """
+        try:
+            with _failing_softly():
+                files = self._write_files(capture, newest)
+        except Exception as error:
+            return Written(capture.position, error=error)
+        return Written(
+            capture.position, tuple(files), capture.checksums, capture.samples
+        )
+
+    def _write_files(
+        self, capture: Capture, newest: Checkpoint | None
+    ) -> list[FileRecord]:
+        if capture.problem is not None:
+            raise SaveFailed(capture.problem)
+        if self._rank != 0:
+            try:
+                draft = self._checkpoints.join(capture.number)
+            except CheckpointError as error:
+                raise SaveFailed(str(error)) from error
+            return [own.write(draft) for own in capture.files]
+        assert self._draft is not None
+        files = [own.write(self._draft) for own in capture.files]
+        if newest is None:
+            return files
+        try:
+            return files + [self._draft.copy(newest, name) for name in capture.carried]
+        except CheckpointError as error:
+            raise SaveFailed(str(error)) from error
+
+    def commit(
+        self, capture: Capture, own: Written, gather: Callable[[], Gathered]
+    ) -> dict[str, Any]:
+        """Commit what all ranks have written; rank 0 only.
+
+        Args:
+            own: What this rank has written.
+            gather: Waits for what the others have.
+
+        Returns:
+            What the others know the checkpoint from, which does not grow with them.
+
+        Raises:
+            SaveFailed: That is not possible now; the draft is removed.
+            CheckpointError: A rank's state could not be saved, ranks are at different
+                positions, or a file is missing.
+            Exception: What the `save` of a state of this rank raised.
+        """
+        with _failing_softly():
+            if own.error is not None:
+                raise own.error
+            heard = gather()
+            files = [*own.files, *_files_of_others(heard, own)]
+            _check_complete(capture, files)
+            assert self._draft is not None
+            made = self._made = self._draft.commit(self._manifest(capture, files))
+        self._draft = None
+        self._warn_of_differences(own.checksums, heard)
+        return {"digest": made.manifest.digest, "time": made.time}
+
+    def committed(self, number: int, told: dict[str, Any]) -> Checkpoint:
+        """Return the checkpoint that rank 0 has committed, of which it has told this.
+
+        Rank 0 knows the manifest; the others read it when something asks for it.
+        """
+        made, self._made = self._made, None
+        return made or self._checkpoints.committed(number, **told)
+
+    def abandon(self) -> None:
+        """Remove what was written of a save that has failed; rank 0 only."""
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            draft.abandon()
+
+    def prune(self) -> None:
+        """Remove old checkpoints, after a commit; rank 0 only."""
+        try:
+            self._checkpoints.prune(warn=self._warn)
+        except OSError as error:  # The new one is there all the same.
+            self._warn(f"old checkpoints could not be removed: {error}")
+
+    def _warn_of_differences(self, own: dict[str, int], heard: Gathered) -> None:
+        """Name what differs between ranks though one value is saved; each name once."""
+        own = {name: own[name] for name in own if name not in self._differing}
+        found: dict[str, list[int]] = {}
+        for rank, report in heard.told.items() if own else ():
+            if rank == 0:
+                continue
+            for name, checksum in own.items():
+                if report["checksums"].get(name, checksum) != checksum:
+                    found.setdefault(name, []).append(rank)
+        differing = [
+            f"{name} (rank {', '.join(map(str, found[name]))})"
+            for name in own
+            if name in found
+        ]
+        self._differing.update(found)
+        if differing:
+            self._warn(
+                "other replicas have other values than rank 0 of "
+                f"{'; '.join(differing)}. Rank 0's are saved, and all replicas load "
+                "them. A value that came from a replica's own part of the batches is "
+                "wrong: add the replicas up in an Accumulator first."
+            )
+
+    def _manifest(self, capture: Capture, files: list[FileRecord]) -> Manifest:
+        return Manifest(
+            job=self._checkpoints.job,
+            number=capture.number,
+            generation=self._generation,
+            world_size=self._world_size,
+            position=capture.position,
+            time=time.time(),
+            torch_version=str(torch.__version__),
+            elasticrun_version=version(),
+            files=tuple(files),
+            values=capture.values,
+        )
+
+
+@contextmanager
+def _failing_softly() -> Iterator[None]:
+    """Let what the disk or the network does be no reason to end the training."""
+    try:
+        yield
+    except OSError as error:
+        raise SaveFailed(text_of(error)) from error
+
+
+def _files_of_others(heard: Gathered, own: Written) -> list[FileRecord]:
+    """Return what the other ranks have written.
+
+    Raises:
+        SaveFailed: One could not, or is gone, or has not come to the boundary.
+        CheckpointError: A state of one could not be saved, or one is at another place,
+            or has other parameters.
+    """
+    position = own.position
+    files: list[FileRecord] = []
+    for rank, report in heard.told.items():
+        if rank == 0:
+            continue
+        if report["error"] is not None:
+            text = f"rank {rank}: {report['error']}"
+            raise CheckpointError(text) if report["is_mistake"] else SaveFailed(text)
+        if report["position"] != position:
+            raise CheckpointError(
+                f"rank 0 is to save at {Position.decode(position)}, but "
+                f"rank {rank} at {Position.decode(report['position'])}. "
+                + _what_to_do(position, report["position"])
+            )
+        _check_alike(rank, own.samples, report["samples"])
+        files += [FileRecord(*record) for record in report["files"]]
+    for rank, fate in heard.gone.items():
+        raise SaveFailed(f"rank {rank}: {fate}")
+    if heard.silent:
+        raise SaveFailed(
+            f"rank {', '.join(map(str, heard.silent))} did not come to the agreed "
+            f"boundary within {heard.seconds:g} s."
+        )
+    return files
+
+
+def _check_alike(rank: int, own: Samples, told: dict[str, list[list[float]]]) -> None:
+    """Refuse to save rank 0's parameters for all when another rank has others.
+
+    Raises:
+        CheckpointError: It has.
+    """
+    for name, parts in own.items():
+        others = told.get(name, [])
+        if len(others) != len(parts):  # Of another module: it shows elsewhere.
+            continue
+        pairs = zip(parts.items(), others, strict=True)
+        differing = [part for (part, sums), other in pairs if _differ(sums, other)]
+        if differing:
+            more = len(differing) - _MOST_NAMED
+            raise CheckpointError(
+                f"the replicas have drifted apart: {', '.join(differing[:_MOST_NAMED])}"
+                f"{f' and {more} more' if more > 0 else ''} of {name!r} on rank {rank} "
+                "differ from those of rank 0, so the gradients with which they were "
+                "stepped were not averaged. This was not saved; the checkpoint before "
+                "it is untouched. Let all losses come from forward passes of the "
+                "AdaptiveDataParallel, and change parameters in the same way on every "
+                "replica."
+            )
+
+
+def _differ(own: list[float], other: list[float]) -> bool:
+    """Return whether sums differ by more than other hardware would round otherwise."""
+    if any(map(math.isnan, own)) or any(map(math.isnan, other)):
+        return False  # What has become of a loss is another matter.
+    scale = max(map(abs, [*own, *other]), default=0.0)
+    pairs = zip(own, other, strict=True)
+    return any(abs(a - b) > _TOLERANCE * scale for a, b in pairs)
+
+
+def _check_complete(capture: Capture, files: list[FileRecord]) -> None:
+    """Refuse to commit what would resume without a state that is registered here.
+
+    Raises:
+        CheckpointError: A file of one is not among those that were written.
+    """
+    written = {record.name for record in files}
+    lacking = [name for name in capture.file_names if name not in written]
+    if lacking:
+        raise CheckpointError(
+            f"checkpoint {capture.number} would lack {', '.join(lacking)}: nobody "
+            "wrote that, though rank 0 has the state registered. The job would resume "
+            "without it. Register the same states on every replica, in the same order."
+        )
+
+
+def _what_to_do(own: dict[str, Any], other: dict[str, Any]) -> str:
+    """Say how replicas come to the same position, which they are not at."""
+    place = ("finished_epochs", "in_epoch", "finished_loops", "loader")
+    if any(own[key] != other[key] for key in place):
+        return (
+            "Replicas must walk the same epochs and loops: let no loader or loop be "
+            "one rank's alone (as a validation on rank 0), and what decides about a "
+            "`break` be the same on all of them."
+        )
+    return (
+        "Replicas must leave their loops at the same batch: let what decides about a "
+        "`break` be the same on all of them (with even_batches=False they see "
+        "different numbers of batches)."
+    )

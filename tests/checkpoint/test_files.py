@@ -1,0 +1,292 @@
+"""Files are durable and checked: what is read is what was written, or an error."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticrun.checkpoint.files import durable, recorded
+from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.streams import write_measured
+from elasticrun.checkpoint.listing import read_counter, write_counter
+from elasticrun.checkpoint.storage.remote import storage_at
+
+
+def write_bytes(path: Path, data: bytes) -> FileRecord:
+    return durable.write_file(path, lambda file: file.write(data))
+
+
+def read(path: Path, record: FileRecord) -> bytes:
+    with recorded.open_checked(path, record) as file:
+        return file.read()
+
+
+def test_record_is_of_the_bytes_written(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "model", b"parameters")
+    assert record == FileRecord("model", 10, zlib.crc32(b"parameters"))
+    assert (tmp_path / "model").read_bytes() == b"parameters"
+
+
+@settings(deadline=None)
+@given(chunks=st.lists(st.binary(max_size=20_000), max_size=6))
+def test_checksum_does_not_depend_on_how_it_is_written(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]
+) -> None:
+    def write(file: BinaryIO) -> None:
+        for chunk in chunks:
+            assert file.write(memoryview(chunk)) == len(chunk)
+            file.flush()
+
+    path = tmp_path_factory.mktemp("files") / "model"
+    data = b"".join(chunks)
+    record = durable.write_file(path, write)
+    assert record == FileRecord("model", len(data), zlib.crc32(data))
+    assert read(path, record) == data
+
+
+@pytest.mark.parametrize("is_zipfile", [True, False])
+def test_torch_saves_into_it(tmp_path: Path, is_zipfile: bool) -> None:
+    state: dict[str, Any] = {"weight": torch.arange(70_000.0), "step": 3}
+    record = durable.write_file(
+        tmp_path / "model",
+        lambda file: torch.save(state, file, _use_new_zipfile_serialization=is_zipfile),
+    )
+    with recorded.open_checked(tmp_path / "model", record) as file:
+        loaded = torch.load(file, weights_only=True)
+    assert torch.equal(loaded["weight"], state["weight"])
+    assert loaded["step"] == 3
+
+
+def test_text_can_be_written_into_it(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        with io.TextIOWrapper(file, encoding="utf-8") as text:
+            json.dump({"best": 0.5}, text)
+
+    record = durable.write_file(tmp_path / "best", write)
+    assert read(tmp_path / "best", record) == b'{"best": 0.5}'
+
+
+def test_file_is_never_written_twice(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "model", b"first")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "model", b"second")
+    assert read(tmp_path / "model", record) == b"first"
+
+
+def test_error_of_the_writer_passes_through(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        durable.write_file(tmp_path / "model", write)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with pytest.raises(DamagedFileError) as caught:
+        recorded.open_checked(path, FileRecord("model", 12, 0))
+    assert str(caught.value) == f"{path} is missing; it had 12 bytes."
+
+
+def test_other_size_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    record = write_bytes(path, b"parameters")
+    os.truncate(path, 4)
+    with pytest.raises(DamagedFileError) as caught:
+        recorded.open_checked(path, record)
+    assert str(caught.value) == f"{path} has 4 bytes, but 10 were written."
+
+
+def test_other_content_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    record = write_bytes(path, b"parameters")
+    path.write_bytes(b"Parameters")
+    with pytest.raises(DamagedFileError) as caught:
+        recorded.open_checked(path, record)
+    assert str(caught.value) == (
+        f"{path} has the checksum {zlib.crc32(b'Parameters'):08x}, "
+        f"but {zlib.crc32(b'parameters'):08x} was written."
+    )
+
+
+def test_content_beyond_one_block_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    data = bytearray(os.urandom(recorded.BLOCK_SIZE * 2 + 5))
+    record = write_bytes(path, bytes(data))
+    assert read(path, record) == data
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match="has the checksum"):
+        recorded.open_checked(path, record)
+
+
+def test_copy_is_another_inode(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "old", b"parameters")
+    copied = durable.copy_file(tmp_path / "old", tmp_path / "new", record=record)
+    assert copied == record._replace(name="new")
+    assert read(tmp_path / "new", copied) == b"parameters"
+    assert (tmp_path / "new").stat().st_ino != (tmp_path / "old").stat().st_ino
+
+
+def test_copy_of_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    record = write_bytes(tmp_path / "old", b"parameters")
+    (tmp_path / "old").write_bytes(b"Parameters")
+    with pytest.raises(DamagedFileError, match=f"{tmp_path}/old has the checksum"):
+        durable.copy_file(tmp_path / "old", tmp_path / "new", record=record)
+
+
+def test_atomic_write_replaces_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "generation"
+    path.with_name("generation.tmp").write_bytes(b"a longer rest of a killed process")
+    durable.write_atomically(path, b"1")
+    durable.write_atomically(path, b"2")
+    assert path.read_bytes() == b"2"
+    assert os.listdir(tmp_path) == ["generation"]
+
+
+def test_counter_comes_back(tmp_path: Path) -> None:
+    storage = storage_at(tmp_path)
+    assert read_counter(storage, "generation") == -1
+    write_counter(storage, "generation", 41)
+    assert read_counter(storage, "generation") == 41
+    (tmp_path / "directory").mkdir()
+    assert read_counter(storage, "directory") == -1
+
+
+@settings(deadline=None)
+@given(position=st.integers(0, 11), flip=st.integers(1, 255))
+def test_damaged_counter_is_not_believed(
+    tmp_path_factory: pytest.TempPathFactory, position: int, flip: int
+) -> None:
+    storage = storage_at(tmp_path_factory.mktemp("files"))
+    write_counter(storage, "generation", 41)
+    data = bytearray(storage.read("generation"))
+    assert len(data) == 12
+    data[position] ^= flip
+    storage.replace("generation", bytes(data))
+    assert read_counter(storage, "generation") == -1
+    storage.replace("generation", bytes(data[:position]))
+    assert read_counter(storage, "generation") == -1
+
+
+def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it() -> None:
+    class Full(io.RawIOBase):
+        left = 0
+
+        def write(self, data: object) -> int:
+            Full.left -= len(bytes(data))  # type: ignore[call-overload]
+            if Full.left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return 0
+
+    causes = set()
+    for Full.left in range(0, 1000, 50):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            write_measured(
+                cast(BinaryIO, Full()), lambda out: torch.save(torch.zeros(99), out)
+            )
+        causes.add(type(caught.value.__cause__))
+    assert causes == {
+        RuntimeError,
+        type(None),
+    }  # Else torch has changed for the better.
+    with pytest.raises(LookupError):
+        write_measured(cast(BinaryIO, Full()), lambda out: {}["a mistake"])
+
+
+def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with durable.open_shared(path) as file:
+        durable.overwrite(file, b"a long text")
+        inode = path.stat().st_ino
+        durable.overwrite(file, b"short")
+    assert path.read_bytes() == b"short"
+    assert path.stat().st_ino == inode
+    with durable.open_shared(path) as file:
+        assert file.read() == b"short"
+
+
+def test_lines_are_appended_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "traces" / "0-0.jsonl"
+    with durable.open_append(path) as first, durable.open_append(path) as second:
+        first.write("1\n")
+        second.write("2\n")
+        first.write("3\n")
+        assert path.read_text() == "1\n2\n3\n"
+
+
+def test_parents_are_made_too(tmp_path: Path) -> None:
+    durable.make_directory(tmp_path / "a" / "b")
+    durable.make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_directory_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        durable.make_directory(tmp_path / "file" / "a")
+
+
+def test_size_of_the_unreachable_is_not_none(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "three").write_bytes(b"123")
+    assert durable.find_size(tmp_path / "three") == 3
+    assert durable.find_size(tmp_path / "none") is None
+    with pytest.raises(OSError, match="symbolic links"):
+        durable.find_size(tmp_path / "loop")
+
+
+def test_tree_is_removed_with_the_first_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    unlink = os.unlink
+
+    def record(path: str | Path, *, dir_fd: int | None = None) -> None:
+        removed.append(Path(path).name)
+        unlink(path, dir_fd=dir_fd)
+
+    directory = tmp_path / "tree"
+    (directory / "deeper").mkdir(parents=True)
+    for name in ("a", "manifest.json", "z", "deeper/b"):
+        (directory / name).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", record)
+        durable.remove_tree(directory, first="manifest.json")
+    assert removed[0] == "manifest.json"
+    assert sorted(removed) == ["a", "b", "manifest.json", "z"]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_file_system_without_directory_sync_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refuse_fsync(monkeypatch, code)
+    durable.fsync_directory(tmp_path)
+
+
+def test_failed_directory_sync_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_fsync(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        durable.fsync_directory(tmp_path)
+
+
+def refuse_fsync(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fsync)

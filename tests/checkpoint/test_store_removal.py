@@ -1,0 +1,233 @@
+"""A store removes what is old or was never committed, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from elasticrun.checkpoint.files import recorded
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.errors import CheckpointWarning
+from tests.support.places import Content
+from tests.support.stores import (
+    STATES,
+    acquired,
+    load,
+    names,
+    save,
+)
+
+
+def test_newest_are_kept(store: CheckpointStore) -> None:
+    for _ in range(5):
+        save(store)
+        store.prune()
+    assert names(store) == [f"checkpoint-{n:08d}" for n in (3, 4, 5)]
+
+
+def test_restarts_that_save_once_do_not_pile_up(place: str) -> None:
+    for _ in range(5):
+        with acquired(place, keep=2) as store:
+            store.find_newest()
+            save(store)
+            store.prune()
+    assert names(store) == ["checkpoint-00000004", "checkpoint-00000005"]
+
+
+def test_damaged_one_does_not_count_and_goes_when_it_is_old(
+    place: str, content: Content
+) -> None:
+    with acquired(place, keep=2) as store:
+        for _ in range(3):
+            save(store)
+        content.write("checkpoint-00000003/model", b"Parameters")
+        with pytest.warns(CheckpointWarning, match="00000003 is skipped"):
+            store.find_newest()
+        store.prune()
+        assert names(store) == [f"checkpoint-{n:08d}" for n in (1, 2, 3)]
+        save(store)
+        store.prune()
+        assert names(store) == [f"checkpoint-{n:08d}" for n in (2, 3, 4)]
+        save(store)
+        store.prune()
+        assert names(store) == [f"checkpoint-{n:08d}" for n in (4, 5)]
+
+
+def test_truncated_one_does_not_count_unseen(place: str) -> None:
+    with acquired(place, keep=1) as store:
+        older = save(store)
+        Content(save(store).path).write("model", b"")
+        store.prune()
+        assert older.path.name in names(store)
+
+
+def test_failed_removal_is_a_warning(
+    local_store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = local_store
+    for _ in range(4):
+        save(store)
+
+    def rmdir(path: str, *, dir_fd: int | None = None) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    path = store.directory / "checkpoint-00000001"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", rmdir)
+        with pytest.warns(CheckpointWarning) as caught:
+            store.prune()
+    [said] = [str(warning.message) for warning in caught]
+    # From Python 3.13 on, the error names a path, too.
+    assert said.startswith(
+        f"{path} could not be removed: [Errno 16] Device or resource busy"
+    )
+    assert said.endswith(". It takes space until it can be.")
+    assert path.is_dir()
+    store.sweep()
+    assert not path.is_dir()
+
+
+def test_sweep_removes_only_what_was_never_committed(
+    store: CheckpointStore, content: Content, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = save(store)
+    torn = store.begin(2).path
+    Content(torn).write("manifest.json.tmp", b"")
+    mine = "checkpoint-before-the-holidays"
+    content.write(f"{mine}/note", b"")
+    store.sweep()
+    assert names(store) == [saved.path.name, mine]
+    assert caplog.messages == [f"removing {torn}, which was never committed"]
+
+
+DATE = 20261122
+
+
+def put_mine(content: Content) -> None:
+    """Leave what somebody else has named like checkpoints: two folders and a file."""
+    content.write(f"checkpoint-{DATE}/weights.pt", b"mine")
+    content.write("checkpoint-00000003/log/text", b"mine, too")
+    content.write("checkpoint-00000007", b"a file")
+
+
+def assert_mine(content: Content) -> None:
+    assert content.read(f"checkpoint-{DATE}/weights.pt") == b"mine"
+    assert content.read("checkpoint-00000003/log/text") == b"mine, too"
+    assert content.read("checkpoint-00000007") == b"a file"
+
+
+def test_what_is_only_named_like_a_checkpoint_is_left_alone(
+    place: str, content: Content
+) -> None:
+    put_mine(content)
+    told = (
+        f"{re.escape(place)}/checkpoint-00000003, .*/checkpoint-00000007, "
+        f".*/checkpoint-{DATE}: named like a checkpoint, but elasticrun did not make"
+    )
+    with acquired(place, keep=1) as store:
+        assert store.next_generation() == 0
+        with pytest.warns(CheckpointWarning, match=told) as caught:
+            store.sweep()
+        assert len(caught) == 1
+        assert store.find_newest() is None
+        saved = [save(store).number for _ in range(3)]
+        assert saved == [8, 9, 10]
+        store.prune()
+        store.begin(11).write("model", lambda file: file.write(b"half"))
+    assert_mine(content)
+    with acquired(place, keep=1) as store:
+        with pytest.warns(CheckpointWarning, match=told):
+            store.sweep()
+        newest = store.find_newest()
+        assert newest is not None
+        assert newest.number == 10
+        assert store.next_number() == 11
+    assert_mine(content)
+    assert len(names(store)) == 4
+
+
+def test_what_comes_in_the_way_later_is_not_written_over(
+    store: CheckpointStore, content: Content
+) -> None:
+    save(store)
+    content.write("checkpoint-00000002/weights.pt", b"mine")
+    with pytest.raises(FileExistsError, match=r"00000002 is in the way: .* Move it"):
+        store.begin(2)
+    assert content.read("checkpoint-00000002/weights.pt") == b"mine"
+    assert save(store).number == 3
+    store.prune()
+    assert content.names("checkpoint-00000002") == ["weights.pt"]
+
+
+def test_one_whose_manifest_was_taken_away_is_left_alone(
+    store: CheckpointStore, content: Content
+) -> None:
+    save(store), save(store)
+    content.remove("checkpoint-00000002/manifest.json")
+    with pytest.warns(CheckpointWarning, match="or its manifest was taken away"):
+        store.sweep()
+    assert content.names("checkpoint-00000002") == sorted(STATES)
+    assert save(store).number == 3
+
+
+def test_a_note_of_what_is_committed_or_gone_is_removed(
+    store: CheckpointStore, content: Content
+) -> None:
+    save(store)
+    for number in (1, 2):
+        content.write(f"draft.checkpoint-0000000{number}", b"")
+    store.sweep()
+    assert not [name for name in content.names() if name.startswith("draft.")]
+    assert load(store.find_newest()) == STATES
+
+
+def test_a_link_is_removed_but_not_what_it_leads_to(
+    directory: Path, tmp_path: Path
+) -> None:
+    store = CheckpointStore(directory, job="digits", keep=1)
+    store.acquire(timeout=0)
+    old = save(store).path
+    old.rename(tmp_path / "moved")
+    old.symlink_to(tmp_path / "moved")
+    assert load(store.find_newest()) == STATES
+    save(store)
+    store.prune()
+    store.release()
+    assert names(store) == ["checkpoint-00000002"]
+    assert sorted(os.listdir(tmp_path / "moved")) == sorted([*STATES, "manifest.json"])
+
+
+def test_one_that_somebody_else_removes_is_no_damage(
+    local_store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = local_store
+    older, newer = save(store), save(store)
+    open_checked = recorded.open_checked
+
+    def remove_first(path: Path, record: FileRecord) -> BinaryIO:
+        if newer.path.is_dir():
+            store.storage.remove(newer.path.name)
+        return open_checked(path, record)
+
+    monkeypatch.setattr(recorded, "open_checked", remove_first)
+    assert store.find_newest() == older
+    store.storage.remove(newer.path.name)
+
+
+def test_sweep_leaves_what_it_cannot_reach(local_store: CheckpointStore) -> None:
+    store = local_store
+    path = store.directory / "checkpoint-00000001"
+    path.symlink_to(path.name)
+    store.sweep()
+    assert path.is_symlink()
+
+
+def test_keep_must_be_positive(directory: Path) -> None:
+    with pytest.raises(ValueError, match="keep=0: at least 1 checkpoint must be kept"):
+        CheckpointStore(directory, job="digits", keep=0)

@@ -1,0 +1,127 @@
+"""Registered metrics go on where they were, whatever each replica has seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elasticrun import CheckpointWarning, register, save_all_states
+from elasticrun.testing import run_generation
+from elasticrun.testing.replicas import GenerationFailed
+from tests.support.generations import run_once
+
+pytest.importorskip("torchmetrics", reason="requirements-dev.txt installs it")
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1), (2, 3), pytest.param((3, 1), marks=pytest.mark.slow)]
+)
+def test_metrics_of_torchmetrics_are_merged(
+    tmp_path: Path, sizes: tuple[int, int]
+) -> None:
+    from tests.support.metrics import measure
+
+    def run(directory: str, *, leaves: bool) -> Any:
+        return measure(directory, leaves=leaves)
+
+    first, second = sizes
+    run_generation(lambda d: run(d, leaves=True), first, str(tmp_path))
+    found = run_generation(lambda d: run(d, leaves=False), second, str(tmp_path))
+    numbers = torch.arange(24.0)
+    for each in found:
+        assert each["all"] == numbers.tolist()
+        assert each["sum"] == numbers.sum()
+        assert each["mean"] == each["in the model"] == numbers.mean()
+        assert (each["least"], each["largest"]) == (0, 23)
+        assert each["recall"] == pytest.approx(4 / 12)
+        assert each["precision"] == pytest.approx(4 / 8)
+
+
+def test_what_counts_on_each_replica_is_refused_when_it_is_saved(
+    tmp_path: Path,
+) -> None:
+    from tests.support.metrics import count
+
+    with pytest.raises(
+        GenerationFailed,
+        match=r"'metric' \(Counting\) has another state on rank 1 than on rank 0\.",
+    ):
+        run_generation(count, 2, str(tmp_path))
+    assert list(tmp_path.glob("checkpoint-*")) == []
+
+
+def test_a_metric_that_does_not_say_how_it_is_merged_is_refused(
+    tmp_path: Path,
+) -> None:
+    from tests.support.metrics import register_correlation
+
+    run_generation(register_correlation, 1, str(tmp_path))
+    with pytest.raises(
+        GenerationFailed, match=r"metric 'metric.mean_x' \(PearsonCorrCoef\) cannot be"
+    ):
+        run_generation(register_correlation, 2, str(tmp_path))
+
+
+class Forgetful:
+    """Has something to lose, and an empty state."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        del state_dict
+
+
+def not_persistent() -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("count", torch.zeros(1), persistent=False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Forgetful(count=1), "count"),
+        (lambda: Forgetful(sums=torch.ones(1)), "sums"),
+        (not_persistent, "count"),
+    ],
+)
+def test_an_empty_state_of_what_has_something_to_lose_is_warned_of(
+    tmp_path: Path, make: Any, name: str
+) -> None:
+    def script() -> None:
+        register(it=make())
+        save_all_states()
+        save_all_states()
+
+    with pytest.warns(CheckpointWarning) as caught:
+        run_once(script, tmp_path)
+    assert [
+        f"though it has {name}. It begins anew" in str(w.message) for w in caught
+    ] == [True]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        nn.ReLU,
+        lambda: nn.Dropout(0.5),
+        lambda: torch.amp.GradScaler("cpu", enabled=False),
+        lambda: Forgetful(is_on=True, name="x"),
+    ],
+)
+def test_an_empty_state_of_what_has_nothing_to_lose_is_fine(
+    tmp_path: Path, make: Any
+) -> None:
+    def script() -> None:
+        register(it=make())
+        save_all_states()
+
+    run_once(script, tmp_path)

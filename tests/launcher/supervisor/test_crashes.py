@@ -1,0 +1,44 @@
+"""What crashes cost a job, and who is at fault for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticrun.launcher.nodes.nodes import (
+    Offer,
+    plan_round,
+)
+from elasticrun.launcher.supervisor.crashes import Budget, CrashBook
+from elasticrun.launcher.verdict import How, Verdict
+
+
+def offer(share: int, number: int = 0, **more: object) -> Offer:
+    return replace(Offer(share, (10 * share, 10 * share + 1), number), **more)
+
+
+def test_delays_double_up_to_a_minute() -> None:
+    budget = Budget(10)
+    delays = [budget.on_crash(0) for _ in range(11)]
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, None]
+
+
+def test_a_newer_checkpoint_makes_it_full_again() -> None:
+    budget = Budget(2)
+    assert [budget.on_crash(n) for n in (1, 1, 2, 2, 2)] == [0, 1, 0, 1, None]
+
+
+def test_none_is_none() -> None:
+    assert Budget(0).on_crash(5) is None
+
+
+def test_a_newcomer_that_fails_at_once_fails_alone() -> None:
+    veteran = CrashBook(3, newest_at_start=0)
+    veteran.has_trained = True
+    newcomer = CrashBook(3, newest_at_start=0)
+    offers = [offer(1, has_trained=True), offer(1)]
+    for node, book in enumerate((veteran, newcomer)):
+        book.adopt(plan_round(offers, node, addresses=["a", "b"], interface=""))
+    here = Verdict(How.CRASHED, text="no module named x", is_own_fault=True)
+    assert veteran.decide(replace(here, is_here=False), 3)[0] == 0
+    assert newcomer.decide(here, 3)[0] is None
+    assert newcomer.decide(replace(here, is_here=False), 3)[0] == 0

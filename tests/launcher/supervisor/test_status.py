@@ -1,0 +1,94 @@
+"""What a status takes from the supervisor, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticrun.launcher import processes
+from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.generation import Member
+from elasticrun.launcher.supervisor.status import StatusBook
+
+
+@pytest.fixture
+def leaders() -> Iterator[list[int]]:
+    """Three processes with groups of their own."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(3):
+            process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            found.append(process.pid)
+        yield found
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every look at all processes."""
+    found: list[str] = []
+    listdir = os.listdir
+
+    def list_(path: Any = ".") -> list[str]:
+        if path == "/proc":
+            found.append(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", list_)
+    return found
+
+
+def book_of(leaders: list[int], folder: Path) -> StatusBook:
+    """Return the book of a job that trains in these processes."""
+    parked: Any = None
+    log: Any = None
+    members = [
+        Member(rank, pid, parked, -1, 0.0, log) for rank, pid in enumerate(leaders)
+    ]
+    members[0].report = {"position": "epoch 0, sample 6"}
+    supervisor: Any = SimpleNamespace(
+        options=SimpleNamespace(
+            name="job", nodes=None, checkpoint_dir=folder, log_dir=folder
+        ),
+        generation=SimpleNamespace(number=4, members=members, running=members),
+        state="training",
+        size=3,
+        news=SimpleNamespace(on_reported=[]),
+        nodes=SimpleNamespace(round=None),
+        crashes=CrashBook(3, newest_at_start=0),
+        judge=SimpleNamespace(started_at=0.0),
+    )
+    return StatusBook(supervisor)
+
+
+def test_a_status_looks_at_all_processes_once(
+    leaders: list[int], looks: list[str], tmp_path: Path
+) -> None:
+    status = book_of(leaders, tmp_path).status()
+    assert len(looks) == 1
+    assert [member["pid"] for member in status["members"]] == leaders
+    assert all(member["memory"] > 0 for member in status["members"])
+
+
+def test_the_line_that_lives_looks_at_none(
+    leaders: list[int], looks: list[str], tmp_path: Path
+) -> None:
+    line = book_of(leaders, tmp_path).live()
+    assert line == "job: training | generation 4, 3 replicas | epoch 0, sample 6"
+    assert looks == []
+
+
+def test_a_group_that_has_ended_has_used_nothing(leaders: list[int]) -> None:
+    gone = subprocess.Popen(["true"], start_new_session=True)
+    gone.wait()
+    usage = processes.usage_of_groups([gone.pid, *leaders])
+    assert usage[gone.pid] == (0.0, 0)
+    assert all(usage[leader][1] > 0 for leader in leaders)

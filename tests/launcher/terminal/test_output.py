@@ -1,0 +1,103 @@
+"""What replicas print, line by line, and the logs that keep it."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticrun.launcher.terminal.output import (
+    LineReader,
+    Log,
+    find_logs,
+    log_path,
+    marked,
+)
+
+
+@given(
+    text=st.lists(st.binary(min_size=0, max_size=30), max_size=10),
+    cuts=st.lists(st.integers(0, 300), max_size=8),
+)
+def test_lines_are_whole_however_they_come(text: list[bytes], cuts: list[int]) -> None:
+    data = b"\n".join(text)
+    reader, writer = os.pipe()
+    lines: list[bytes] = []
+    pipe = LineReader(reader, lines.append)
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for begin, end in itertools.pairwise(places):
+        os.write(writer, data[begin:end])
+        pipe.read()
+    os.close(writer)
+    pipe.close()
+    assert all(line.endswith(b"\n") for line in lines)
+    assert b"".join(lines).removesuffix(b"\n") == data.removesuffix(b"\n")
+
+
+def test_an_endless_line_is_not_kept_in_memory() -> None:
+    reader, writer = os.pipe()
+    lines: list[bytes] = []
+    pipe = LineReader(reader, lines.append)
+    os.set_blocking(writer, False)
+    for _ in range(4):
+        os.write(writer, b"x" * 60_000)
+        pipe.read()
+    os.close(writer)
+    pipe.close()
+    assert len(lines) > 1
+    assert sum(map(len, lines)) == 240_000
+
+
+def test_who_goes_on_to_print_is_not_waited_for() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"the last words\n" + b"x" * 50_000)
+    lines: list[bytes] = []
+
+    def take(line: bytes) -> None:
+        lines.append(line)
+        os.write(writer, b"y" * 30_000 + b"\n")
+
+    pipe = LineReader(reader, take)
+    pipe.close()
+    os.close(writer)
+    assert lines[0] == b"the last words\n"
+    assert sum(map(len, lines)) > 50_000
+
+
+def test_a_progress_bar_shows_what_it_drew_last() -> None:
+    assert marked(3, b"10%|#\r50%|##\n") == "[3] 50%|##"
+    assert marked(0, b"\xff\n") == "[0] \N{REPLACEMENT CHARACTER}"
+
+
+def test_a_log_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    errors: list[OSError] = []
+    for folder, name in ((tmp_path / "file", "rank-0.log"), (tmp_path, "full")):
+        log = Log(folder / "generation-0000" / name, errors.append)
+        log.write(b"line\n")
+        log.close()
+    assert [type(error) for error in errors] == [NotADirectoryError]
+    full = Log(Path("/dev/full"), errors.append)
+    full.write(b"line\n")
+    full.write(b"line\n")
+    full.close()
+    assert [error.errno for error in errors[1:]] == [errno.ENOSPC]
+
+
+def test_logs_are_appended_and_found_in_order(tmp_path: Path) -> None:
+    for generation, rank in ((10, 0), (2, 11), (2, 3), (2, 3)):
+        path = log_path(tmp_path, generation=generation, rank=rank)
+        log = Log(path, pytest.fail)
+        log.write(b"line\n")
+        log.close()
+    found = find_logs(tmp_path)
+    assert [(g, list(ranks)) for g, ranks in found.items()] == [
+        (2, [3, 11]),
+        (10, [0]),
+    ]
+    assert found[2][3].read_bytes() == b"line\nline\n"

@@ -1,0 +1,42 @@
+"""A status as text."""
+
+from __future__ import annotations
+
+from elasticrun.launcher.terminal.status_table import render
+
+
+def test_a_status_reads_as_text() -> None:
+    member = {"memory": 2**30, "cpu": 0.5, "gpu_memory": None, "gpu_utilization": None}
+    status = {
+        "job": "train.py",
+        "pid": 7,
+        "state": "rescaling",
+        "replicas": 2,
+        "target": 3,
+        "generation": 4,
+        "position": "epoch 1, loop 0, sample 64 of `train`",
+        "no_boundary": None,
+        "num_samples": 1000,
+        "samples_per_second": 812.4,
+        "checkpoint": 5,
+        "seconds_since_checkpoint": 600.0,
+        "failed_saves": 2,
+        "checkpoint_dir": "/c",
+        "restarts": 1,
+        "causes": ["generation 3: rank 1 exited with code 4"],
+        "members": [
+            {**member, "rank": 0, "pid": 8},
+            {**member, "rank": 1, "pid": 9, "gpu_memory": 2**31, "gpu_utilization": 97},
+        ],
+    }
+    on_gpu = "2048 MiB on the GPU, which is 97 % busy"
+    assert render([status]).splitlines() == [
+        "train.py (7): rescaling, 2 replicas (going to 3), generation 4",
+        "  position     epoch 1, loop 0, sample 64 of `train` of 1000",
+        "  speed        812 samples/s",
+        "  checkpoint   5, 10 min ago (2 saves failed), in /c",
+        "  restarts     1 after crashes",
+        "               generation 3: rank 1 exited with code 4",
+        "  rank 0       process 8, 1024 MiB, 50% CPU",
+        f"  rank 1       process 9, 1024 MiB, 50% CPU, {on_gpu}",
+    ]

@@ -1,0 +1,82 @@
+"""What the launcher makes of a checkpoint directory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticrun.launcher import directory
+from elasticrun.launcher.options import (
+    OptionError,
+    Program,
+)
+
+
+def commit(path: Path, number: int) -> None:
+    folder = path / f"checkpoint-{number:08d}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+
+
+def test_only_the_same_program_is_finished(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("epochs = 3")
+    own = tmp_path / "own"
+    commit(own, 7)
+    program = Program("script", str(script), ("--lr", "1"), ())
+    assert directory.finished_at(own, program) is None
+    directory.note_finished(own, program)
+    assert directory.finished_at(own, program) is not None
+    other = Program("script", str(script), ("--lr", "2"), ())
+    assert directory.finished_at(own, other) is None
+    script.write_text("epochs = 4")
+    assert directory.finished_at(own, program) is None
+    script.write_text("epochs = 3")
+    commit(own, 8)
+    assert directory.finished_at(own, program) is None
+
+
+@pytest.mark.parametrize("name", ["pack.train", "pack"])
+def test_a_module_that_has_changed_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pack").mkdir()
+    for file in ("__main__.py", "train.py"):
+        (tmp_path / "pack" / file).write_text("epochs = 3")
+    own = tmp_path / "own"
+    commit(own, 7)
+    program = Program("module", name, (), (str(tmp_path),))
+    directory.note_finished(own, program)
+    assert directory.finished_at(own, program) is not None
+    file = "train.py" if name == "pack.train" else "__main__.py"
+    (tmp_path / "pack" / file).write_text("epochs = 4")
+    assert directory.finished_at(own, program) is None
+
+
+def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    commit(own, 1)
+    lock = own / "launcher.lock"
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+');"
+        "fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True);"
+        "sys.stdin.read()"
+    )
+    lock.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(OptionError, match="a live job uses .*/own "):
+            directory.move_aside(own)
+        holder.communicate()
+    assert directory.move_aside(own) == tmp_path / "own.old-1"
+    commit(own, 1)
+    assert directory.move_aside(own) == tmp_path / "own.old-2"

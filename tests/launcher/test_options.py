@@ -1,0 +1,90 @@
+"""What `elasticrun run` can be told, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from elasticrun.launcher import environment
+from elasticrun.launcher.options import (
+    OptionError,
+    Replicas,
+    choose_stop_signals,
+    parse_nodes,
+    parse_replicas,
+)
+from tests.launcher.running import elasticrun
+from tests.support.stage import Stage
+
+
+def test_the_option_wins_and_what_cannot_be_is_refused() -> None:
+    variables = {"ELASTICRUN_STOP_SIGNALS": "ALRM"}
+    assert choose_stop_signals(None, variables) == (15, 2, 14)
+    assert choose_stop_signals("XCPU", variables) == (15, 2, 24)
+    with pytest.raises(OptionError, match="--stop-signals is 'KILL'"):
+        choose_stop_signals("KILL", {})
+    with pytest.raises(OptionError, match="ELASTICRUN_STOP_SIGNALS is 'STOP'"):
+        choose_stop_signals(None, {"ELASTICRUN_STOP_SIGNALS": "STOP"})
+
+
+def test_a_number_a_range_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "num_gpus", lambda: 0)
+    monkeypatch.setattr(environment, "num_cores", lambda: 4)
+    assert parse_replicas("3").initial == 3
+    assert parse_replicas("1:2") == Replicas(2, 1, 2)
+    assert parse_replicas("6:9") == Replicas(6, 6, 9)
+    assert parse_replicas("auto").initial == 4
+    monkeypatch.setattr(environment, "num_gpus", lambda: 2)
+    assert parse_replicas("auto").initial == 2
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2:1", "many", "1:2:3", "0:4"])
+def test_nonsense_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(text)):
+        parse_replicas(text)
+
+
+def test_a_number_or_a_range_and_where_they_meet() -> None:
+    assert parse_nodes(None, None) is None
+    for text, least, most in (("3", 3, 3), ("2:4", 2, 4)):
+        settings = parse_nodes(text, "host-1.example:4000")
+        assert settings is not None
+        assert (settings.least, settings.most) == (least, most)
+        assert settings.endpoint == "host-1.example:4000"
+    for text, host, port in (
+        ("10.0.0.1", "10.0.0.1", 29400),
+        ("[fe80::1]:5", "fe80::1", 5),
+        ("[fe80::1]", "fe80::1", 29400),
+    ):
+        settings = parse_nodes("2", text)
+        assert settings is not None
+        assert (settings.host, settings.port) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "where", "text"),
+    [
+        ("0", "host:1", "--nodes 0"),
+        ("3:2", "host:1", "--nodes 3:2"),
+        ("2", None, "--rdzv-endpoint"),
+        (None, "host:1", "one makes no sense without the other"),
+        ("2", "host:port", "give HOST:PORT"),
+        ("2", "host:65536", "ports go from 1 to 65535"),
+        ("2", ":29400", "give HOST:PORT"),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused(
+    nodes: str | None, where: str | None, text: str
+) -> None:
+    with pytest.raises(OptionError, match=re.escape(text)):
+        parse_nodes(nodes, where)
+
+
+def test_a_fresh_start_of_many_is_refused(stage: Stage) -> None:
+    options = ["--nodes", "2", "--rdzv-endpoint", "127.0.0.1:1", "--fresh"]
+    script = stage.root / "script.py"
+    script.touch()
+    refused = elasticrun(stage, "run", *options, script)
+    assert refused.returncode == 2
+    assert "would move aside what another has begun" in refused.stderr

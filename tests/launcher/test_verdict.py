@@ -1,0 +1,61 @@
+"""What the ends on all nodes are together."""
+
+from __future__ import annotations
+
+from elasticrun.launcher.verdict import How, Verdict, merged
+
+
+def crash(text: str, when: float, *, own: bool = True, killed: bool = False) -> Verdict:
+    return Verdict(
+        How.CRASHED,
+        text=text,
+        time=when,
+        is_own_fault=own,
+        is_by_launcher=killed,
+    )
+
+
+def test_it_is_finished_when_it_is_everywhere() -> None:
+    done, stopped = (
+        Verdict(How.FINISHED),
+        Verdict(How.STOPPED, code=75),
+    )
+    assert merged([done, done], "").kind == How.FINISHED
+    assert merged([done, stopped], "") == stopped
+    assert merged([done, done], "node 2: gone").kind == How.LEFT
+
+
+def test_the_first_cause_is_named_wherever_it_was() -> None:
+    verdicts = [
+        crash("lost a connection", 1.0, own=False),
+        crash("later", 3.0),
+        crash("first", 2.0),
+        crash("killed", 0.5, own=False, killed=True),
+    ]
+    assert merged(verdicts, "").text == "first"
+    assert merged([verdicts[3], verdicts[0]], "").text == "lost a connection"
+
+
+def test_a_node_that_is_gone_is_no_crash() -> None:
+    lost = crash("lost a connection", 1.0, own=False)
+    strange = crash("a message nobody knows", 1.0)
+    assert merged([lost, strange], "node 1: gone").kind == How.LEFT
+    assert merged([lost, Verdict(How.LEFT, text="SIGTERM")], "").text == "SIGTERM"
+
+
+def test_the_newest_checkpoint_is_known_to_all() -> None:
+    verdict = merged(
+        [
+            Verdict(How.STOPPED, newest=3),
+            Verdict(How.STOPPED, newest=5),
+        ],
+        "",
+    )
+    assert verdict.newest == 5
+
+
+def test_what_was_elsewhere_says_so() -> None:
+    told = crash("rank 3 exited with code 4", 1.0).encode()
+    there = Verdict.decode(told, node="node 1 (b)")
+    assert there.text == "on node 1 (b): rank 3 exited with code 4"
+    assert not there.is_here

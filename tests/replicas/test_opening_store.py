@@ -1,0 +1,103 @@
+"""Replicas that wait for one that never comes: for a limited time, and by its name."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from elasticrun.errors import AgreementError
+from elasticrun.replicas import opening_store
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.opening_store import _serve, open_store
+from elasticrun.replicas.store import Address, JobStore
+
+SCRIPT = """
+import os, sys
+from elasticrun.replicas import opening_store
+from elasticrun.replicas.environment import read_environment
+opening_store._QUIET_SECONDS = 0.0
+print("imported", flush=True)
+sys.stdin.readline()
+opening_store.open_store(read_environment(), patience=float(sys.argv[1]))
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_who_died_before_it_joined_is_named_by_all_others() -> None:
+    port = str(free_port())
+    with ExitStack() as stack:
+        replicas = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", SCRIPT, "4"],
+                    env={
+                        **os.environ,
+                        "RANK": str(rank),
+                        "WORLD_SIZE": "4",
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": port,
+                    },
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in (0, 1, 3)
+        ]
+        for replica in replicas:
+            assert replica.stdout is not None
+            assert replica.stdout.readline() == "imported\n"
+        for replica in replicas:
+            assert replica.stdin is not None
+            replica.stdin.write("go\n")
+            replica.stdin.flush()
+        said = [replica.communicate(timeout=120)[1] for replica in replicas]
+    for text in said:
+        assert "AgreementError: rank 2 of 4 did not come" in text
+    assert re.search(r"waiting for ranks? [123, ]*2[, 3]* of 4", said[0])
+    assert "within 4 s after the others" in said[0]
+
+
+def test_a_rank_0_that_never_comes_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening_store, "_QUIET_SECONDS", 0.0)
+    place = Environment(
+        rank=1, world_size=2, master_address="127.0.0.1", master_port=free_port()
+    )
+    with pytest.raises(AgreementError, match="rank 0 did not come within 0.2 s: "):
+        open_store(place, patience=0.2)
+    assert "waiting for rank 0 at 127.0.0.1:" in caplog.text
+
+
+def test_a_port_that_somebody_else_has_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        place = Environment(
+            world_size=2, master_address="127.0.0.1", master_port=port, step="7.0"
+        )
+        with pytest.raises(AgreementError, match=rf"127.0.0.1:{port}.*Slurm's step"):
+            open_store(place)
+
+
+def test_another_jobs_store_is_not_written_to() -> None:
+    server, port = _serve("127.0.0.1", 0)
+    store = JobStore(Address("127.0.0.1", port), server)
+    store.put("step", "6.0")
+    place = Environment(
+        rank=1, world_size=2, master_address="127.0.0.1", master_port=port, step="7.0"
+    )
+    with pytest.raises(AgreementError, match="replicas of another job meet at"):
+        open_store(place)
+    assert not store.has(["here/1"])

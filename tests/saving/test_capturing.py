@@ -1,0 +1,44 @@
+"""What is captured is what the program has computed, wherever it did."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import pytest
+import torch
+
+from elasticrun import State, save_all_states
+from elasticrun.testing import Job
+
+
+class Noting(State):
+    """Notes when it is saved."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__("noting")
+        self.events = events
+
+    def save(self, fileobj: BinaryIO) -> None:
+        self.events.append("saved")
+        fileobj.write(b"-")
+
+    def load(self, fileobj: BinaryIO) -> None:
+        del fileobj
+
+
+def test_gpus_come_to_their_end_first(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the process uses; here is none, so torch's answers are made up."""
+    events: list[str] = []
+    for name, stand_in in {
+        "is_initialized": lambda: True,
+        "device_count": lambda: 3,
+        "memory_reserved": lambda number: 4096 * (number != 1),
+        "get_rng_state_all": list,
+        "synchronize": lambda number: events.append(f"waited for {number}"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    Noting(events)
+    save_all_states()
+    assert events == ["waited for 0", "waited for 2", "saved"]
