@@ -25,15 +25,17 @@ CONTEXT = 64  # characters that the net sees
 NUM_CHARACTERS = 128  # ASCII; all others count as the last
 
 
-def read_windows(num_bytes: int) -> tuple[TensorDataset, TensorDataset]:
-    """Return stretches of the standard library with what follows each character."""
+def read_text(num_bytes: int) -> Tensor:
+    """Return the standard library's source as numbers of characters."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     source = b"".join(file.read_bytes() for file in files)[:num_bytes]
-    text = torch.tensor(list(source)).clamp(max=NUM_CHARACTERS - 1)
+    return torch.tensor(list(source)).clamp(max=NUM_CHARACTERS - 1)
+
+
+def stretches(text: Tensor) -> TensorDataset:
+    """Return stretches of a text with what follows each character."""
     windows = text.unfold(0, CONTEXT + 1, CONTEXT)
-    train, valid = windows.tensor_split([len(windows) * 19 // 20])
-    pairs = [TensorDataset(part[:, :-1], part[:, 1:]) for part in (train, valid)]
-    return pairs[0], pairs[1]
+    return TensorDataset(windows[:, :-1], windows[:, 1:])
 
 
 class Transformer(nn.Module):
@@ -76,9 +78,10 @@ def main() -> None:
     elasticrun.init(args.checkpoint_dir)
     device = elasticrun.device()
 
-    train_set, valid_set = read_windows(args.num_bytes)
-    train = AdaptiveDataLoader(train_set, batch_size=32, shuffle=True)
-    valid = AdaptiveDataLoader(valid_set, batch_size=256)
+    text = read_text(args.num_bytes)
+    cut = len(text) * 19 // 20
+    train = AdaptiveDataLoader(stretches(text[:cut]), batch_size=32, shuffle=True)
+    valid = AdaptiveDataLoader(stretches(text[cut:]), batch_size=256)
 
     net = Transformer().to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
