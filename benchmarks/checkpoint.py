@@ -43,9 +43,9 @@ from machine import report
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from elasticrun.checkpoint.tensors import StatefulState
-from elasticrun.env import Environment
-from elasticrun.testing import Job
+from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.replicas.environment import Environment
+from elasticrun.testing import Job, Settings
 
 PIECE = 16 << 20
 MEMCPY, RAW = ("memcpy with torch", "memcpy with NumPy"), "raw"
@@ -128,11 +128,14 @@ class Elastic:
         self._module = module
         self._is_async = async_save
         self.job = Job(
-            Environment(job=directory.name),
-            checkpoint_dir=directory,
-            save_interval="off",
-            keep=1,
-            async_save=async_save,
+            Environment(),
+            Settings.read(
+                job=directory.name,
+                checkpoint_dir=directory,
+                save_interval="off",
+                keep=1,
+                async_save=async_save,
+            ),
         )
         self.job.register(StatefulState("model", module))
 
@@ -140,15 +143,15 @@ class Elastic:
         """Save as a loop does."""
         before = self.job.newest_checkpoint
         begin = time.perf_counter()
-        self.job.request_checkpoint()
-        self.job.pass_boundary()
+        self.job.boundary.request_checkpoint()
+        self.job.boundary.reach()
         blocked = time.perf_counter() - begin
         while self.job.newest_checkpoint is before:
             time.sleep(0.0005)
         total = time.perf_counter() - begin
         while any(t.name == "elasticrun-writer" for t in threading.enumerate()):
             time.sleep(0.0005)  # It removes the checkpoint before.
-        self.job.pass_boundary()
+        self.job.boundary.reach()
         return Times(blocked, total)
 
     def at_once(self) -> Times:
@@ -316,6 +319,49 @@ def measure(directory: Path, gibibytes: float, num_rounds: int) -> None:
     waiting.job.close()
 
 
+def measure_small(directory: Path, num_rounds: int, *, num_states: int) -> None:
+    """Capture 10,000 tensors of 1 kB in one state or in many, beside a loop of copies.
+
+    In seconds of the training thread's CPU, which others on the machine change least.
+    """
+    tensors = [torch.nn.Parameter(torch.randn(256)) for _ in range(10_000)]
+    targets = [torch.zeros_like(each.detach()) for each in tensors]
+    job = Job(
+        Environment(),
+        Settings.read(
+            {}, job="small", checkpoint_dir=directory, save_interval="off", keep=1
+        ),
+    )
+    size = len(tensors) // num_states
+    for number in range(num_states):
+        part = torch.nn.ParameterList(tensors[number * size : (number + 1) * size])
+        job.register(StatefulState(f"model-{number}", part))
+    copies, captures = [], []
+    for _ in range(num_rounds):
+        begin = time.thread_time()
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor.detach())
+        copies.append(time.thread_time() - begin)
+        before = job.newest_checkpoint
+        begin = time.thread_time()
+        job.boundary.request_checkpoint()
+        job.boundary.reach()
+        captures.append(time.thread_time() - begin)
+        while job.newest_checkpoint is before:
+            time.sleep(0.0005)
+        job.boundary.reach()
+    job.close()
+    report(
+        "checkpoint_small",
+        tensors=len(tensors),
+        states=num_states,
+        copy_cpu=median(copies),
+        capture_cpu=median(captures),
+        capture_to_copy=ratio(captures, copies),
+        rounds=num_rounds,
+    )
+
+
 def median(values: list[float]) -> float:
     """Return the median, in milliseconds' precision."""
     return round(statistics.median(values), 3)
@@ -338,6 +384,9 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         measure(Path(directory), options.gibibytes, options.rounds)
+        for num_states in (1, 1000):
+            place = Path(directory) / f"small-{num_states}"
+            measure_small(place, options.rounds, num_states=num_states)
     dist.destroy_process_group()
 
 

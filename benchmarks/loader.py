@@ -2,6 +2,9 @@
 
     python benchmarks/loader.py [--rounds 9] [--samples 64000]
 
+The last lines compare with what a program does by itself with data in memory,
+`x[order[k : k + 32]]`.
+
 The loaders take turns within each round, and a ratio is that of two turns of one round;
 quoted is the median. Above 1.00, elasticrun is the faster one. torchdata's
 StatefulDataLoader takes a snapshot every step (its default); without torchdata its
@@ -13,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +43,26 @@ class Rows(Dataset[torch.Tensor]):
 
     def __getitems__(self, indices: list[int]) -> torch.Tensor:
         return self.rows[indices]
+
+
+class RowsByTensor(Rows):
+    """The same, asked for with a tensor."""
+
+    def __getitems__(self, indices: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.rows[indices]
+
+
+class ByHand:
+    """The loop that a program writes itself over a matrix in memory."""
+
+    def __init__(self, rows: torch.Tensor, batch_size: int) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        order = torch.randperm(len(self.rows))
+        for start in range(0, len(self.rows), self.batch_size):
+            yield self.rows[order[start : start + self.batch_size]]
 
 
 def unchanged(batch: Any) -> Any:
@@ -111,6 +134,25 @@ def main() -> None:
         ):
             loaders = make_loaders(dataset, num_workers=num_workers, **arguments)
             compare(f"{case}, {num_workers} workers", loaders, options.rounds)
+    for batch_size in (BATCH_SIZE, 256):
+        by_hand = ByHand(rows.rows, batch_size)
+        for case, loader in (
+            ("TensorDataset", AdaptiveDataLoader(items, batch_size, shuffle=True)),
+            (
+                "__getitems__ of a tensor",
+                AdaptiveDataLoader(
+                    RowsByTensor(options.samples),
+                    batch_size,
+                    shuffle=True,
+                    collate_fn=unchanged,
+                ),
+            ),
+        ):
+            compare(
+                f"in memory, {case}, batches of {batch_size}",
+                {"elasticrun": loader, "by hand": by_hand},
+                options.rounds,
+            )
 
 
 if __name__ == "__main__":

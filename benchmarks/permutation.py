@@ -19,7 +19,7 @@ import torch
 from machine import report
 from numpy.typing import NDArray
 
-from elasticrun.data.permutation import Permutation
+from elasticrun.data.order.permutation import Permutation
 
 LENGTHS = [10**4, 10**7, 10**9, 10**12]
 MAX_RANDPERM_LENGTH = 10**7

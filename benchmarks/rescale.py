@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 from machine import report
 
-from elasticrun.launcher.client import find_job
+from elasticrun.launcher.talk.client import find_job
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]
@@ -199,6 +199,7 @@ def measure_launcher(rounds: int) -> None:
         report(
             "launcher",
             memory_mib=round(process.memory_info().rss / 2**20, 1),
+            forkserver_mib=round(forkserver_of(process).memory_info().rss / 2**20, 1),
             cpu_percent_of_a_core=round(100 * share, 2),
             seconds={
                 name: statistics.median(
@@ -207,6 +208,11 @@ def measure_launcher(rounds: int) -> None:
                 for name in ("--help", "status")
             },
         )
+
+
+def forkserver_of(process: psutil.Process) -> psutil.Process:
+    """Return the launcher's oldest child; replicas share most of its pages."""
+    return min(process.children(), key=lambda child: child.create_time())
 
 
 def seconds_of(command: list[str], job: Job) -> float:

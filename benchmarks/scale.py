@@ -1,0 +1,363 @@
+"""Measure what many replicas cost rank 0: in an agreement, and in a checkpoint.
+
+    python benchmarks/scale.py [--replicas 100 1000 10000]
+
+Rank 0 is real: its watcher and the connections to the others, the store and what is
+said over it, capturing, the manifest and the commit. The others are one process that
+answers for all of them, over a connection of each to rank 0's watcher but a single one
+to the store; their files are small and not flushed.
+
+CPU seconds are those of rank 0's process without its training thread. That thread waits
+as for a GPU, half a millisecond at a time; a hold is how much longer it waited while
+other threads of its process were at work, `capture_ms` its own CPU time for a save.
+Bytes that leave rank 0 are those of messages and of the store's values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import selectors
+import statistics
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from machine import report
+from torch.distributed import TCPStore
+
+from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.generators import Generators
+from elasticrun.checkpoint.states.state import replica_file_name
+from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.replicas.agreement import CHECKPOINT
+from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.exchange import (
+    Exchange,
+    save_begun,
+    save_ended,
+    save_written,
+)
+from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.links import Hub, Spoke
+from elasticrun.replicas.membership import Membership
+from elasticrun.replicas.messages import Answer, Ask, Farewell, HasLeft, decode, encode
+from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
+from elasticrun.replicas.store import Address, JobStore
+from elasticrun.replicas.watcher import Watcher
+from elasticrun.saving.opening import Start
+from elasticrun.saving.saver import Saver
+from elasticrun.saving.writing import Written
+
+NUM_AGREEMENTS = 5
+NUM_SAVES = 3
+LOOK_SECONDS = 0.0005
+PATIENCE = 600.0
+
+
+class CountedClient:
+    """A client of the store that counts calls, and the bytes of what it is given."""
+
+    num_calls = 0
+    num_bytes = 0
+
+    def __init__(self, client: TCPStore) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call: Callable[..., Any] = getattr(self._client, name)
+
+        def counted(*args: Any) -> Any:
+            given = call(*args)
+            CountedClient.num_calls += 1
+            values = given if isinstance(given, list) else [given]
+            CountedClient.num_bytes += sum(
+                len(value) for value in values if isinstance(value, bytes)
+            )
+            return given
+
+        return counted
+
+    @classmethod
+    def take(cls) -> tuple[int, int]:
+        """Return how many calls and bytes there were since the last time."""
+        counts = cls.num_calls, cls.num_bytes
+        cls.num_calls = cls.num_bytes = 0
+        return counts
+
+
+_connect = JobStore.connect
+
+
+def counting() -> Any:
+    """Return a context in which the store's clients count."""
+    return mock.patch.object(
+        JobStore, "connect", lambda store: CountedClient(_connect(store))
+    )
+
+
+# The process that answers for the other replicas.
+
+
+class Others:
+    """All replicas but rank 0."""
+
+    def __init__(self, address: str, directory: str, num_replicas: int) -> None:
+        store = JobStore(Address.parse(address), None)
+        self._directory = directory
+        self._selector = selectors.DefaultSelector()
+        self._exchanges = {
+            rank: Exchange(store, rank=rank, world_size=num_replicas)
+            for rank in range(1, num_replicas)
+        }
+        self.num_bytes = 0
+        for rank in self._exchanges:
+            self._selector.register(Spoke(store, rank), selectors.EVENT_READ, rank)
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def _answer(self) -> None:
+        """Be the watchers: promise a boundary when asked, and leave with rank 0."""
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                spoke = key.fileobj
+                assert isinstance(spoke, Spoke)
+                for message in spoke.read():
+                    self.num_bytes += len(json.dumps(message)) + 1
+                    self._answer_one(spoke, key.data, decode(message))
+
+    def _answer_one(self, spoke: Spoke, rank: int, message: object) -> None:
+        if isinstance(message, Ask):
+            spoke.send(0, encode(Answer(message.number, rank, boundary=0)))
+        elif isinstance(message, Farewell):
+            spoke.send(0, encode(HasLeft(rank)))
+            self._selector.unregister(spoke)
+            spoke.close(timeout=PATIENCE)
+
+    def save(self, number: int, position: dict[str, Any]) -> None:
+        """Be the writers, in one save."""
+        said = {rank: end.num_said for rank, end in self._exchanges.items()}
+        for end in self._exchanges.values():
+            end.hear(save_begun(number), timeout=PATIENCE)
+        path = Path(CheckpointStore(self._directory, job="scale").join(number).path)
+        content = bytes(10_000)
+        for rank, end in self._exchanges.items():
+            name = replica_file_name("random", rank)
+            (path / name).write_bytes(content)
+            record = FileRecord(name, len(content), zlib.crc32(content))
+            end.forget(said[rank])
+            end.tell(save_written(number), Written(position, (record,)).encode())
+        for end in self._exchanges.values():
+            end.hear(save_ended(number), timeout=PATIENCE)
+
+
+def be_the_others(
+    pipe: Connection, address: str, directory: str, num_replicas: int
+) -> None:
+    """Do what rank 0's process says, and tell it the counts."""
+    allow_open_files(files_of_rank_0(num_replicas))
+    with counting():
+        others = Others(address, directory, num_replicas)
+        pipe.send(CountedClient.take())
+        while (order := pipe.recv()) is not None:
+            if order == "bytes":
+                pipe.send(others.num_bytes)
+                others.num_bytes = 0
+            else:
+                others.save(*order)
+                pipe.send(CountedClient.take())
+
+
+# Rank 0.
+
+
+@dataclass
+class Clocks:
+    """What has gone by for the training thread, and for the others of its process."""
+
+    wall: float
+    others: float
+
+    @classmethod
+    def now(cls) -> Clocks:
+        return cls(time.perf_counter(), time.process_time() - time.thread_time())
+
+
+def train_until(is_over: Callable[[], object]) -> float:
+    """Wait as for a GPU, again and again; return the longest hold in seconds."""
+    longest = 0.0
+    last = Clocks.now()
+    while not is_over():
+        time.sleep(LOOK_SECONDS)
+        now = Clocks.now()
+        wall, others = now.wall - last.wall - LOOK_SECONDS, now.others - last.others
+        longest, last = max(longest, min(wall, others)), now
+    return longest
+
+
+class RankZero:
+    """Rank 0's watcher and saver, among replicas that another process answers for."""
+
+    def __init__(self, directory: str, num_replicas: int) -> None:
+        self._num_replicas = num_replicas
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        address = Address("127.0.0.1", server.port)
+        store = JobStore(address, server)
+        self._hub = Hub(store)
+        self._gate = Gate()
+        membership = Membership(
+            Environment(rank=0, world_size=num_replicas),
+            torch.device("cpu"),
+            store,
+            self._hub,
+            owns_group=False,
+        )
+        self._checkpoints = CheckpointStore(directory, job="scale", keep=2)
+        self._checkpoints.acquire()
+        registry = Registry(0)
+        registry.add(Generators(torch.device("cpu")))
+        self._saver = Saver(self._checkpoints, registry, membership, Start.afresh())
+        self._watcher = Watcher(
+            self._gate,
+            rank=0,
+            world_size=num_replicas,
+            links=self._hub,
+            grace=PATIENCE,
+            save_interval=float("inf"),
+            describe=str,
+            on_gone=self._saver.note_gone,
+        )
+        self._watcher.start()
+        context = multiprocessing.get_context("spawn")
+        self._pipe, pipe = context.Pipe()
+        self._process = context.Process(
+            target=be_the_others, args=(pipe, str(address), directory, num_replicas)
+        )
+        begun = Clocks.now()
+        self._process.start()
+        held = train_until(self._pipe.poll)
+        num_calls, num_bytes = self._pipe.recv()
+        self._report(
+            "join",
+            begun,
+            longest_hold_ms=milliseconds(held),
+            store_calls_per_replica=self._each(num_calls),
+            bytes_per_replica=self._each(num_bytes),
+        )
+        CountedClient.take()
+
+    def agree(self) -> dict[str, float]:
+        """Agree once; return what it came to."""
+        begun = Clocks.now()
+        due: Decision | None = None
+        at_gate = 0.0
+
+        def arrive() -> bool:
+            nonlocal due, at_gate
+            arrived = time.perf_counter()
+            due = self._gate.arrive()
+            at_gate = max(at_gate, time.perf_counter() - arrived)
+            return due is not None
+
+        self._watcher.request(CHECKPOINT, cause="benchmark")
+        held = train_until(arrive)
+        return {
+            "cpu_seconds": Clocks.now().others - begun.others,
+            "longest_hold_ms": held * 1e3,
+            "at_gate_ms": at_gate * 1e3,
+        }
+
+    def measure_agreements(self) -> None:
+        found = [self.agree() for _ in range(NUM_AGREEMENTS)]
+        self._pipe.send("bytes")
+        figures = {
+            name: round(statistics.median(each[name] for each in found), 3)
+            for name in found[0]
+        }
+        num_bytes = self._each(self._pipe.recv() / NUM_AGREEMENTS)
+        report(
+            "scale-agreement",
+            replicas=self._num_replicas,
+            **figures,
+            bytes_per_replica=num_bytes,
+        )
+
+    def measure_save(self, number: int) -> None:
+        position = Position().encode()
+        self._pipe.send((number, position))
+        begun, own = Clocks.now(), time.thread_time()
+        self._saver.save(position, timeout=PATIENCE, is_awaited=False)
+        captured = time.thread_time() - own
+        held = train_until(lambda: not self._saver.is_busy)
+        self._saver.finish()
+        newest = self._saver.newest
+        assert newest is not None
+        cpu = Clocks.now()
+        others_calls, others_bytes = self._pipe.recv()
+        own_calls, _ = CountedClient.take()
+        self._report(
+            "save",
+            begun,
+            cpu,
+            number=number,
+            capture_ms=milliseconds(captured),
+            longest_hold_ms=milliseconds(held),
+            bytes_per_replica=self._each(others_bytes),
+            files=len(newest.names()),
+            manifest_bytes=len(newest.manifest.encode()),
+            store_calls_of_rank_0=own_calls,
+            store_calls_per_replica=self._each(others_calls),
+        )
+
+    def close(self) -> None:
+        self._saver.close(timeout=PATIENCE)
+        self._watcher.close()
+        self._pipe.send(None)
+        self._process.join()
+        self._checkpoints.release()
+
+    def _each(self, number: float) -> float:
+        return round(number / (self._num_replicas - 1), 1)
+
+    def _report(
+        self, what: str, begun: Clocks, ended: Clocks | None = None, **figures: Any
+    ) -> None:
+        spent = (ended or Clocks.now()).others - begun.others
+        report(
+            f"scale-{what}",
+            replicas=self._num_replicas,
+            cpu_seconds=round(spent, 3),
+            **figures,
+        )
+
+
+def milliseconds(seconds: float) -> float:
+    return round(seconds * 1e3, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[100, 1000, 10_000])
+    options = parser.parse_args()
+    for num_replicas in options.replicas:
+        allow_open_files(files_of_rank_0(num_replicas))
+        with tempfile.TemporaryDirectory() as directory, counting():
+            rank_zero = RankZero(directory, num_replicas)
+            rank_zero.measure_agreements()
+            for number in range(1, NUM_SAVES + 1):
+                rank_zero.measure_save(number)
+            rank_zero.close()
+
+
+if __name__ == "__main__":
+    main()
