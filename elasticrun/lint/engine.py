@@ -20,6 +20,7 @@ from elasticrun.lint.rules import (
     ranks,
     replayed,
     states,
+    steps,
     volatile,
 )
 from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
@@ -34,6 +35,7 @@ CHECKS: tuple[Check, ...] = (
     leaving.check,
     volatile.check,
     states.check,
+    steps.check,
     ranks.check,
     data.check,
 )

@@ -63,7 +63,8 @@ class Trained(NamedTuple):
     """A step of what is trained.
 
     Attributes:
-        role: `scheduler`, `optimizer`, `scaler`, `ema`, or `weights` changed otherwise.
+        role: `scheduler`, `optimizer`, `scaler`, `ema`, `weights` changed otherwise, or
+            `average` for weights that are kept in a dictionary.
         how: The method or function that changes weights.
         taints: What a scheduler's step is given.
     """
@@ -74,7 +75,9 @@ class Trained(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Gradients are computed."""
+    """Gradients are computed; `taints` are those of the loss."""
+
+    taints: frozenset[str]
 
 
 class Changed(NamedTuple):

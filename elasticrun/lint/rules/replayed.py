@@ -87,8 +87,9 @@ def _steps(program: Walked) -> Iterator[Finding]:
         "weights": (ER107, "weights changed", "changes them again"),
     }
     for event, trained in program.events(Trained):
-        rule, what, consequence = verbs[trained.role]
-        if "epoch" in trained.taints:  # sets the schedule instead of adding to it
+        rule, what, consequence = verbs.get(trained.role, (ER107, "", ""))
+        # One of an epoch's number sets the schedule instead of adding to it.
+        if not what or "epoch" in trained.taints:
             continue
         if trained.how == "apply" and not _changes_weights(event.at):
             continue

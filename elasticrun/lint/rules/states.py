@@ -1,26 +1,24 @@
-"""ER303, ER305, ER306, ER308: states that are not whole, and what acts beside them."""
+"""ER303 and ER306: states that are not whole, and what is trained beside them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Backward, Changed, Made, Trained, UnseenStates
+from elasticrun.lint.events import Changed, Made, Trained, UnseenStates
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Spot
-from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.program import Walked
 from elasticrun.lint.rules.rule import EPOCHS, Rule
-from elasticrun.lint.values import Arguments, Class, Value
+from elasticrun.lint.values import Class, Value
 
 
 def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER303, ER305, ER306 and ER308."""
+    """Yield the findings of ER303 and ER306."""
     for cls in program.walk.classes:
         if cls.role == "state":
             yield from _fields(program, cls)
-    yield from _accumulation(program)
     yield from _unregistered(program)
-    yield from _each_micro_batch(program)
 
 
 # ER303.
@@ -148,61 +146,6 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
         if event.value is not None and event.value.cls is cls:
             found.add(changed.field)
     return found
-
-
-# ER305.
-
-
-ER305 = Rule(
-    "ER305",
-    "W",
-    "gradient accumulation by hand",
-    help="give the loader the batch size of a whole step, and max_local_batch_size=",
-    why=(
-        "A job may stop between two batches. Gradients that wait for the next step are "
-        "not saved."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for number, (x, y) in train.enumerate():
-        loss(x, y).backward()
-        if (number + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    right=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-{EPOCHS}
-    for x, y in small:
-        loss(x, y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-)
-
-
-def _accumulation(program: Walked) -> Iterator[Finding]:
-    seen: set[ast.AST] = set()
-    with_backward = {
-        (guard.number, guard.holds)
-        for event, _ in program.events(Backward)
-        for guard in event.step.guards
-    }
-    for event, trained in program.events(Trained):
-        loop = event.step.loop
-        if trained.role != "optimizer" or loop is None or event.at in seen:
-            continue
-        head = program.graph.steps[loop.head]
-        for guard in event.step.guards[len(head.guards) :]:
-            is_own_turn = (guard.number, guard.holds) in with_backward
-            if "modulo" in guard.taints and not is_own_turn:
-                seen.add(event.at)
-                message = (
-                    "optimizer stepped once in several batches: gradients of those "
-                    "before a restart are lost"
-                )
-                yield program.finding(ER305, event, message)
-                break
 
 
 # ER306.
@@ -348,77 +291,3 @@ def is_saved(value: Value, depth: int = 4) -> bool:
         return False
     inner = [*value.also, *(value.parts if value.kind == "model" else [])]
     return any(is_saved(each, depth - 1) for each in inner if each.is_object)
-
-
-# ER308.
-
-
-_AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
-
-
-ER308 = Rule(
-    "ER308",
-    "W",
-    "averaged weights updated once a micro-batch",
-    help="put it behind `if loader.is_step:`",
-    why=(
-        "With `max_local_batch_size` a step may have several turns of the loop. "
-        "Optimizers, schedulers and averages that are registered act in the last of "
-        "them. What changes weights besides acts in each, so that the average has "
-        "another decay, which depends on the number of replicas."
-    ),
-    wrong=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
-        for mean, parameter in zip(average.parameters(), net.parameters()):
-            mean.data.lerp_(parameter.data, 0.001)
-""",
-    right=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
-        if small.is_step:
-            for mean, parameter in zip(average.parameters(), net.parameters()):
-                mean.data.lerp_(parameter.data, 0.001)
-""",
-)
-
-
-def _each_micro_batch(program: Walked) -> Iterator[Finding]:
-    """Yield averages that are updated in each turn of a loop with micro-batches."""
-    cut = {
-        event.value
-        for event, made in program.events(Made)
-        if made.role == "loader" and made.given is not None and _is_cut(made.given)
-    }
-    for event, trained in program.events(Trained):
-        step = event.step
-        loop = step.loop
-        if loop is None or loop.loader not in cut or event.value is None:
-            continue
-        if any("is_step" in guard.taints for guard in step.guards):
-            continue
-        is_own = trained.role == "ema" and not event.value.registered
-        by_hand = trained.role == "weights" and trained.how in _AVERAGING
-        if is_own or by_hand:
-            what = "averaged weights updated" if is_own else "weights changed by hand"
-            message = (
-                f"{what} in each micro-batch of the loop over {loop.text} at line "
-                f"{loop.line}, not once a step"
-            )
-            yield program.finding(
-                ER308, event, message, doubts=doubts(event.value, loop)
-            )
-
-
-def _is_cut(given: Arguments) -> bool:
-    """Return whether a loader is given a size to cut its batches to."""
-    size = given.keywords.get("max_local_batch_size")
-    return size is not None and not (size.kind == "const" and size.data is None)

@@ -12,6 +12,7 @@ from elasticrun.lint.rules import (
     ranks,
     replayed,
     states,
+    steps,
     sums,
     suppressions,
     volatile,
@@ -20,7 +21,7 @@ from elasticrun.lint.rules.rule import Rule
 
 _MODULES = (
     suppressions, replayed, files, effects, loops, leaving, volatile, sums, left_over,
-    states, ranks, data,
+    states, steps, ranks, data,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {

@@ -10,6 +10,7 @@ from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Place, Sink, flow
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, element_of, is_key, unknown
 from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.objects import write_content
 from elasticrun.lint.walk.walk import Run, Walk
 
@@ -214,7 +215,10 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign, frame: Frame) -> None:
     if old.kind == "param":
         walk.note(node, Trained("weights", "in place"), old.owner)
         return
-    new = unknown(old.name, old.taints | value.taints)
+    taints = old.taints | value.taints
+    if isinstance(node.op, ast.Div):
+        taints = taints_of_quotient(old, value, node.value)
+    new = unknown(old.name, taints)
     walk.assign(node.target, new, frame, how="update")
     _note_update(walk, node.target, node, frame, type(node.op).__name__)
 
@@ -250,7 +254,9 @@ def _note_update(
         if target.attr == "data" and operator != "Set":
             walk.note(node, Trained("weights", "in place"), base.owner)
         return
-    if base.is_durable and base.kind not in ("model", "accumulator"):
+    if operator != "Set" and any(x.kind == "param" for x in (base, *base.parts)):
+        walk.note(node, Trained("average"), base)
+    elif base.is_durable and base.kind not in ("model", "accumulator"):
         if isinstance(target, ast.Attribute):
             name = target.attr
         else:

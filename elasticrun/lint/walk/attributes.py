@@ -19,6 +19,7 @@ from elasticrun.lint.values import (
 )
 from elasticrun.lint.walk.frames import Frame, Method
 from elasticrun.lint.walk.functions import call_function, decorated
+from elasticrun.lint.walk.losses import taints_of_item
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 _INNER = frozenset(("module", "_orig_mod"))
@@ -134,7 +135,10 @@ def _evaluate_subscript(walk: Walk, node: ast.Subscript, frame: Frame) -> Value:
     key = walk.evaluate(node.slice, frame)
     if base.name == catalog.ENVIRONMENT:
         return unknown("environ", environment_taints(key))
-    return item(walk, base, key, node)
+    value = item(walk, base, key, node)
+    if value.kind == "unknown":
+        value.taints = taints_of_item(node, value.taints)
+    return value
 
 
 def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
@@ -149,7 +153,9 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
     walk.read((base.uid, "[]"), node)
     candidates = [*base.attrs.values(), *base.parts]
     if base.kind in ("dict", "list", "tuple") and candidates:
-        objects = [each for each in candidates if each.is_object]
+        objects = [
+            each for each in candidates if each.is_object or each.kind == "param"
+        ]
         return objects[0] if objects else unknown(taints=taints)
     return unknown(taints=taints)
 

@@ -21,6 +21,7 @@ from elasticrun.lint.walk.attributes import attribute
 from elasticrun.lint.walk.externals import call_external, call_unknown
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import call_function, call_known
+from elasticrun.lint.walk.losses import OF_CRITERIA
 from elasticrun.lint.walk.methods import call_method
 from elasticrun.lint.walk.walk import Walk
 
@@ -43,7 +44,11 @@ def call(walk: Walk, node: ast.Call, frame: Frame, is_iterated: bool) -> Value:
     if callee.kind not in ("bound", "param") and not is_unseen:
         return _call_value(walk, callee, node, frame, is_iterated=is_iterated)
     listed = _as_listed(walk, function.attr, node, frame)
-    return listed or call_method(walk, MethodCall(receiver, function.attr, node, frame))
+    if listed is not None:
+        return listed
+    value = call_method(walk, MethodCall(receiver, function.attr, node, frame))
+    value.taints |= callee.taints & OF_CRITERIA
+    return value
 
 
 def _sink_of_receiver(walk: Walk, name: str) -> Sink:

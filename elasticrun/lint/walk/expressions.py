@@ -17,6 +17,7 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.truth import truth
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
@@ -48,6 +49,8 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp, frame: Frame) -> Value:
         repeated.is_complete = False
         return walk.made(repeated)
     taints = left.taints | right.taints
+    if isinstance(node.op, ast.Div):
+        taints = taints_of_quotient(left, right, node.right)
     if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
         taints |= {"modulo"}
     return unknown(taints=taints)

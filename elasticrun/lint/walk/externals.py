@@ -10,7 +10,8 @@ from elasticrun.lint.walk.arguments import Called, Site, arguments
 from elasticrun.lint.walk.effects import effect, note_seeds
 from elasticrun.lint.walk.elastic import assume_loop, call_elastic
 from elasticrun.lint.walk.language import language
-from elasticrun.lint.walk.objects import object_made
+from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_loss
+from elasticrun.lint.walk.objects import is_model, object_made
 from elasticrun.lint.walk.walk import Walk
 
 
@@ -29,7 +30,9 @@ def call_external(walk: Walk, name: str, site: Site) -> Value:
         value = find(walk, it)
         if value is not None:
             return value
-    return _opaque(walk, it)
+    value = _opaque(walk, it)
+    value.taints = taints_of_loss(it, value.taints)
+    return value
 
 
 def _sink_for(walk: Walk, name: str) -> Sink:
@@ -43,7 +46,11 @@ def call_unknown(walk: Walk, callee: Value, name: str, site: Site) -> Value:
     node, frame, is_iterated, _ = site
     sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
     given = arguments(walk, node, frame, sink)
-    return _opaque(walk, Called(name, node, given, frame, is_iterated))
+    value = _opaque(walk, Called(name, node, given, frame, is_iterated))
+    if is_model(callee):
+        value.taints = of_other_loss(value.taints)
+    value.taints |= callee.taints & OF_CRITERIA
+    return value
 
 
 def _opaque(walk: Walk, it: Called) -> Value:

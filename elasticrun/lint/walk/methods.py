@@ -27,6 +27,7 @@ from elasticrun.lint.walk.arguments import Handle, MethodCall, Site
 from elasticrun.lint.walk.effects import is_seeded
 from elasticrun.lint.walk.externals import call_unknown
 from elasticrun.lint.walk.language import iterator
+from elasticrun.lint.walk.losses import taints_of_method
 from elasticrun.lint.walk.objects import CHANGING, is_model, open_file, write_content
 from elasticrun.lint.walk.trained import loaded, model_method
 from elasticrun.lint.walk.walk import Walk
@@ -149,7 +150,11 @@ def _any_method(walk: Walk, it: MethodCall) -> Value:
     result = call_unknown(walk, receiver, name, Site(it.node, it.frame))
     if result.kind == "wrapped":
         return result
-    return unknown(taints=_taints_of_path(name, receiver.taints | result.taints))
+    taints = receiver.taints | result.taints
+    if name == "backward":
+        walk.note(it.node, Backward(taints))
+    taints = taints_of_method(it.node, name, taints)
+    return unknown(taints=_taints_of_path(name, taints))
 
 
 def _note_any(walk: Walk, it: MethodCall) -> None:
@@ -158,8 +163,6 @@ def _note_any(walk: Walk, it: MethodCall) -> None:
         walk.note(node, Logged(), receiver)
     elif name in catalog.SAVE_METHODS or name in _FILE_WRITES:
         _note_written(walk, it)
-    elif name == "backward":
-        walk.note(node, Backward())
     elif name in _PATH_CHANGES and _looks_like_path(node):
         _note_moved(walk, None, it)
     elif name in _PATH_CHANGES and _may_be_path(receiver, name, node):

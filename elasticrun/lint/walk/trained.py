@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 
 from elasticrun.lint.events import Backward, Trained
 from elasticrun.lint.graph import OPTIMIZER, VALUE
-from elasticrun.lint.naming import named
+from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Value, constant
 from elasticrun.lint.walk.arguments import Handle, MethodCall
 from elasticrun.lint.walk.walk import Walk
@@ -90,11 +91,19 @@ def _param_method(walk: Walk, it: MethodCall) -> Value | None:
         return model_method(walk, it._replace(receiver=model))
     it.arguments(walk, OPTIMIZER)
     if it.name == "backward":
-        walk.note(it.node, Backward())
+        walk.note(it.node, Backward(it.receiver.taints))
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
-    if is_in_place and it.name not in _HARMLESS_IN_PLACE:
+    if it.name == "copy_" and _names_itself(it):
+        walk.note(it.node, Trained("weights", "in place"), model)
+    elif is_in_place and it.name not in _HARMLESS_IN_PLACE:
         walk.note(it.node, Trained("weights", it.name), model)
     return it.receiver
+
+
+def _names_itself(it: MethodCall) -> bool:
+    """Return whether what is copied is made of what it replaces, as averages are."""
+    given = [node for each in it.node.args for node in ast.walk(each)]
+    return any(isinstance(e, ast.expr) and written(e) == it.text for e in given)
 
 
 METHODS: Mapping[str, Handle] = {

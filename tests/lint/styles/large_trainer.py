@@ -63,7 +63,7 @@ class Trainer:
         self._optimizer.zero_grad()
         logits = self._model(**sample["net_input"])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), sample["target"].flatten(), ignore_index=1)
-        loss.backward()
+        self._model.weigh(loss, count=sample["ntokens"]).backward()
         nn.utils.clip_grad_norm_(self._net.parameters(), self.cfg.clip_norm)
         self._schedule.set(self.get_num_updates() + 1)
         self._optimizer.step()

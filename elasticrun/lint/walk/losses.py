@@ -1,0 +1,97 @@
+"""What a loss is a mean over: samples, things that are counted, or nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from elasticrun.lint.naming import named, written
+from elasticrun.lint.values import NO_TAINTS, Value
+from elasticrun.lint.walk.arguments import Called
+
+# Taints: of a loss that is a mean over counted things, or a sum; and of what it is
+# made of: a number of things, and some things of a batch that were selected.
+COUNTED, SUMMED, NUMBER, SELECTED = "counted", "summed", "number", "selected"
+OF_CRITERIA = frozenset((COUNTED, SUMMED))
+_OF_LOSSES = OF_CRITERIA | {NUMBER, SELECTED}
+# These divide by the number of targets that count, or by the sum of their weights.
+_WEIGHTED = named("cross_entropy nll_loss CrossEntropyLoss NLLLoss")
+_LOSS = re.compile(
+    r"torch\.nn\.(?:[\w.]*Loss|functional\.\w*(?:_loss|cross_entropy\w*|kl_div))$"
+)
+_NUMBERS = re.compile(
+    r"(?:^|[_.'\"])(?:num|n)_?(?:tokens?|words|boxes|pos|positives)\b"
+)
+
+
+def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
+    """Return what a call's result depends on, if it may be one of torch's losses."""
+    if it.name in ("torch.sum", "torch.count_nonzero") and len(it.values) == 1:
+        return with_number(taints)
+    if not _LOSS.match(it.name):
+        return taints
+    is_class = it.last.endswith("Loss")
+    reduction = it.keywords.get("reduction")
+    how = "mean" if reduction is None else reduction.data
+    own = NO_TAINTS
+    if how == "sum":
+        own = frozenset((SUMMED,))
+    elif how == "mean" and (
+        SELECTED in taints or _is_weighted(it, 0 if is_class else 2)
+    ):
+        own = frozenset((COUNTED,))
+    elif how == "none":
+        own = taints & {SELECTED}
+    return (taints - _OF_LOSSES) | own
+
+
+def _is_weighted(it: Called, position: int) -> bool:
+    """Return whether not every target counts as one; `weight` may be positional."""
+    if it.last not in _WEIGHTED:
+        return False
+    by_place = it.args[position : position + 1]
+    weights = [*by_place, *(v for k, v in it.keywords.items() if k == "weight")]
+    has_weight = any(each.kind != "const" or each.data is not None for each in weights)
+    return has_weight or "ignore_index" in it.keywords
+
+
+def taints_of_method(
+    node: ast.Call, name: str, taints: frozenset[str]
+) -> frozenset[str]:
+    """Return what a method's result depends on, if it may be one of a loss."""
+    if name == "weigh":
+        return taints - _OF_LOSSES
+    if node.args or node.keywords:
+        return taints
+    if name in ("sum", "count_nonzero"):
+        return with_number(taints)
+    if name == "mean" and SELECTED in taints:
+        return (taints - _OF_LOSSES) | {COUNTED}
+    return taints
+
+
+def with_number(taints: frozenset[str]) -> frozenset[str]:
+    """Return the taints of the sum of something; of a batch it may be a number."""
+    return taints | {NUMBER} if "batch" in taints else taints
+
+
+def taints_of_quotient(left: Value, right: Value, node: ast.expr) -> frozenset[str]:
+    """Return what a quotient depends on; `node` is what is divided by."""
+    taints = left.taints | right.taints
+    if right.kind == "const":
+        return taints
+    if NUMBER in right.taints or _NUMBERS.search(written(node)):
+        return (taints - _OF_LOSSES) | {COUNTED}
+    return taints - {SUMMED, NUMBER}  # over the number of samples, as far as is known
+
+
+def taints_of_item(node: ast.Subscript, taints: frozenset[str]) -> frozenset[str]:
+    """Return what an item depends on, if its key may be a mask that selects some."""
+    is_mask = isinstance(node.slice, ast.Compare) or "mask" in written(node.slice)
+    is_whole = not isinstance(node.slice, ast.Tuple | ast.Constant)
+    return taints | {SELECTED} if is_mask and is_whole and "batch" in taints else taints
+
+
+def of_other_loss(taints: frozenset[str]) -> frozenset[str]:
+    """Return the taints without those of losses: what a model makes is none."""
+    return taints - _OF_LOSSES
