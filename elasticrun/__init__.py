@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from elasticrun.job.epochs import current_epoch as current_epoch
     from elasticrun.job.epochs import finished_epochs as finished_epochs
     from elasticrun.job.epochs import remaining_epochs_until as remaining_epochs_until
+    from elasticrun.job.foreign import ForeignLoop as ForeignLoop
     from elasticrun.job.states import State as State
     from elasticrun.job.states import Variables as Variables
     from elasticrun.job.states import once as once
@@ -77,6 +78,7 @@ _MODULES = {
         "LoopOrderError",
         "StateNameError",
     ),
+    "elasticrun.job.foreign": ("ForeignLoop",),
     "elasticrun.launcher.calling": ("launch",),
     "elasticrun.job.accumulator": ("Accumulator",),
     "elasticrun.parallel.module": ("AdaptiveDataParallel",),

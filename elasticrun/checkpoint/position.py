@@ -8,6 +8,7 @@ from typing import Any
 from elasticrun.errors import CheckpointError
 
 STEPS = "remaining_steps_until"  # In place of a loader's name.
+STEPS_OF = "steps of "  # Before the name of a loop that elasticrun does not own.
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Position:
             epochs included.
         index: Samples consumed so far in the interrupted loop, by all replicas
             together; or batches, where each has a list of its own; or steps.
-        loader: Name of the loader of the interrupted loop, or `STEPS`; empty between
-            loops.
+        loader: Name of the loader of the interrupted loop, `STEPS`, or `STEPS_OF` and
+            the name of a foreign loop; empty between loops.
         breaks: For each epoch loop that `break` has left, its number in the program and
             the epochs that were finished then. Replay would enter it again otherwise.
     """
@@ -91,6 +92,8 @@ class Position:
             text = f"the end of epoch {self.finished_epochs - 1}"
         if self.loader == STEPS:
             text += f", step {self.index}"
+        elif self.loader.startswith(STEPS_OF):
+            text += f", step {self.index} of `{self.loader.removeprefix(STEPS_OF)}`"
         elif self.loader:
             text += f", sample {self.index} of `{self.loader}`"
         return text if self != Position() else "the beginning"

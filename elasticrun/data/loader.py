@@ -48,6 +48,7 @@ from elasticrun.data.order.of_loader import (
 from elasticrun.data.order.plan import (
     NOTHING,
     LoopPlan,
+    MicroBatch,
     Part,
     Seeding,
     Shares,
@@ -374,6 +375,48 @@ class AdaptiveDataLoader(DataLoader[Sample]):
         self._order.endless_order(0)
         return NextBatches(self, num_batches)
 
+    def read(
+        self, epoch: int, first_batch: int = 0, *, number: int = 0
+    ) -> Iterator[tuple[Any, MicroBatch]]:
+        """Read an epoch for a loop that elasticrun does not own; see `ForeignLoop`.
+
+        Yields each of this replica's micro-batches with its share in the global batch,
+        which `ForeignLoop.take` is given when the program comes to train with it; the
+        program may read as far ahead as it likes. They are those of a loop over the
+        loader, the `number`-th one of the epoch, from global batch `first_batch` on.
+        Nothing here has a position or a boundary.
+
+        Collective: of a loader, the first batch of all is asked for on every replica.
+
+        Raises:
+            ValueError: There is no such batch in the epoch.
+        """
+        epoch = whole_number(epoch, "read", "epochs")
+        first_batch = whole_number(first_batch, "read", "batches")
+        batches = self._order.batches(epoch, loop_key(self.seed, epoch, number))
+        if first_batch > len(batches):
+            raise ValueError(
+                f"read(first_batch={first_batch}): an epoch of `{self.name}` has "
+                f"{len(batches)} global batches."
+            )
+        at = batches.start(first_batch)
+        start = LoopStart(epoch, number, (), at, None)
+        loop = self._running("read", start, None)
+        return self._read_ahead(loop)
+
+    def _read_ahead(self, loop: RunningLoop) -> Iterator[tuple[Any, MicroBatch]]:
+        self._compare(current_job())
+        plan, batches = self._open(loop)
+        in_flight = plan.in_flight
+        try:
+            for batch in batches:
+                while in_flight[0][1] is NOTHING:
+                    in_flight.popleft()
+                yield batch, in_flight.popleft()
+        finally:
+            self._batch_reader.end(loop.reading)
+            del batches
+
     def _deliver(
         self, num_batches: int | None = None, *, is_endless: bool = False
     ) -> Iterator[Any]:
@@ -458,23 +501,27 @@ class AdaptiveDataLoader(DataLoader[Sample]):
 
     def _read(self, job: Job, loop: RunningLoop) -> tuple[LoopPlan, Iterator[Any]]:
         """Start to read a loop's batches, and enter it."""
-        start = loop.start
-        assert start is not None
-        source = self._batch_reader.source(self)
-        key = self._key(start)
-        plan = self._plan(loop, start, key, source)
-        if not start.inside:
+        plan, batches = self._open(loop)
+        if loop.start is not None and not loop.start.inside:
             bar = None
             if self.progress and job.rank == 0:
                 first = plan.first_batch - loop.first
                 bar = open_progress_bar(self.name, first, loop.num_batches)
             loop.enter(job, bar)
+            job.continue_loop()
+        return plan, batches
+
+    def _open(self, loop: RunningLoop) -> tuple[LoopPlan, Iterator[Any]]:
+        """Start to read a loop's batches."""
+        start = loop.start
+        assert start is not None
+        source = self._batch_reader.source(self)
+        key = self._key(start)
+        plan = self._plan(loop, start, key, source)
         batches = self._batch_reader.start(self, source, plan, key)
         loop.reading = batches
         if self.device is not None:
             batches = on_device(batches, self.device)
-        if not start.inside:
-            job.continue_loop()
         return plan, batches
 
     def _end(self, job: Job, start: LoopStart, ending: Ending) -> None:

@@ -60,7 +60,7 @@ def whole_number(number: int, function: str, what: str) -> int:
 
 def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
     job = current_job()
-    _check_not_nested(job)
+    check_not_nested(job)
     num_epochs = job.epochs_until(num_epochs)
     epoch = job.progress.skip_epochs(num_epochs)
     if epoch >= num_epochs:
@@ -99,7 +99,8 @@ def finished_epochs() -> int:
     return current_job().progress.position.finished_epochs
 
 
-def _check_not_nested(job: Job) -> None:
+def check_not_nested(job: Job) -> None:
+    """Refuse an epoch loop in the body of another loop."""
     if job.is_in_epoch:
         raise LoopOrderError(
             f"an epoch loop began inside epoch {job.progress.finished_epochs} of "

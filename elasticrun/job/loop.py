@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Loop(Protocol):
@@ -61,8 +61,11 @@ class Turns(Protocol):
     """The turns of one loop."""
 
     @property
-    def current(self) -> tuple[int, list[int], Share]:
-        """The current one, a micro-batch; another one is another object."""
+    def current(self) -> tuple[int, Any, Share]:
+        """The current one: the global batch's number, indices, and what it is of it.
+
+        Another one is another object.
+        """
         ...
 
 
@@ -88,3 +91,57 @@ class Share(Protocol):
     def is_step(self) -> bool:
         """Whether it completes the global batch."""
         ...
+
+
+class _Whole(NamedTuple):
+    """A step of which each replica's part counts as much as any other's."""
+
+    micro: int
+    num_valid: int
+    global_batch_size: int
+    is_step: bool
+
+
+class LoopOfSteps:
+    """A loop whose index counts steps: one without a loader, or one of somebody else's.
+
+    Attributes:
+        current: The step's number and what is trained in it: all of it, until a foreign
+            loop takes micro-batches one by one.
+    """
+
+    even_batches = True
+
+    def __init__(
+        self, name: str, num_steps: int, where: str, *, step: int, world_size: int
+    ) -> None:
+        self.name = name
+        self.num_samples = num_steps
+        self.where = where
+        self._world_size = world_size
+        self._whole = _Whole(0, 1, world_size, is_step=True)
+        self.begin_step(step)
+
+    def begin_step(self, number: int) -> None:
+        """Be at another step."""
+        self.batch_index = number
+        self.current: tuple[int, Any, Share] = (number, [], self._whole)
+
+    @property
+    def running_loop(self) -> Turns:
+        return self
+
+    @property
+    def is_step(self) -> bool:
+        return self.current[2].is_step
+
+    @property
+    def loss_weight(self) -> float:
+        share = self.current[2]
+        return share.num_valid * self._world_size / share.global_batch_size
+
+    def batch_at(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return self.num_samples

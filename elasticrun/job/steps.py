@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 from weakref import WeakKeyDictionary
 
 from elasticrun.checkpoint.position import STEPS
@@ -16,6 +16,7 @@ from elasticrun.job.cursor import Cursor
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import describe, is_left_on_purpose
+from elasticrun.job.loop import LoopOfSteps
 
 
 def remaining_steps_until(num_steps: int) -> Iterator[int]:
@@ -43,52 +44,11 @@ def remaining_steps_until(num_steps: int) -> Iterator[int]:
     return _remaining_steps(whole_number(num_steps, "remaining_steps_until", "steps"))
 
 
-class _Share(NamedTuple):
-    micro: int
-    num_valid: int
-    global_batch_size: int
-    is_step: bool
-
-
-class _Turn:
-    """The turns of one loop; of the step that is running, the number."""
-
-    __slots__ = ("current",)
-
-    def __init__(self) -> None:
-        self.current: tuple[int, list[int], _Share] = (0, [], _WHOLE)
-
-
-_WHOLE = _Share(micro=0, num_valid=1, global_batch_size=1, is_step=True)
-
-
-class _Steps:
-    """A loop of steps, as the job knows of the loops over loaders."""
-
-    name = STEPS
-    is_step = even_batches = True
-    loss_weight = 1.0
-
-    def __init__(self, num_steps: int, where: str) -> None:
-        self.num_samples = num_steps
-        self.where = where
-        self.running_loop = _Turn()
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def batch_at(self, index: int) -> int:
-        return index
-
-    @property
-    def batch_index(self) -> int:
-        return self.running_loop.current[0]
-
-
 def _remaining_steps(num_steps: int) -> Iterator[int]:
     job = current_job()
     num_steps = job.samples_of(num_steps, 1)
-    loop = _Steps(num_steps, describe(sys._getframe(1)))
+    where = describe(sys._getframe(1))
+    loop = LoopOfSteps(STEPS, num_steps, where, step=0, world_size=job.world_size)
     if job.loader is not None:
         raise LoopOrderError(
             f"remaining_steps_until ({loop.where}) stands in the body of the loop over "
@@ -100,11 +60,11 @@ def _remaining_steps(num_steps: int) -> Iterator[int]:
     if step is None:
         return
     is_finished = False
-    turn, progress = loop.running_loop, job.progress
+    progress = job.progress
     try:
         job.continue_loop()
         while step < num_steps:
-            turn.current = (step, [], _WHOLE)
+            loop.begin_step(step)
             yield step
             if job.loader is not loop:
                 raise job.loops.overlap(loop)
@@ -123,7 +83,7 @@ def _remaining_steps(num_steps: int) -> Iterator[int]:
         job.boundary.finish_epochs()
 
 
-def _begin(job: Job, loop: _Steps, cursor: Cursor) -> int | None:
+def _begin(job: Job, loop: LoopOfSteps, cursor: Cursor) -> int | None:
     """Begin the loop; return its first step, or None if it is to be skipped."""
     place = job.progress.place
     is_known = cursor.place == place and cursor.is_complete

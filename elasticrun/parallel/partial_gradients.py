@@ -230,4 +230,6 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 def _running_global_batch() -> object:
     """Return what equals itself in one global batch only, or None outside of loops."""
     loader = running_loader()
-    return None if loader is None else (loader.running_loop, loader.batch_index)
+    if loader is None:
+        return None
+    return loader.running_loop, loader.running_loop.current[0]

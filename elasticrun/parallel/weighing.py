@@ -127,8 +127,8 @@ class Weighing:
         loop = loader.running_loop
         if self._micro_batch is not loop.current:
             self._micro_batch, self._num_counts = loop.current, 0
-        if self._global_batch != (loop, loader.batch_index):
-            self._global_batch = (loop, loader.batch_index)
+        if self._global_batch != (loop, loop.current[0]):
+            self._global_batch = (loop, loop.current[0])
             self._num_samples = loop.current[2].global_batch_size
             self._sums, self._totals = {}, {}
         self._num_counts += 1
