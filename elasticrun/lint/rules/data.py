@@ -1,11 +1,11 @@
-"""ER501 to ER504: data, seeds and sizes that differ between starts."""
+"""ER501 to ER505: data, seeds, orders and sizes that differ between starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
-from elasticrun.lint.events import Draw, Event, Made, Seeded
+from elasticrun.lint.events import Draw, Event, Made, OrderDrawn, Seeded
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked
@@ -23,11 +23,18 @@ _POSITIONS = {  # of parameters that matter here
     "optimizer": ("params", "lr"),
     "scheduler": ("optimizer", "total_steps", "total_steps"),
 }
+_OF_BATCHES = named("batch_size sampler batch_sampler")
+_CHANGING = {
+    "rank": "the rank",
+    "time": "the time",
+    "entropy": "what differs in each process",
+    "generation": "the number of restarts",
+}
 _UNFIXED = frozenset(("time", "entropy", "random"))
 
 
 def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER501 to ER504."""
+    """Yield the findings of ER501 to ER505."""
     yield from _unseeded(program)
     yield from _seeds(program)
     yield from _sizes(program)
@@ -121,7 +128,9 @@ ER503 = Rule(
     why=(
         "The batch size of an elastic loader is that of all replicas together, so a "
         "restart at another number of replicas changes nothing. A value made from the "
-        "world size does."
+        "world size does. A batch size, a plan of it or an order that is made from the "
+        "rank, the time or the number of restarts is refused, by the other replicas or "
+        "after a restart."
     ),
     wrong=f"""\
 more = AdaptiveDataLoader(more_set, batch_size=32 * elasticrun.world_size())
@@ -145,6 +154,14 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 )
                 yield program.finding(ER503, event, message)
                 break
+            changing = _CHANGING.keys() & value.taints
+            if made.role == "loader" and name in _OF_BATCHES and changing:
+                words = " and ".join(_CHANGING[each] for each in sorted(changing))
+                message = (
+                    f"{name} is computed from {words}, so it is not always the same"
+                )
+                yield program.finding(ER503, event, message)
+                break
 
 
 def _arguments(made: Made) -> Iterator[tuple[str, Value]]:
@@ -164,7 +181,10 @@ ER504 = Rule(
     "ER504",
     "E",
     "sampler that can only be iterated",
-    help="give sampler= a list of indices, or something with a length and __getitem__",
+    help=(
+        "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
+        "list, or something with a length and __getitem__"
+    ),
     why="A loop continues in its middle, so the order must be readable at a position.",
     wrong=f"""\
 from torch.utils.data import WeightedRandomSampler
@@ -176,9 +196,57 @@ more = AdaptiveDataLoader(
 {TRAIN}
 """,
     right=f"""\
-generator = torch.Generator().manual_seed(0)
-order = torch.multinomial(weights, 100, generator=generator)
-more = AdaptiveDataLoader(more_set, batch_size=64, sampler=order)
+from elasticrun import WeightedDraws
+
+more = AdaptiveDataLoader(
+    more_set, batch_size=64, sampler=WeightedDraws(weights, 100)
+)
+{EPOCHS}
+{TRAIN}
+""",
+)
+
+
+ER505 = Rule(
+    "ER505",
+    "E",
+    "order that draws each time it is read",
+    help="draw from a generator that is made in the method, from a seed and the number",
+    why=(
+        "A map from numbers to indices must give the same for the same number: it is "
+        "read by each replica, perhaps in workers, ahead and again after a restart. A "
+        "generator that lives longer than the call has been drawn from before, another "
+        "number of times in each of them."
+    ),
+    wrong=f"""\
+import random
+
+
+class Pairs:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, number):
+        return random.sample(range(5000), 2)
+
+
+more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
+{EPOCHS}
+{TRAIN}
+""",
+    right=f"""\
+import random
+
+
+class Pairs:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, number):
+        return random.Random(number).sample(range(5000), 2)
+
+
+more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
 {EPOCHS}
 {TRAIN}
 """,
@@ -186,14 +254,18 @@ more = AdaptiveDataLoader(more_set, batch_size=64, sampler=order)
 
 
 def _samplers(program: Walked) -> Iterator[Finding]:
+    for event, drawn in program.events(OrderDrawn):
+        message = (
+            f"{drawn.argument}= of this loader draws ({drawn.name}) whenever it is "
+            "read, so replicas and restarts get other batches"
+        )
+        yield program.finding(ER505, event, message)
     for event, made in program.events(Made):
         if made.role != "loader" or made.given is None:
             continue
         for key in ("sampler", "batch_sampler"):
             value = made.given.keywords.get(key)
-            if value is None or (value.kind == "const" and value.data is None):
-                continue
-            if key == "batch_sampler" or _is_only_iterated(value):
+            if value is not None and _is_only_iterated(value):
                 message = (
                     f"{key}= of this loader can only be iterated, so a loop could not "
                     "continue in its middle"
@@ -202,8 +274,10 @@ def _samplers(program: Walked) -> Iterator[Finding]:
 
 
 def _is_only_iterated(value: Value) -> bool:
-    if value.kind == "instance" and value.cls is not None:
-        return value.cls.find("__getitem__") is None and (
-            value.cls.role == "sampler" or value.cls.find("__iter__") is not None
-        )
-    return value.name in roles.ITERATED_SAMPLERS
+    cls = value.cls
+    if value.kind == "instance" and cls is not None:
+        if any(cls.find(name) for name in ("__getitem__", "take", "keyed")):
+            return False
+        return cls.role == "sampler" or cls.find("__iter__") is not None
+    is_used_up = value.kind in ("generator", "iterator", "set")
+    return is_used_up or value.name in roles.ITERATED_SAMPLERS

@@ -5,7 +5,15 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import Collective, Made, StateMade, UnseenStates
+from elasticrun.lint.events import (
+    Collective,
+    Draw,
+    Made,
+    OrderDrawn,
+    Seeded,
+    StateMade,
+    UnseenStates,
+)
 from elasticrun.lint.graph import SAVE, VALUE, DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
@@ -19,7 +27,9 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.arguments import Site, arguments
+from elasticrun.lint.walk.attributes import attribute
 from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.walk import Walk
 
 _ELASTIC_TAINTS = {
@@ -49,6 +59,9 @@ def call_elastic(walk: Walk, name: str, site: Site) -> Value:
     sink = SAVE if name == "Variables" else VALUE
     given = site.given or arguments(walk, node, frame, sink)
     if name in roles.LOADERS:
+        for key in ("sampler", "batch_sampler"):
+            if key in given.keywords:
+                _note_draws(walk, key, given.keywords[key], site)
         return _make_loader(walk, name, node, given)
     if name == "AdaptiveDataParallel":
         return _make_parallel(walk, node, given)
@@ -90,6 +103,28 @@ def _make_loader(walk: Walk, name: str, node: ast.Call, given: Arguments) -> Val
     walk.note(node, StateMade(name), value)
     walk.note(node, Made("loader", name, given), value)
     return value
+
+
+def _note_draws(walk: Walk, argument: str, order: Value, site: Site) -> None:
+    """Note that an order of the project's draws, from what is no key of its own."""
+    first_step, first_event = len(walk.graph.steps), len(walk.events)
+    for name in ("__getitem__", "take"):
+        if order.kind == "instance" and order.cls and order.cls.find(name):
+            method = attribute(walk, order, name, site.node, site.frame)
+            given = Arguments([unknown("number")], {})
+            call_function(walk, method, given, site.node, site.frame)
+    # What it does is noted as this alone: it happens in loops, and not here.
+    new = walk.events[first_event:]
+    del walk.events[first_event:]
+    if any(isinstance(each.what, Seeded) for each in new):
+        return
+    for each in new:
+        is_own = each.value is not None and each.value.made_at >= first_step
+        if not isinstance(each.what, Draw) or is_own:
+            continue
+        if each.value is not None or not each.what.is_keyed:
+            walk.note(site.node, OrderDrawn(argument, each.what.name), order)
+            return
 
 
 def _make_parallel(walk: Walk, node: ast.Call, given: Arguments) -> Value:

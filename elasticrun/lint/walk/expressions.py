@@ -148,7 +148,9 @@ def _evaluate_dict(walk: Walk, node: ast.Dict, frame: Frame) -> Value:
         name = walk.evaluate(key, frame) if key is not None else None
         if name is None:
             made.attrs.update(value.attrs)
-        elif name.kind == "const" and is_key(name.data):
+            continue
+        made.taints |= name.taints
+        if name.kind == "const" and is_key(name.data):
             made.attrs[name.data] = value
         else:
             made.parts.append(value)
