@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# The first optimizer of a process imports this, which takes over a second.
+import torch._dynamo  # noqa: F401
+
 import elasticrun.data.loader
 import elasticrun.job.epochs
 import elasticrun.job.states

@@ -1,0 +1,117 @@
+"""Scripts of well-known shapes, as they are and with elasticrun, through restarts.
+
+Each file of docs/ports is a diff of a whole script, and docs/recipes.md has a table of
+them. Few lines are new; what a script does is the same with a stop, a `kill -9`, and
+another number of replicas in between.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticrun.lint.engine import lint_text
+from elasticrun.lint.options import LintOptions
+from elasticrun.testing import read_trace, run_generation, start_generation
+from tests.docs.documents import ROOT
+from tests.support.ports import Leave, Run, run_each
+
+# Each replica draws in their steps, so that two replicas train another model than one.
+DRAWING = ["vae", "nanogpt", "fixmatch", "ddpm", "reinforce", "dcgan"]
+FOLDER = ROOT / "docs" / "ports"
+PORTS = sorted(path.stem for path in FOLDER.iterdir())
+
+Place = tuple[int, int, tuple[int, ...], int]  # Epoch, loop, inner loop, batch.
+
+
+def side_of(name: str, side: str) -> str:
+    lines = (FOLDER / f"{name}.diff").read_text().splitlines()
+    return "\n".join(line[1:] for line in lines if line[:1] in (side, " ", ""))
+
+
+def delivered(directory: Path) -> dict[Place, list[int]]:
+    """Return the samples of each batch, in order, as they were delivered last."""
+    batches: dict[Place, list[int]] = {}
+    generation_of: dict[Place, int] = {}
+    lines = read_trace(directory / "trace")
+    for line in sorted(
+        lines, key=lambda line: (line["generation"], line["rank"], line["micro"])
+    ):
+        inside = tuple(line.get("inside", ()))
+        place = (line["epoch"], line["loop"], inside, line["batch"])
+        if generation_of.get(place) != line["generation"]:
+            generation_of[place], batches[place] = line["generation"], []
+        batches[place] += line["indices"][: line["num_valid"]]
+    return batches
+
+
+def printed(directory: Path) -> list[str]:
+    """Return what rank 0 printed, once where a killed replica's steps came again."""
+    return list(dict.fromkeys((directory / "printed-0").read_text().splitlines()))
+
+
+def without_floats(lines: list[str]) -> list[str]:
+    return list(dict.fromkeys(re.sub(r"-?\d+\.\d+", "#", line) for line in lines))
+
+
+def written(directory: Path) -> dict[str, bytes]:
+    """Return the files that the script itself wrote."""
+    return {path.name: path.read_bytes() for path in (directory / "work").iterdir()}
+
+
+def run_killed(run: Run, world_size: int) -> None:
+    with start_generation(run, world_size) as started:
+        outcomes = started.wait(timeout=300)
+    assert outcomes[-1].exit_code == -9, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PORTS)
+def test_port_does_the_same_through_restarts(name: str, tmp_path: Path) -> None:
+    before, port = side_of(name, "-"), side_of(name, "+")
+    calm, same, other = tmp_path / "calm", tmp_path / "same", tmp_path / "other"
+    (ended,) = run_generation(
+        run_each,
+        1,
+        Run(before, tmp_path / "before"),
+        Run(port, calm),
+        Run(port, same, Leave("stop", after=5)),
+        timeout=300,
+    )
+    assert ended[2] is None  # It was stopped; the others came to their ends.
+    shutil.copytree(same, other)
+    run_killed(Run(port, same, Leave("kill", after=6)), 1)
+    run_killed(Run(port, other, Leave("kill", after=5)), 2)
+    (finished,) = run_generation(
+        run_each, 1, Run(port, same), Run(port, other), timeout=300
+    )
+
+    assert delivered(same) == delivered(other) == delivered(calm)
+    assert printed(same) == printed(calm)
+    assert without_floats(printed(other)) == without_floats(printed(calm))
+    assert written(same) == written(calm)
+    assert written(other).keys() == written(calm).keys()
+    for wanted, exact, close in zip(ended[1], *finished, strict=True):
+        np.testing.assert_array_equal(exact, wanted)
+        if name not in DRAWING:
+            np.testing.assert_allclose(close, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_port_has_no_findings(name: str) -> None:
+    result = lint_text(side_of(name, "+"), name=f"{name}.py", options=LintOptions())
+    assert not result.problems
+    assert not result.findings
+
+
+def test_recipes_say_how_many_lines_are_new() -> None:
+    recipes = (ROOT / "docs" / "recipes.md").read_text()
+    said = re.findall(r"^\| \[\w+\]\(ports/(\w+)\.diff\) .* (\d+) \|$", recipes, re.M)
+    assert sorted((name, int(number)) for name, number in said) == [
+        (name, len(re.findall(r"^\+", (FOLDER / f"{name}.diff").read_text(), re.M)))
+        for name in PORTS
+    ]
