@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from elasticrun.check.comparing import Mask
 from elasticrun.check.runs.checked_run import CheckedRun
@@ -29,13 +29,19 @@ class Candidate(NamedTuple):
     names: frozenset[str]
 
 
-def samples_of(run: CheckedRun) -> dict[tuple[int, int, int], list[int]]:
-    """Return the samples of each global batch by (epoch, loop, batch)."""
-    lines = read_trace(run.trace)
-    places = sorted({(line["epoch"], line["loop"]) for line in lines})
+def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
+    """Return the samples of each global batch by (epoch, loop, batch).
+
+    A loop is told by its number; one in the body of another also by the batches around
+    it, each with how many loops had begun there before.
+    """
+    loops: dict[tuple[int, int, tuple[int, ...]], list[dict[str, Any]]] = {}
+    for line in read_trace(run.trace):
+        place = (line["epoch"], line["loop"], tuple(line.pop("inside", ())))
+        loops.setdefault(place, []).append(line)
     return {
-        (epoch, loop, batch): samples
-        for epoch, loop in places
+        (epoch, ".".join(map(str, (loop, *inside))), batch): samples
+        for (epoch, loop, inside), lines in sorted(loops.items())
         for batch, samples in samples_of_loop(lines, epoch=epoch, loop=loop).items()
     }
 

@@ -373,7 +373,7 @@ class AdaptiveDataLoader(DataLoader[Sample]):
         if num_batches is not None:
             num_batches = whole_number(num_batches, "batches", "global batches")
         self._order.endless_order(0)
-        return NextBatches(self, num_batches)
+        return NextBatches(self, current_job().turns_of(num_batches))
 
     def read(
         self, epoch: int, first_batch: int = 0, *, number: int = 0

@@ -250,6 +250,10 @@ class Job:
         del batch_size
         return num_samples
 
+    def turns_of(self, num_turns: int | None) -> int | None:
+        """Return how many steps a loop that counts them has; in a check only some."""
+        return num_turns
+
     def begin_loop(
         self, loader: Loop, where: str, *, start: int = 0
     ) -> Position | None:

@@ -46,16 +46,19 @@ def remaining_steps_until(num_steps: int) -> Iterator[int]:
 
 def _remaining_steps(num_steps: int) -> Iterator[int]:
     job = current_job()
-    num_steps = job.samples_of(num_steps, 1)
     where = describe(sys._getframe(1))
-    loop = LoopOfSteps(STEPS, num_steps, where, step=0, world_size=job.world_size)
     if job.loader is not None:
         raise LoopOrderError(
-            f"remaining_steps_until ({loop.where}) stands in the body of the loop over "
+            f"remaining_steps_until ({where}) stands in the body of the loop over "
             f"`{job.loader.name}` ({job.loader.where}). Its steps are counted for the "
             "whole job, so it cannot be part of one batch. Use a plain range() there."
         )
     cursor = _cursor_of(job)
+    start = cursor.start if cursor.place == job.progress.place else cursor.end
+    num_turns = job.turns_of(max(num_steps - start, 0))
+    assert num_turns is not None  # It has an end.
+    num_steps = min(num_steps, start + num_turns)
+    loop = LoopOfSteps(STEPS, num_steps, where, step=0, world_size=job.world_size)
     step = _begin(job, loop, cursor)
     if step is None:
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import sys
 from dataclasses import replace
@@ -16,6 +18,7 @@ from elasticrun import (
     JobStopped,
     Variables,
     remaining_epochs_until,
+    remaining_steps_until,
     save_all_states,
 )
 from elasticrun.check.replica.checked_job import CheckedJob
@@ -77,6 +80,42 @@ def test_a_cut_loop_delivers_the_batches_of_the_whole_one(plan: Plan) -> None:
     assert [epoch[:2] for epoch in cut] == [epoch[:2] for epoch in whole]
 
 
+def test_loops_that_count_steps_are_cut(plan: Plan) -> None:
+    with use_job(CheckedJob(plan)):
+        loader = AdaptiveDataLoader(TensorDataset(torch.arange(21)), 4)
+        assert len(list(loader.batches(100_000))) == 3
+        assert len(list(loader.batches())) == 3
+        assert len(list(loader.batches(2))) == 2
+        assert loader.finished_batches == 8
+        assert list(remaining_steps_until(1000)) == [0, 1, 2]
+        assert list(remaining_steps_until(2000)) == [3, 4, 5]
+        assert list(remaining_steps_until(2)) == []
+
+
+def test_batches_are_counted_over_a_restart(plan: Plan) -> None:
+    def step() -> None:
+        loader = AdaptiveDataLoader(TensorDataset(torch.arange(9)), {0: 2, 2: 3})
+        list(loader.batches(2))
+        list(remaining_steps_until(50))
+        list(remaining_steps_until(90))
+        list(loader.batches(3))
+
+    places = [RestartPlace(0, loop, 2, False) for loop in (2, 3)]
+    stops = [None, *places, None]
+    for leg, (resumed, until) in enumerate(itertools.pairwise(stops)):
+        own = replace(plan, leg=leg, resumed=resumed, until=until)
+        with contextlib.suppress(JobStopped), use_job(CheckedJob(own)):
+            step()
+    moments = moments_of(read_notes(Path(plan.records)))
+    assert [loop.num_batches for loop in loops_of(moments)] == [2, 3, 3, 3]
+    kinds = [m.key.kind for m in moments if m.key.loop >= 0]
+    assert kinds == [
+        "enter", "leave", "enter", "leave", "enter",
+        "skip", "skip", "continue", "leave", "enter",
+        "skip", "skip", "skip", "continue", "leave",
+    ]  # fmt: skip
+
+
 def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
     with (
         pytest.raises(JobStopped) as stopped,
@@ -84,7 +123,7 @@ def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
     ):
         train(9)
     assert stopped.value.code == 75
-    with use_job(CheckedJob(replace(plan, leg=1))):
+    with use_job(CheckedJob(replace(plan, leg=1, resumed=RestartPlace(1, 0, 2)))):
         train(9)
     moments = moments_of(read_notes(Path(plan.records)))
     assert [str(loop.at(loop.num_batches)) for loop in loops_of(moments)] == [

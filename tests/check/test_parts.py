@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from elasticrun.check.baseline import samples_of
 from elasticrun.check.comparing import Mask, compare_fields, compare_files
 from elasticrun.check.replica.fields import fields_of_state, flatten
+from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import Key
 from elasticrun.check.runs.places import LoopPlace, RestartPlace, parse_place
 from elasticrun.check.runs.plan import KILL, STOP, Limits, Plan, decode_plan
@@ -77,8 +80,9 @@ def test_a_route_says_how_it_is_taken() -> None:
 
 def test_a_plan_survives_its_way_to_a_replica() -> None:
     plan = Plan(
-        "work", ("home",), "records", "checkpoints", 1, until=RestartPlace(0, 1, 2)
-    )
+        "work", ("home",), "records", "checkpoints", 1,
+        until=RestartPlace(0, 1, 2), resumed=RestartPlace(0, 0, 1),
+    )  # fmt: skip
     assert decode_plan(plan.encode()) == plan
 
 
@@ -94,6 +98,25 @@ def test_a_cut_loop_keeps_the_size_of_its_last_batch(
 
 
 # Comparing.
+
+
+def test_samples_of_loops_in_a_body_are_told_apart(tmp_path: Path) -> None:
+    def line(generation: int, indices: list[int], *inside: int) -> str:
+        return json.dumps(
+            {"generation": generation, "rank": 0, "epoch": 0, "loop": 1, "batch": 0,
+             "micro": 0, "indices": indices, "num_valid": len(indices)}
+            | ({"inside": inside} if inside else {})
+        ) + "\n"  # fmt: skip
+
+    run = CheckedRun(straight(1), tmp_path)
+    run.trace.mkdir()
+    (run.trace / "0-0.jsonl").write_text(line(0, [3, 4]) + line(0, [7], 0, 0))
+    # The outer batch comes again after a kill, and with it the loop in its body.
+    again = line(1, [3, 4]) + line(1, [7], 0, 0) + line(1, [8], 0, 1)
+    (run.trace / "1-0.jsonl").write_text(again)
+    assert samples_of(run) == {
+        (0, "1", 0): [3, 4], (0, "1.0.0", 0): [7], (0, "1.0.1", 0): [8],
+    }  # fmt: skip
 
 
 def test_nested_values_become_fields() -> None:

@@ -73,6 +73,13 @@ class CheckedJob(Job):
         """Return how many samples a loop delivers."""
         return self._plan.limits.samples(num_samples, batch_size)
 
+    def turns_of(self, num_turns: int | None) -> int | None:
+        """Return how many steps a loop that counts them has, be it endless or not."""
+        most = self._plan.limits.max_batches
+        if not most:
+            return num_turns
+        return most if num_turns is None else min(num_turns, most)
+
     # Moments.
 
     def begin_epoch(self) -> None:
@@ -99,10 +106,15 @@ class CheckedJob(Job):
         if position is not None:
             epoch, loop = position.finished_epochs, position.finished_loops
             in_epoch = position.in_epoch
-            is_continued = was_replaying and position.index > 0
-            kind = "continue" if is_continued else "enter"
             self._loop = (epoch, loop, in_epoch)
-            self._num_batches = loader.batch_at(position.index)
+            stopped = self._plan.resumed
+            is_continued = (
+                was_replaying
+                and stopped is not None
+                and self._loop == (stopped.epoch, stopped.loop, stopped.in_epoch)
+            )
+            kind = "continue" if is_continued else "enter"
+            self._num_batches = stopped.batch if stopped and is_continued else 0
         self.note(
             kind, epoch=epoch, loop=loop, in_epoch=in_epoch, where=where,
             loader=loader.name, num_batches=len(loader),

@@ -98,10 +98,12 @@ class Journey:
             local_dir=Path(self._plan.checkpoints),
             log_dir=self.run.folder / "logs",
         )
+        before = self.run.route.legs[: self._number]
         plan = replace(
             self._plan,
             leg=self._number,
             until=leg.until,
+            resumed=before[-1].until if before else None,
             ending=leg.ending,
             watched=self._watched if self._number else (),
         )

@@ -40,6 +40,7 @@ class Plan:
         checkpoints: Where the job keeps its checkpoints, whatever the program says.
         leg: The number of this generation in its run, from 0.
         until: Where it stops; None to run to the end.
+        resumed: Where the one before stopped; None in the first.
         ending: How: "stop", or "kill" (saves there, is killed a boundary later).
         is_perturbed: Whether parameters are moved by rounding errors at each boundary.
         is_float64: Whether the program computes in double precision.
@@ -54,6 +55,7 @@ class Plan:
     leg: int
     limits: Limits = Limits()
     until: RestartPlace | None = None
+    resumed: RestartPlace | None = None
     ending: str = STOP
     is_perturbed: bool = False
     is_float64: bool = False
@@ -67,13 +69,10 @@ class Plan:
 
 def decode_plan(values: Mapping[str, Any]) -> Plan:
     """Return the plan that `encode` made these values from."""
-    until = values["until"]
-    return Plan(
-        **{
-            **values,
-            "guarded": tuple(values["guarded"]),
-            "watched": tuple(values["watched"]),
-            "limits": Limits(**values["limits"]),
-            "until": None if until is None else RestartPlace(*until),
-        }
-    )
+    places = {
+        name: None if values[name] is None else RestartPlace(*values[name])
+        for name in ("until", "resumed")
+    }
+    lists = {name: tuple(values[name]) for name in ("guarded", "watched")}
+    limits = Limits(**values["limits"])
+    return Plan(**{**values, **lists, **places, "limits": limits})
