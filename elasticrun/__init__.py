@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elasticrun.checkpoint.atomic import AtomicDirectory as AtomicDirectory
     from elasticrun.checkpoint.atomic import atomic_save as atomic_save
+    from elasticrun.data.combined import CombinedLoader as CombinedLoader
+    from elasticrun.data.combined import current_dataloader as current_dataloader
     from elasticrun.data.loader import AdaptiveDataLoader as AdaptiveDataLoader
-    from elasticrun.data.loader import current_dataloader as current_dataloader
     from elasticrun.data.order.ready import LengthGroups as LengthGroups
     from elasticrun.data.order.ready import RandomWindows as RandomWindows
     from elasticrun.data.order.ready import WeightedDraws as WeightedDraws
@@ -63,7 +64,8 @@ _MODULES = {
     ),
     "elasticrun.data.order.ready": ("LengthGroups", "RandomWindows", "WeightedDraws"),
     "elasticrun.data.sampler": ("ElasticSampler",),
-    "elasticrun.data.loader": ("AdaptiveDataLoader", "current_dataloader"),
+    "elasticrun.data.combined": ("CombinedLoader", "current_dataloader"),
+    "elasticrun.data.loader": ("AdaptiveDataLoader",),
     "elasticrun.job.epochs": (
         "current_epoch",
         "finished_epochs",

@@ -10,6 +10,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from elasticrun.data.order.batches import SizePlan
+from elasticrun.errors import LoopOrderError, StateNameError
+from elasticrun.job.job import Job
 
 
 def check_dataset(dataset: Any) -> None:
@@ -116,3 +118,32 @@ def keep_in_order(dataloader_kwargs: dict[str, Any]) -> bool:
             stacklevel=3,
         )
     return True
+
+
+def check_place(job: Job, name: str | None) -> None:
+    """Refuse a loader that a restart would not make again under the same name.
+
+    Raises:
+        StateNameError: The name is empty.
+        LoopOrderError: It is made inside a loop, or unnamed inside an epoch.
+    """
+    if name is not None and not name:
+        raise StateNameError(
+            "name='' cannot name a loader. Give it a name that tells what it is for, "
+            "or none at all."
+        )
+    if job.loader is not None:
+        raise LoopOrderError(
+            f"a loader is being made inside the loop over `{job.loader.name}` "
+            f"({job.loader.where}). After a restart that loop continues in the middle, "
+            "and loaders made before would be missing. Make all loaders before the "
+            "epoch loop."
+        )
+    if job.is_in_epoch and name is None:
+        raise LoopOrderError(
+            f"a loader without a name is being made in epoch "
+            f"{job.progress.finished_epochs}. Loaders without a name are known by the "
+            "order in which they are made, which differs after a restart, when earlier "
+            "epochs are skipped. Make it before the epoch loop, or give it a name= of "
+            "its own in each epoch."
+        )

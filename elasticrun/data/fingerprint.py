@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.data.by_hand import Run
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
@@ -23,23 +23,20 @@ _WORDS = {
     "seed": "as the seed",
     "drop_last": "as drop_last",
     "order": "as a checksum of the sampler's order",
+    "mode": "as the mode",
+    "members": "as the members",
 }
 
 
-@dataclass(frozen=True)
 class Fingerprint:
-    """What the order and the batches of a loader depend on."""
+    """What the order and the batches of a loader depend on, as plain values."""
 
-    num_samples: int
-    batch_size: int | list[list[int]]
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    order: int | None = None
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
 
     def encode(self) -> dict[str, Any]:
         """Return the fingerprint as plain values."""
-        return asdict(self)
+        return dict(self._values)
 
     def check(self, saved: Any, *, name: str) -> None:
         """Raise if an encoded fingerprint is not this one.
@@ -65,22 +62,6 @@ class Fingerprint:
                 "others, and samples skipped or seen twice. Give the job what it had, "
                 "or start anew with another checkpoint directory."
             )
-
-
-class Run(NamedTuple):
-    """Passes in a row that the program asked by hand, each when one had ended.
-
-    Attributes:
-        epoch: The epochs that were finished.
-        in_epoch: Whether they are in an epoch.
-        first: The number of the first one's loop.
-        last: That of the last one's.
-    """
-
-    epoch: int
-    in_epoch: bool
-    first: int
-    last: int
 
 
 class LoaderState(BaseState):
@@ -146,8 +127,10 @@ def encode_state(
     }
 
 
-def decode_state(values: Any, state: LoaderState, *, name: str) -> Position:
-    """Return the position in what `encode_state` returned, and take the cursor.
+def decode_state(
+    values: Any, state: LoaderState, *, name: str
+) -> tuple[Position, Cursor]:
+    """Return the position and the cursor in what `encode_state` returned.
 
     Raises:
         CheckpointError: It is no such state, or that of another loader.
@@ -169,15 +152,7 @@ def decode_state(values: Any, state: LoaderState, *, name: str) -> Position:
     place = {key: values[key] for key in Position().encode() if key != "loader"}
     place["index"] = 0 if index is None else index
     place["loader"] = "" if index is None else name
-    position = Position.decode(place)
     cursor = Cursor()
     if _CURSOR in values:
         cursor.decode(values[_CURSOR], resume=())
-    num_samples = state.fingerprint.num_samples
-    if position.index > num_samples and cursor.place != position.place:
-        raise CheckpointError(
-            f"the state of `{name}` is at sample {position.index}, but a loop has "
-            f"{num_samples}. It was not written by this loader."
-        )
-    state.cursor = cursor
-    return position
+    return Position.decode(place), cursor

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import typing
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
-from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.alike import check_alike, publish
 from elasticrun.data.arguments import (
     check_dataset,
+    check_place,
     check_seed,
     check_seed_each,
     check_sizes,
     keep_in_order,
 )
-from elasticrun.data.fingerprint import (
-    Fingerprint,
-    LoaderState,
-    Run,
-    decode_state,
-    encode_state,
-)
-from elasticrun.data.loop import (
-    Ending,
-    LoopStart,
-    RunningLoop,
-    check_place,
-    trace_batch,
-)
-from elasticrun.data.order.batches import Batches
+from elasticrun.data.fingerprint import Fingerprint
+from elasticrun.data.loop import LoopStart, RunningLoop, trace_batch
+from elasticrun.data.looped import Looped
 from elasticrun.data.order.of_loader import (
     EveryPosition,
     ListedOrder,
@@ -45,24 +30,15 @@ from elasticrun.data.order.of_loader import (
     checksum_of_batches,
     checksum_of_map,
 )
-from elasticrun.data.order.plan import (
-    NOTHING,
-    LoopPlan,
-    MicroBatch,
-    Part,
-    Seeding,
-    Shares,
-    loop_key,
-    passes_key,
-)
-from elasticrun.data.progress_bar import check_progress_bar, open_progress_bar
+from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.plan import NOTHING, LoopPlan, MicroBatch, Order, Seeding
+from elasticrun.data.order.together import Together
+from elasticrun.data.progress_bar import check_progress_bar
 from elasticrun.data.workers.device import on_device
-from elasticrun.data.workers.reader import BatchReader, Source
-from elasticrun.errors import CheckpointError
+from elasticrun.data.workers.reader import BatchReader
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
-from elasticrun.job.job import Job
-from elasticrun.job.leaving import describe, is_asked_by_for, is_left_on_purpose
+from elasticrun.job.trace import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -72,7 +48,7 @@ else:  # Python has defaults from 3.13 on, and has no use for them.
     Sample = typing.TypeVar("Sample", covariant=True)
 
 
-class AdaptiveDataLoader(DataLoader[Sample]):
+class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     """A DataLoader that resumes at the sample, at any world size.
 
     Each turn of a loop delivers this replica's part of a global batch, or of a
@@ -162,20 +138,21 @@ class AdaptiveDataLoader(DataLoader[Sample]):
             check_progress_bar()
         check_place(job, name)
         dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)
-        super().__init__(
+        DataLoader.__init__(
+            self,
             dataset,
             sampler=EveryPosition(dataset) if sampler is None else sampler,
             **dataloader_kwargs,
         )
-        self.seed = seed
         self.shuffle = bool(shuffle)
         self.seed_each = seed_each
-        self.progress = progress
         self.device = None if device is None else torch.device(device)
+        order = None
         self._order: SampleOrder | ListedOrder
         if batch_sampler is not None:
             num_samples = job.samples_of(len(batch_sampler), 1)
             self._order = ListedOrder(batch_sampler, num_samples, shuffle=self.shuffle)
+            order = checksum_of_batches(batch_sampler)
         else:
             length = len(dataset) if sampler is None else len(sampler)
             first_size = size if isinstance(size, int) else size.steps[0][1]
@@ -188,103 +165,39 @@ class AdaptiveDataLoader(DataLoader[Sample]):
                 drop_last=bool(drop_last),
                 sampler=sampler,
             )
+            if sampler is not None:
+                order = checksum_of_map(sampler)
         self._shares = Shares(
             rank=job.rank,
             world_size=job.world_size,
             max_local_batch_size=max_local_batch_size,
             is_padded=bool(even_batches),
         )
-        order = None
-        if batch_sampler is not None:
-            order = checksum_of_batches(batch_sampler)
-        elif sampler is not None:
-            order = checksum_of_map(sampler)
-        fingerprint = Fingerprint(
-            num_samples,
-            size if isinstance(size, int) else size.encode(),
-            self.shuffle,
-            seed,
-            bool(drop_last),
-            order=order,
+        fingerprint = {
+            "num_samples": num_samples,
+            "batch_size": size if isinstance(size, int) else size.encode(),
+            "shuffle": self.shuffle,
+            "seed": seed,
+            "drop_last": bool(drop_last),
+            "order": order,
+        }
+        Looped.__init__(
+            self,
+            job,
+            name=name,
+            batches=self._order,
+            seed=seed,
+            fingerprint=Fingerprint(fingerprint),
+            made={"even_batches": self._shares.is_padded, "seed_each": seed_each},
+            progress=progress,
         )
-        self.name = name if name is not None else f"loader-{job.num_loaders}"
-        job.num_loaders += name is None
-        self._state = LoaderState(name=name, default=self.name, fingerprint=fingerprint)
-        job.register(self._state)
-        made = {"even_batches": self._shares.is_padded, "seed_each": seed_each}
-        self._made = fingerprint.encode() | made
-        publish(job, self.name, self._made)
-        self._is_compared = False
         # Set past torch's guard against changing them: torch itself was given none.
         is_one_size = batch_sampler is None and isinstance(size, int)
         object.__setattr__(self, "batch_size", size if is_one_size else None)
         object.__setattr__(self, "drop_last", bool(drop_last))
-        self.running_loop = RunningLoop()
-        self._left: tuple[int, Position] | None = None
         self._batch_reader = BatchReader(each_sample=seed_each == "sample")
 
-    # What the loop body may ask.
-
-    @property
-    def index(self) -> int:
-        """Samples of the loop consumed before this global batch, by all replicas.
-
-        Batches, with `batch_sampler`.
-        """
-        loop = self.running_loop
-        if loop.start is None:
-            return 0
-        batches = self._batches(loop.start)
-        return batches.start(loop.current[0]) - batches.start(loop.first)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in a whole loop, over all replicas; in one of `batches(n)`, in that.
-
-        Batches, with `batch_sampler`. 0 in one of `batches()`, which has no end.
-        """
-        loop = self.running_loop
-        if loop.start is None or loop.start.offset is None:
-            batches = self._order.batches(current_job().progress.finished_epochs)
-            return batches.start(len(batches))
-        if loop.num_batches is None:
-            return 0
-        batches = self._batches(loop.start)
-        return batches.start(loop.first + loop.num_batches) - loop.start.offset
-
-    @property
-    def batch_index(self) -> int:
-        """Number of the current global batch within the loop."""
-        return self.running_loop.current[0] - self.running_loop.first
-
-    @property
-    def first_batch(self) -> int:
-        """Number of the global batch with which the next loop begins.
-
-        Above 0 if that is the one to continue, as progress bars need to know:
-        `tqdm(train, initial=train.first_batch)`.
-        """
-        progress = current_job().progress
-        index = progress.next_index(self.name)
-        cursor = self._state.cursor
-        if cursor.place != progress.place:
-            return self.batch_at(index)
-        batches = self._order.endless_batches()
-        first = batches.number_at(cursor.start)
-        return batches.number_at(cursor.start + index) - first
-
-    def batch_at(self, index: int) -> int:
-        """Return the number of the global batch that begins at an index of a loop."""
-        epoch = current_job().progress.finished_epochs
-        return self._order.batches(epoch).number_at(index)
-
-    @property
-    def finished_batches(self) -> int:
-        """Global batches that `batches` has delivered in the whole job, before this."""
-        loop = self.running_loop
-        if loop.start is not None and loop.start.offset is not None:
-            return int(loop.current[0])
-        return self._order.endless_batches().number_at(self._state.cursor.end)
+    # What the loop body may ask, beside what `Looped` says.
 
     @property
     def global_batch_size(self) -> int:
@@ -304,76 +217,23 @@ class AdaptiveDataLoader(DataLoader[Sample]):
 
     @property
     def loss_weight(self) -> float:
-        """What to multiply a mean loss with under a DDP or FSDP of the program's own.
-
-        The share of this micro-batch in the global batch, times the world size, by
-        which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
-        loop.
-        """
+        """What to multiply a mean loss with under a DDP or FSDP of your own."""
         part = self.running_loop.part
         if not part.global_batch_size:
             return 1.0
         return part.num_valid * self._shares.world_size / part.global_batch_size
 
     @property
-    def is_step(self) -> bool:
-        """Whether this micro-batch completes a global batch; True outside a loop."""
-        return self.running_loop.part.is_step
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this micro-batch is its global batch's first; True outside a loop."""
-        return self.running_loop.part.micro == 0
+    def has_one_weight(self) -> bool:
+        """True: all losses over its batches have that weight."""
+        return True
 
     @property
     def even_batches(self) -> bool:
         """Whether every replica takes part in every step, by padding if need be."""
         return self._shares.is_padded
 
-    @property
-    def where(self) -> str:
-        """Where the running loop stands in the program, as "file.py:line"."""
-        return self.running_loop.where
-
-    def __len__(self) -> int:
-        """Return the number of global batches in a whole loop, resumed or not."""
-        return len(self._order.batches(current_job().progress.finished_epochs))
-
-    # Loops.
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._deliver()
-
-    def enumerate(self) -> Iterator[tuple[int, Any]]:
-        """Yield (number of the global batch in the loop, batch), resumed or not."""
-        for batch in self:
-            yield self.batch_index, batch
-
-    def batches(self, num_batches: int | None = None) -> NextBatches:
-        """Return the next global batches of passes over the data that never end.
-
-        For programs that count steps, and not epochs. Each pass has an order of its
-        own; batches lie across the ends of passes, or with `drop_last` each pass ends
-        with its last full batch. The loader remembers how many batches it has
-        delivered so in the whole job (`finished_batches`), and goes on from there.
-
-            for x, y in train.batches(100_000):
-                ...
-
-        Collective: iterate it on every replica.
-        Replay: as a loop over the loader. Outside of epochs, the end of the loop writes
-        a checkpoint.
-
-        Args:
-            num_batches: How many; without a number, the loop ends by `break`.
-
-        Raises:
-            ValueError: The number is below 0, or no pass would deliver anything.
-        """
-        if num_batches is not None:
-            num_batches = whole_number(num_batches, "batches", "global batches")
-        self._order.endless_order(0)
-        return NextBatches(self, current_job().turns_of(num_batches))
+    # Loops that others own.
 
     def read(
         self, epoch: int, first_batch: int = 0, *, number: int = 0
@@ -393,21 +253,18 @@ class AdaptiveDataLoader(DataLoader[Sample]):
         """
         epoch = whole_number(epoch, "read", "epochs")
         first_batch = whole_number(first_batch, "read", "batches")
-        batches = self._order.batches(epoch, loop_key(self.seed, epoch, number))
+        batches = self._order.batches(epoch)
         if first_batch > len(batches):
             raise ValueError(
                 f"read(first_batch={first_batch}): an epoch of `{self.name}` has "
                 f"{len(batches)} global batches."
             )
-        at = batches.start(first_batch)
-        start = LoopStart(epoch, number, (), at, None)
-        loop = self._running("read", start, None)
-        return self._read_ahead(loop)
+        start = LoopStart(epoch, number, (), batches.start(first_batch), None)
+        return self._read_ahead(self._running("read", start, None))
 
     def _read_ahead(self, loop: RunningLoop) -> Iterator[tuple[Any, MicroBatch]]:
         self._compare(current_job())
-        plan, batches = self._open(loop)
-        in_flight = plan.in_flight
+        in_flight, batches = self._start(loop)
         try:
             for batch in batches:
                 while in_flight[0][1] is NOTHING:
@@ -417,252 +274,48 @@ class AdaptiveDataLoader(DataLoader[Sample]):
             self._batch_reader.end(loop.reading)
             del batches
 
-    def _deliver(
-        self, num_batches: int | None = None, *, is_endless: bool = False
-    ) -> Iterator[Any]:
-        job = current_job()
-        self._compare(job)
-        start = self._begin(job, sys._getframe(1), is_endless=is_endless)
-        if start is None:
-            return
-        ending: Ending = "failed"
-        batches: Iterator[Any] = iter(())
-        try:
-            where = describe(sys._getframe(1))
-            loop = self.running_loop = self._running(where, start, num_batches)
-            plan, batches = self._read(job, loop)
-            in_flight, trace, counter = plan.in_flight, job.trace, loop.counter
-            reach = loop.reach
-            for batch in batches:
-                if in_flight[0][1] is NOTHING:
-                    loop.pass_empty(in_flight)
-                loop.current = in_flight.popleft()
-                if trace is not None:
-                    trace_batch(trace, loop)
-                yield batch
-                if job.loader is not self:
-                    raise job.loops.overlap(self)
-                part = loop.current[2]
-                if part.is_step:
-                    counter.advance(part.advance)
-                    reach()
-            loop.pass_empty(in_flight)
-            ending = "over"
-        except GeneratorExit:
-            is_break = is_left_on_purpose(sys._getframe().f_back)
-            ending = "break" if is_break else "exception"
-            raise
-        finally:
-            try:
-                self._batch_reader.end(self.running_loop.reading)
-            finally:
-                # An exception may keep this frame, and with it persistent workers; the
-                # garbage collector takes 5 s to end each of them.
-                del batches
-                self._end(job, start, ending)
-        if is_endless and not (start.inside or job.is_in_epoch):
-            job.boundary.finish_epochs()
+    # How loops are read.
 
-    def _compare(self, job: Job) -> None:
-        """Raise, in the first loop, if other replicas have made another loader."""
-        if not self._is_compared:
-            check_alike(job, self.name, self._made)
-            self._is_compared = True
-
-    def _begin(
-        self, job: Job, frame: FrameType, *, is_endless: bool
-    ) -> LoopStart | None:
-        """Begin a loop; return where, or None if it is to be skipped."""
-        where = describe(frame)
-        cursor = self._state.cursor
-        if job.loader is not None:
-            outer = job.loader.running_loop
-            inside = job.begin_inside(self, where)
-            body = job.progress.body
-            offset = cursor.begin_inside(body, outer) if is_endless else None
-            return LoopStart(body[0], body[1], inside, 0, offset)
-        is_by_hand = not is_asked_by_for(frame)
-        run = self._state.run if is_by_hand else None
-        is_replaying = job.progress.is_replaying
-        if (
-            run
-            and is_replaying
-            and job.progress.place == (run.epoch, run.first, run.in_epoch)
-        ):
-            # It would be told as often as before that a pass is over; but who has just
-            # been told so, and asks for the next pass, cannot be told again.
-            job.progress.pass_loops(run.last)
-        position = job.begin_loop(self, where)
-        if position is None:
-            return None
-        self._state.run = _run_with(run, position) if is_by_hand else None
-        offset = cursor.begin(position.place) if is_endless else None
-        return LoopStart(*position.place[:2], (), position.index, offset)
-
-    def _read(self, job: Job, loop: RunningLoop) -> tuple[LoopPlan, Iterator[Any]]:
-        """Start to read a loop's batches, and enter it."""
-        plan, batches = self._open(loop)
-        if loop.start is not None and not loop.start.inside:
-            bar = None
-            if self.progress and job.rank == 0:
-                first = plan.first_batch - loop.first
-                bar = open_progress_bar(self.name, first, loop.num_batches)
-            loop.enter(job, bar)
-            job.continue_loop()
-        return plan, batches
-
-    def _open(self, loop: RunningLoop) -> tuple[LoopPlan, Iterator[Any]]:
-        """Start to read a loop's batches."""
-        start = loop.start
-        assert start is not None
-        source = self._batch_reader.source(self)
-        key = self._key(start)
-        plan = self._plan(loop, start, key, source)
-        batches = self._batch_reader.start(self, source, plan, key)
-        loop.reading = batches
-        if self.device is not None:
-            batches = on_device(batches, self.device)
-        return plan, batches
-
-    def _end(self, job: Job, start: LoopStart, ending: Ending) -> None:
-        """Leave a loop."""
-        loop, self.running_loop = self.running_loop, RunningLoop()
-        behind = loop.part.advance if ending in ("break", "exception") else 0
-        if start.offset is not None:
-            end = start.offset + loop.counter.index + behind
-            self._state.cursor.leave(end, is_complete=ending == "over")
-        if start.inside:
-            job.end_inside(self)
-        else:
-            if ending == "break":
-                self._note_break(job, loop.part)
-            job.end_loop(is_finished=ending in ("over", "break"))
-        if loop.bar is not None:
-            loop.bar.close()
-
-    def _note_break(self, job: Job, part: Part) -> None:
-        """Remember its place, for who asks for the state before another loop begins."""
-        position = job.progress.position
-        index = position.index + part.advance * part.is_step
-        self._left = (job.progress.num_begun_loops, replace(position, index=index))
-
-    def _key(self, start: LoopStart) -> int:
-        if start.offset is None:
-            return loop_key(self.seed, start.epoch, start.num_loops, start.inside)
-        return passes_key(self.seed, self.name)
-
-    def _batches(self, start: LoopStart, key: int = 0) -> Batches:
-        """Return the batches of a loop; those of lists have sizes only with its key."""
-        if start.offset is None:
-            return self._order.batches(start.epoch, key)
-        return self._order.endless_batches(key)
-
-    def _running(
-        self, where: str, start: LoopStart, num_batches: int | None
-    ) -> RunningLoop:
-        batches = self._batches(start)
-        if start.offset is None:
-            return RunningLoop(where, start, num_batches=len(batches))
-        first = batches.number_at(start.offset)
-        return RunningLoop(where, start, first=first, num_batches=num_batches)
-
-    def _plan(
-        self, loop: RunningLoop, start: LoopStart, key: int, source: Source
-    ) -> LoopPlan:
-        batches = self._batches(start, key)
-        is_endless = start.offset is not None
-        index = start.at + (start.offset or 0)
-        if batches.start(batches.number_at(index)) != index:
-            raise CheckpointError(
-                f"`{self.name}` is to continue at sample {start.at} of "
-                f"{self.num_samples}, which is not the beginning of a global batch of "
-                f"{self.batch_size}. Give it the batch size that it had."
-            )
+    def _start(self, loop: RunningLoop) -> tuple[deque[MicroBatch], Iterator[Any]]:
         order = self._order
-        end = None if loop.num_batches is None else loop.first + loop.num_batches
-        return LoopPlan(
-            batches,
+        by_key = order.endless_order if loop.is_endless else order.order
+        return self._read(loop, by_key(loop.key))
+
+    def _read(
+        self, loop: RunningLoop, order: Order, together: Together | None = None
+    ) -> tuple[deque[MicroBatch], Iterator[Any]]:
+        """Start to read a loop's batches.
+
+        Args:
+            order: Of the samples.
+            together: The loaders that deliver in the same steps, if there are any.
+        """
+        source = self._batch_reader.source(self)
+        plan = LoopPlan(
+            loop.batches,
             self._shares,
-            order.endless_order(key) if is_endless else order.order(key),
-            index=index,
-            end=end,
+            order,
+            first=loop.begin,
+            end=loop.end,
             seeding=(
-                Seeding(derive_seed(key, 2), self.seed_each == "sample")
+                Seeding(derive_seed(loop.key, 2), self.seed_each == "sample")
                 if source.is_seeded
                 else None
             ),
             cut=source.cut,
+            together=together,
         )
+        batches = self._batch_reader.start(self, source, plan, loop.key)
+        loop.reading = batches
+        if self.device is not None:
+            batches = on_device(batches, self.device)
+        return plan.in_flight, batches
 
-    # Checkpoints of one's own.
+    def _stop(self) -> None:
+        self._batch_reader.end(self.running_loop.reading)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return position and fingerprint, for people who keep checkpoints themselves.
+    def _trace(self, trace: Trace) -> None:
+        trace_batch(trace, self.running_loop, batch=self.batch_index)
 
-        In a loop's body the current batch counts as consumed once it is complete; after
-        a `break` the place is that of the break, until another loop begins. Batches
-        that workers have fetched ahead never count.
-        """
-        progress = current_job().progress
-        position = progress.position
-        index = None
-        loop = self.running_loop
-        if loop.start is not None and not loop.start.inside:
-            index = position.index + loop.part.advance * loop.part.is_step
-        elif self._left is not None and self._left[0] == progress.num_begun_loops:
-            position = self._left[1]
-            index = position.index
-        elif position.loader == self.name:
-            index = position.index
-        return encode_state(self._state, position, index)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next loop continue where `state_dict` was taken, at any world size.
-
-        Raises:
-            CheckpointError: It is not such a state, or one of another data set, batch
-                size, order or seed.
-            LoopOrderError: A loop is running, or another loader is to be continued.
-        """
-        position = decode_state(state_dict, self._state, name=self.name)
-        current_job().progress.resume_at(position)
-
-
-def _run_with(run: Run | None, position: Position) -> Run:
-    """Return the passes by hand of which this is the last."""
-    epoch, loop, in_epoch = position.place
-    new = Run(epoch, in_epoch, loop, loop)
-    if run is None or run[:2] != new[:2]:
-        return new
-    # One follows the other if the program has just been told that that is over.
-    follows = sys.exc_info()[0] is StopIteration or run.last == loop
-    return run._replace(last=loop) if follows else new
-
-
-class NextBatches:
-    """The next global batches of a loader's endless passes; iterated once.
-
-    Args:
-        num_batches: How many; None without an end.
-    """
-
-    def __init__(
-        self, loader: AdaptiveDataLoader[Any], num_batches: int | None
-    ) -> None:
-        self._loader = loader
-        self._num_batches = num_batches
-
-    def __len__(self) -> int:
-        """Return how many there are, resumed or not."""
-        if self._num_batches is None:
-            raise TypeError("batches() without a number has no end, and no length.")
-        return self._num_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._loader._deliver(self._num_batches, is_endless=True)
-
-
-def current_dataloader() -> AdaptiveDataLoader | None:
-    """Return the loader whose loop is running, or None."""
-    loader = current_job().loader
-    return loader if isinstance(loader, AdaptiveDataLoader) else None
+    def _check_endless(self) -> None:
+        self._order.endless_order(0)

@@ -1,4 +1,4 @@
-"""What changes within a loop, and what is said and written about it."""
+"""One loop while it runs: where it began, what it delivers now, how far it has come."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from elasticrun.data.order.batches import Batches, EqualBatches
 from elasticrun.data.order.plan import NOTHING, MicroBatch, Part
 from elasticrun.data.progress_bar import ProgressBar
-from elasticrun.errors import LoopOrderError, StateNameError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.trace import Trace
@@ -19,7 +19,8 @@ from elasticrun.job.trace import Trace
 # delivers it.
 Ending = Literal["over", "break", "exception", "failed"]
 
-_NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True, 0, 0))
+_NO_BATCHES = EqualBatches(0, 1)
+NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True, 0, 0))
 
 
 class LoopStart(NamedTuple):
@@ -62,12 +63,18 @@ class InnerCounter:
 class RunningLoop:
     """What changes within a loop; apart, since torch guards a loader's attributes.
 
+    Args:
+        batches: Its global batches.
+        first: The number of its first batch, had it not been interrupted.
+        begin: The number of the one with which it goes on.
+        num_batches: How many it has; None without an end.
+        key: What everything random in it depends on.
+        part_of: The name of the combined loader in whose loop it is a part.
+
     Attributes:
         current: The current micro-batch.
         where: Where the loop stands in the program.
         start: Where in the job it began; None outside of loops.
-        first: The number of its first batch, had it not been interrupted.
-        num_batches: How many it has; None without an end.
         bar: Shows how far it has come.
         reading: What reads its batches, perhaps in workers.
         counter: Counts its index.
@@ -76,10 +83,14 @@ class RunningLoop:
 
     __slots__ = (
         "bar",
+        "batches",
+        "begin",
         "counter",
         "current",
         "first",
+        "key",
         "num_batches",
+        "part_of",
         "reach",
         "reading",
         "start",
@@ -90,15 +101,23 @@ class RunningLoop:
         self,
         where: str = "no loop",
         start: LoopStart | None = None,
+        batches: Batches = _NO_BATCHES,
         *,
         first: int = 0,
+        begin: int = 0,
         num_batches: int | None = None,
+        key: int = 0,
+        part_of: str = "",
     ) -> None:
-        self.current = _NO_BATCH
+        self.current = NO_BATCH
         self.where = where
         self.start = start
+        self.batches = batches
         self.first = first
+        self.begin = begin
         self.num_batches = num_batches
+        self.key = key
+        self.part_of = part_of
         self.bar: ProgressBar | None = None
         self.reading: Iterator[Any] = iter(())
         self.counter: IndexCounter = InnerCounter()
@@ -107,6 +126,23 @@ class RunningLoop:
     @property
     def part(self) -> Part:
         return self.current[2]
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether its passes are without end, of which it may take a number."""
+        return self.start is not None and self.start.offset is not None
+
+    @property
+    def end(self) -> int:
+        """The number of the batch before which it ends."""
+        if self.num_batches is None:
+            return len(self.batches)
+        return self.first + self.num_batches
+
+    @property
+    def index(self) -> int:
+        """Its index before the current batch."""
+        return self.batches.start(self.current[0]) - self.batches.start(self.first)
 
     def enter(self, job: Job, bar: ProgressBar | None) -> None:
         """Be the loop that the job's position is in."""
@@ -133,46 +169,25 @@ def _reach_nothing() -> None:
     """Be the boundary of a loop that has none: it belongs to the batch around it."""
 
 
-def trace_batch(trace: Trace, loop: RunningLoop) -> None:
-    """Write that a micro-batch is delivered."""
+def trace_batch(
+    trace: Trace, loop: RunningLoop, *, batch: int, member: str | None = None
+) -> None:
+    """Write that a micro-batch is delivered.
+
+    Args:
+        batch: The number of its global batch in the loop.
+        member: Of a combined loader, whose micro-batch it is.
+    """
     start = loop.start
     assert start is not None
-    batch, indices, part = loop.current
+    _, indices, part = loop.current
     trace.write(
         epoch=start.epoch,
         loop=start.num_loops,
         inside=start.inside,
-        batch=batch - loop.first,
+        batch=batch,
         micro=part.micro,
         indices=indices.tolist() if isinstance(indices, torch.Tensor) else indices,
         num_valid=part.num_valid,
+        member=member,
     )
-
-
-def check_place(job: Job, name: str | None) -> None:
-    """Refuse a loader that a restart would not make again under the same name.
-
-    Raises:
-        StateNameError: The name is empty.
-        LoopOrderError: It is made inside a loop, or unnamed inside an epoch.
-    """
-    if name is not None and not name:
-        raise StateNameError(
-            "name='' cannot name a loader. Give it a name that tells what it is for, "
-            "or none at all."
-        )
-    if job.loader is not None:
-        raise LoopOrderError(
-            f"a loader is being made inside the loop over `{job.loader.name}` "
-            f"({job.loader.where}). After a restart that loop continues in the middle, "
-            "and loaders made before would be missing. Make all loaders before the "
-            "epoch loop."
-        )
-    if job.is_in_epoch and name is None:
-        raise LoopOrderError(
-            f"a loader without a name is being made in epoch "
-            f"{job.progress.finished_epochs}. Loaders without a name are known by the "
-            "order in which they are made, which differs after a restart, when earlier "
-            "epochs are skipped. Make it before the epoch loop, or give it a name= of "
-            "its own in each epoch."
-        )

@@ -40,7 +40,16 @@ class Loop(Protocol):
 
     @property
     def loss_weight(self) -> float:
-        """What to multiply a mean loss with before replicas are averaged."""
+        """What to multiply a mean loss with before replicas are averaged.
+
+        Raises:
+            ElasticRunError: There is more than one.
+        """
+        ...
+
+    @property
+    def has_one_weight(self) -> bool:
+        """Whether all losses over its batches have that weight."""
         ...
 
     @property
@@ -110,7 +119,7 @@ class LoopOfSteps:
             loop takes micro-batches one by one.
     """
 
-    even_batches = True
+    even_batches = has_one_weight = True
 
     def __init__(
         self, name: str, num_steps: int, where: str, *, step: int, world_size: int

@@ -52,6 +52,10 @@ class OpenLoops:
         """The loop whose body runs."""
         return self._open[-1].loop if self._open else None
 
+    def has(self, loop: Loop) -> bool:
+        """Return whether a loop is open."""
+        return any(each.loop is loop for each in self._open)
+
     def begin(self, loop: Loop, where: str) -> tuple[int, ...]:
         """Open a loop in the body of the innermost one; return its key.
 
@@ -94,7 +98,7 @@ class OpenLoops:
     def overlap(self, loop: Loop) -> LoopOrderError:
         """Return the error of a loop that goes on and is not the innermost one."""
         inner = self.innermost
-        if inner is None or all(each.loop is not loop for each in self._open):
+        if inner is None or not self.has(loop):
             return LoopOrderError(
                 f"the loop over `{loop.name}` ({loop.where}) went on after the loop "
                 "around it had ended. It belongs to one batch of that loop, so it "
@@ -106,5 +110,5 @@ class OpenLoops:
             "had begun in its body. A job has one position, so it cannot resume two "
             "loops at once. Let the inner loop end, or leave it, before the outer one "
             "goes on, and do not keep its iterator. To draw from two loaders in one "
-            "step, loop over `batches(1)` of the second in the body."
+            "step, iterate both together with a CombinedLoader."
         )

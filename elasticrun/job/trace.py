@@ -34,6 +34,7 @@ class Trace:
         indices: list[int],
         num_valid: int,
         inside: tuple[int, ...] = (),
+        member: str | None = None,
     ) -> None:
         """Append one line.
 
@@ -41,6 +42,7 @@ class Trace:
             indices: The real samples first, then the padding.
             inside: Of a loop in the body of another one, what tells it from the others
                 there.
+            member: Which loader of a combined one delivers them.
         """
         line = {
             **self._common,
@@ -51,6 +53,7 @@ class Trace:
             "indices": indices,
             "num_valid": num_valid,
             **({"inside": inside} if inside else {}),
+            **({} if member is None else {"member": member}),
         }
         self._file.write(json.dumps(line) + "\n")
 
@@ -82,7 +85,8 @@ def samples_of_loop(
     """Return the real samples of each global batch of a loop, in their order.
 
     A batch that was delivered again after a crash counts once, as it was delivered
-    last. Loops in the body of this one are left out.
+    last. Loops in the body of this one are left out. Of a combined loader's batch, the
+    samples of one member follow those of another.
     """
     own = [
         line
@@ -94,7 +98,11 @@ def samples_of_loop(
         batch = line["batch"]
         newest[batch] = max(newest.get(batch, 0), line["generation"])
     batches: dict[int, list[int]] = {batch: [] for batch in sorted(newest)}
-    for line in sorted(own, key=lambda line: (line["rank"], line["micro"])):
+
+    def place(line: dict[str, Any]) -> tuple[str, int, int]:
+        return line.get("member", ""), line["rank"], line["micro"]
+
+    for line in sorted(own, key=place):
         if line["generation"] == newest[line["batch"]]:
             batches[line["batch"]] += line["indices"][: line["num_valid"]]
     return batches

@@ -117,11 +117,12 @@ class GradientHooks:
                 self._unstepped.note_forward(loop)
         if part is self._plain_part and not self._is_active:
             return True
-        is_step, weight = True, 1.0
+        is_step, is_plain = True, True
         if loader is not None:
-            is_step, weight = loader.is_step, loader.loss_weight
+            is_step = loader.is_step
+            is_plain = loader.has_one_weight and loader.loss_weight == 1.0
         self._partial.drop_abandoned()
-        if self._partial.hides or weight != 1.0 or not is_step:
+        if self._partial.hides or not is_plain or not is_step:
             self._hook()
         else:
             self.unhook()
@@ -288,12 +289,13 @@ class GradientHooks:
                 self._hide_earlier(loader)
                 self._partial.make_room(parameter)
                 self._partial.parts |= {None} if parts is None else parts
-        weight = 1.0 if loader is None else loader.loss_weight
-        if parts is not None:
-            if weight != 0.0:
-                weight = 1.0  # It was weighed on its way in.
-        elif loader is not None and self._checked_loop is not loader.running_loop:
-            self._check_own(loader, weight)
+        weight = 1.0
+        if loader is not None and parts is None:
+            weight = loader.loss_weight
+            if self._checked_loop is not loader.running_loop:
+                self._check_own(loader, weight)
+        elif loader is not None and loader.running_loop.current[2].num_valid == 0:
+            weight = 0.0  # Others were weighed on their way in.
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.

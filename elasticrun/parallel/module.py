@@ -181,6 +181,7 @@ class AdaptiveDataParallel(nn.Module):
         count: Tensor | float | None = None,
         *,
         reduction: Literal["mean", "sum"] = "mean",
+        member: Loop | None = None,
     ) -> Tensor:
         """Return a loss whose gradients are weighed by what it is a mean over.
 
@@ -205,12 +206,16 @@ class AdaptiveDataParallel(nn.Module):
             count: How many things (tokens, positive boxes) it is a mean over, or the
                 sum of their weights; 0 if it has none. None: the samples.
             reduction: "sum" if the loss is divided by nothing.
+            member: In a loop over a `CombinedLoader`, the loader whose samples the loss
+                is over. Needed where the members' batches do not divide alike.
 
         Raises:
             TypeError: A count is given for a sum.
             ValueError: There is no such reduction.
+            ElasticRunError: The member has no batch in this step; or none is given, and
+                members' batches do not divide alike.
         """
-        weighed: Tensor = self._weighing.weigh(loss, count, reduction)
+        weighed: Tensor = self._weighing.weigh(loss, count, reduction, member)
         return weighed
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:

@@ -49,16 +49,24 @@ class Weighing:
         self._totals: dict[int, _Total] = {}
         self._num_samples = 0
 
-    def weigh(self, loss: Tensor, count: Tensor | float | None, reduction: str) -> Any:
+    def weigh(
+        self,
+        loss: Tensor,
+        count: Tensor | float | None,
+        reduction: str,
+        member: Loop | None,
+    ) -> Any:
         """Return the loss, whose gradients will be weighed; see the model's method."""
         _check(count, reduction)
         if not loss.requires_grad:
             return loss
         loader = running_loader()
+        if member is not None:
+            _check_member(member, loader)
         share = None if loader is None else loader.running_loop.current[2]
         if self._world_size == 1 and (share is None or _is_whole(share)):
             return loss
-        factor, part = self._factor(loss, count, reduction, loader, share)
+        factor, part = self._factor(loss, count, reduction, loader, member or loader)
         weigh: Any = _Weigh.apply
         return weigh(loss, self, factor, part)
 
@@ -99,15 +107,23 @@ class Weighing:
         count: Tensor | float | None,
         reduction: str,
         loader: Loop | None,
-        share: Share | None,
+        member: Loop | None,
     ) -> tuple[Factor, int | None]:
+        """Return what to multiply gradients with, and the number of the count.
+
+        Args:
+            member: Whose samples the loss is over: the loader, or a member of it.
+        """
         world_size = self._world_size
-        is_padding = share is not None and share.num_valid == 0
+        weight, is_padding, share = 1.0, False, None
+        if loader is not None and member is not None:
+            weight = member.loss_weight  # Raises if the members' losses differ.
+            is_padding = member.running_loop.current[2].num_valid == 0
+            share = loader.running_loop.current[2]
         if reduction == "sum":
-            weight = 0.0 if is_padding else float(world_size)
-            return lambda: weight, None
+            sum_weight = 0.0 if is_padding else float(world_size)
+            return lambda: sum_weight, None
         if count is None:
-            weight = 1.0 if loader is None else loader.loss_weight
             return lambda: weight, None
         own = torch.as_tensor(count, dtype=torch.float64, device=loss.device)
         own = torch.zeros_like(own) if is_padding else own.detach()
@@ -199,6 +215,21 @@ def factor_of(loss: Tensor) -> Any:
     node: Any = loss.grad_fn
     is_weighed = getattr(type(node), "_forward_cls", None) is _Weigh
     return node.factor() if is_weighed else None
+
+
+def _check_member(member: Loop, loader: Loop | None) -> None:
+    """Refuse a loader that delivers nothing in this step, so has no weight in it.
+
+    Raises:
+        ElasticRunError: It is one.
+    """
+    if loader is None or not member.running_loop.current[2].global_batch_size:
+        where = "no loop is running" if loader is None else f"`{loader.name}` runs"
+        raise ElasticRunError(
+            f"weigh(member=`{member.name}`), but {where}, and that loader has no batch "
+            "in this step. Give the member of the running CombinedLoader whose samples "
+            "the loss is a mean over."
+        )
 
 
 def _is_whole(share: Share) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 # The first optimizer of a process imports this, which takes over a second.
 import torch._dynamo  # noqa: F401
 
-import elasticrun.data.loader
+import elasticrun.data.combined
 import elasticrun.job.epochs
 import elasticrun.job.states
 import elasticrun.parallel.module

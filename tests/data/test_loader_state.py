@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from elasticrun import AdaptiveDataLoader, CheckpointError, LoopOrderError
-from elasticrun.data.order.plan import Shares
+from elasticrun.data.order.partition import Shares
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import remaining_epochs_until
 from tests.support.data import Numbers
@@ -296,7 +296,7 @@ def test_the_middle_of_a_batch_is_no_place_to_continue() -> None:
         with pytest.raises(
             CheckpointError,
             match=r"`loader-0` is to continue at sample 6 of 20, which is not the "
-            r"beginning of a global batch of 4\.",
+            r"beginning of a global batch\.",
         ):
             batches_of(loader)
 

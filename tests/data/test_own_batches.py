@@ -25,7 +25,7 @@ from elasticrun import (
     WeightedDraws,
     remaining_epochs_until,
 )
-from elasticrun.data.order.plan import Shares
+from elasticrun.data.order.partition import Shares
 from tests.support.data import Numbers
 from tests.support.generations import generation, run_once
 

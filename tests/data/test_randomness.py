@@ -18,7 +18,7 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint.states.generators import seed_all
-from elasticrun.data.order.plan import Shares
+from elasticrun.data.order.partition import Shares
 from tests.support.data import Draws, Numbers
 from tests.support.generations import (
     Crash,

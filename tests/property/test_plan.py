@@ -22,12 +22,12 @@ from elasticrun.data.order.batches import (
     SizePlan,
 )
 from elasticrun.data.order.of_loader import order_of, order_of_map
+from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import (
     NOTHING,
     LoopPlan,
     Order,
     Seeding,
-    Shares,
     loop_key,
 )
 
@@ -112,11 +112,13 @@ def plan_of(
     order: Order | None = None,
     seeding: Seeding | None = None,
 ) -> LoopPlan:
+    batches = batches_of(setting)
     return LoopPlan(
-        batches_of(setting),
+        batches,
         Shares(rank, world_size, setting.max_local_batch_size, setting.is_padded),
         order or order_in(setting),
-        index=index,
+        first=batches.number_at(index),
+        end=len(batches),
         seeding=seeding,
     )
 

@@ -40,8 +40,8 @@ def test_overlapping_loops_are_refused_with_both_places(job: Job) -> None:
         match=r"the loop over `train` \(test_errors\.py:\d+\) went on while the loop "
         r"over `valid` \(test_errors\.py:\d+\) was at batch 1, which had begun in its "
         r"body\. A job has one position, so it cannot resume two loops at once\. Let "
-        r"the inner loop end, or leave it, .* loop over `batches\(1\)` of the second "
-        r"in the body\.",
+        r"the inner loop end, or leave it, .* iterate both together with a "
+        r"CombinedLoader\.",
     ):
         next(outer)
     assert job.progress.position.index == 0

@@ -84,6 +84,7 @@ def test_what_is_public_is_listed() -> None:
         "AtomicDirectory",
         "CheckpointError",
         "CheckpointWarning",
+        "CombinedLoader",
         "ElasticRunError",
         "ElasticSampler",
         "JobStopped",

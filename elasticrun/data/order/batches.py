@@ -161,6 +161,41 @@ class PlannedBatches:
         return self._stretches[at - 1]
 
 
+@dataclass(frozen=True)
+class CycledBatches:
+    """One pass after another over the same batches, which do not lie across its end.
+
+    Places in the order go on from pass to pass.
+
+    Attributes:
+        once: The batches of one pass.
+    """
+
+    once: Batches
+    span = 1
+
+    def __len__(self) -> int:
+        return MAX_INDEX // max(self._length, 1) * len(self.once)
+
+    @property
+    def _length(self) -> int:
+        return self.once.start(len(self.once))
+
+    def start(self, number: int) -> int:
+        number, own = divmod(number, len(self.once))
+        return number * self._length + self.once.start(own)
+
+    def size(self, number: int) -> int:
+        return self.once.size(number % len(self.once))
+
+    def number_at(self, index: int) -> int:
+        number, own = divmod(index, self._length)
+        return number * len(self.once) + self.once.number_at(own)
+
+    def num_alike(self, number: int) -> int:
+        return self.once.num_alike(number % len(self.once))
+
+
 class ListedBatches:
     """Batches that are lists of one's own; the index counts them.
 

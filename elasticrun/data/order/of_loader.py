@@ -25,6 +25,7 @@ from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.batches import (
     MAX_INDEX,
     Batches,
+    CycledBatches,
     EqualBatches,
     ListedBatches,
     PlannedBatches,
@@ -197,6 +198,14 @@ class SampleOrder:
                     "drop_last out, or take smaller batches."
                 )
 
+        return self._passes(key, length)
+
+    def cycled(self, epoch: int, key: int) -> tuple[Batches, Order]:
+        """Return the batches of one pass, again and again, each pass in a new order."""
+        once = self.batches(epoch)
+        return CycledBatches(once), self._passes(key, once.start(len(once)))
+
+    def _passes(self, key: int, length: int) -> Order:
         @functools.lru_cache(maxsize=1)
         def of_pass(number: int) -> Order:
             return self._order(derive_seed(key, 1, number))
@@ -241,6 +250,11 @@ class ListedOrder:
     def endless_order(self, key: int) -> Order:
         """Return the order of passes without end that have a key."""
         return _order_of_lists(self._endless_lists(key))
+
+    def cycled(self, epoch: int, key: int) -> tuple[Batches, Order]:
+        """Return the batches of one pass, again and again, each pass in a new order."""
+        del epoch
+        return self.endless_batches(key), self.endless_order(key)
 
     def _endless_lists(self, key: int) -> Lists:
         @functools.lru_cache(maxsize=2)

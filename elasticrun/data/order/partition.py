@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 def partition(index: int, batch_size: int, *, rank: int, world_size: int) -> range:
     """Return the positions in the order that `rank` takes of one global batch.
@@ -59,6 +61,38 @@ def micro_batch(share: range, number: int, *, num_micro: int) -> range:
         A part of `share`, empty where there are fewer samples than micro-batches.
     """
     return _run(share, number, num_runs=num_micro)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How every global batch of a loader is shared out; fixed for a generation.
+
+    Attributes:
+        is_padded: Whether a replica without samples gets padding (`even_batches`).
+    """
+
+    rank: int
+    world_size: int
+    max_local_batch_size: int | None
+    is_padded: bool
+
+    def num_micro(self, size: int) -> int:
+        """Return into how many micro-batches a global batch of `size` is cut."""
+        return num_micro_batches(
+            size,
+            world_size=self.world_size,
+            max_local_batch_size=self.max_local_batch_size,
+        )
+
+    def micro_batches(self, size: int, num_micro: int) -> list[range]:
+        """Return this replica's runs in a global batch of `size`, from its start.
+
+        With padding there are equally many on every replica, and an empty one stands
+        for a padding sample.
+        """
+        share = partition(0, size, rank=self.rank, world_size=self.world_size)
+        runs = [micro_batch(share, m, num_micro=num_micro) for m in range(num_micro)]
+        return runs if self.is_padded else [run for run in runs if run]
 
 
 def _run(whole: range, number: int, *, num_runs: int) -> range:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.partition import micro_batch, num_micro_batches, partition
+from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.together import Together
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
 _PADDING = range(1)  # The batch's first sample stands in for a missing one.
@@ -53,35 +53,6 @@ MicroBatch = tuple[int, Any, Part]
 NOTHING: list[int] = []  # The indices where a replica has no sample; none is delivered.
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How every global batch of a loader is shared out; fixed for a generation.
-
-    Attributes:
-        is_padded: Whether a replica without samples gets padding (`even_batches`).
-    """
-
-    rank: int
-    world_size: int
-    max_local_batch_size: int | None
-    is_padded: bool
-
-    def micro_batches(self, size: int) -> list[range]:
-        """Return this replica's runs in a global batch of `size`, from its start.
-
-        With padding there are equally many on every replica, and an empty one stands
-        for a padding sample.
-        """
-        share = partition(0, size, rank=self.rank, world_size=self.world_size)
-        num_micro = num_micro_batches(
-            size,
-            world_size=self.world_size,
-            max_local_batch_size=self.max_local_batch_size,
-        )
-        runs = [micro_batch(share, m, num_micro=num_micro) for m in range(num_micro)]
-        return runs if self.is_padded else [run for run in runs if run]
-
-
 class Seeding(NamedTuple):
     """What the random draws of data-set items depend on, beside the position.
 
@@ -112,11 +83,13 @@ class LoopPlan:
     Args:
         batches: The global batches of the loop.
         order: Maps positions to data-set indices.
-        index: Where to begin: what was consumed before.
-        end: The number of the batch before which to end; None for the last one.
+        first: The number of the batch to begin with.
+        end: That of the batch before which to end.
         seeding: How the draws of each micro-batch are seeded; None to ask for the plain
             indices.
         cut: In which form the indices are asked for.
+        together: The loaders that deliver in the same steps, where these are numbered
+            as the batches are.
     """
 
     def __init__(
@@ -125,18 +98,20 @@ class LoopPlan:
         shares: Shares,
         order: Order,
         *,
-        index: int,
-        end: int | None = None,
+        first: int,
+        end: int,
         seeding: Seeding | None = None,
         cut: Cut = as_lists,
+        together: Together | None = None,
     ) -> None:
         self._batches = batches
         self._shares = shares
         self._order = order
         self._seeding = seeding
         self._cut = cut
-        self.first_batch = batches.number_at(index)
-        self.end = len(batches) if end is None else end
+        self._together = together
+        self.first_batch = first
+        self.end = end
         self.in_flight: deque[MicroBatch] = deque()
 
     def __iter__(self) -> Iterator[Any]:
@@ -146,6 +121,8 @@ class LoopPlan:
             share = -(-batches.size(number) // self._shares.world_size)
             most = min(max(1, _CHUNK // share), end - number)
             count = min(batches.num_alike(number), most)
+            if self._together is not None:
+                count = min(count, self._together.num_alike(number))
             yield from self._run_of_batches(number, count)
             number += count
 
@@ -155,7 +132,11 @@ class LoopPlan:
         begin = self._batches.start(first)
         advance = self._batches.start(first + 1) - begin
         numbers = range(first, first + count)
-        runs = self._shares.micro_batches(size)
+        if self._together is None:
+            num_micro = self._shares.num_micro(size)
+        else:
+            num_micro = self._together.num_micro(first)
+        runs = self._shares.micro_batches(size, num_micro)
         if not runs:
             nothing = Part(0, 0, 0, size, True, 0, advance)
             self.in_flight.extend((number, NOTHING, nothing) for number in numbers)

@@ -29,7 +29,7 @@ NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and up to two list
 _TORCH = (
     "torch.distributed",
     "torch.utils.data",
-    "elasticrun.data.loader",
+    "elasticrun.data.combined",
     "elasticrun.job.epochs",
     "elasticrun.parallel.module",
     "elasticrun.job.states",

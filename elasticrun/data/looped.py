@@ -1,0 +1,468 @@
+"""What loaders that can be looped over have in common: where their loops continue."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any, Protocol
+
+from elasticrun.checkpoint.position import Position
+from elasticrun.data.alike import check_alike, publish
+from elasticrun.data.by_hand import run_with
+from elasticrun.data.fingerprint import (
+    Fingerprint,
+    LoaderState,
+    decode_state,
+    encode_state,
+)
+from elasticrun.data.loop import Ending, LoopStart, RunningLoop
+from elasticrun.data.order.batches import Batches
+from elasticrun.data.order.plan import NOTHING, MicroBatch, Part, loop_key, passes_key
+from elasticrun.data.progress_bar import open_progress_bar
+from elasticrun.errors import CheckpointError, LoopOrderError
+from elasticrun.job.current import current_job
+from elasticrun.job.epochs import whole_number
+from elasticrun.job.job import Job
+from elasticrun.job.leaving import describe, is_asked_by_for, is_left_on_purpose
+from elasticrun.job.trace import Trace
+
+
+class LoopBatches(Protocol):
+    """The global batches that a loader's loops have."""
+
+    def batches(self, epoch: int, key: int = 0) -> Batches:
+        """Return those of a loop over one pass.
+
+        Args:
+            key: Of the loop; without it, those of lists have no sizes.
+        """
+        ...
+
+    def endless_batches(self, key: int = 0) -> Batches:
+        """Return those of passes without end."""
+        ...
+
+
+class Looped(ABC):
+    """A loader whose loops have a place in the job's position.
+
+    There are two kinds, `AdaptiveDataLoader` and `CombinedLoader`. Each says how its
+    batches are read (`_start`, `_stop`); all else about their loops is here.
+
+    Args:
+        name: What the loader is called; without one it is known by its number.
+        batches: The global batches of its loops.
+        seed: What orders depend on.
+        made: What must be alike on all replicas, beside the fingerprint.
+        progress: Whether rank 0 shows a bar.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        name: str | None,
+        batches: LoopBatches,
+        seed: int,
+        fingerprint: Fingerprint,
+        made: dict[str, Any],
+        progress: bool,
+    ) -> None:
+        self.name = name if name is not None else f"loader-{job.num_loaders}"
+        job.num_loaders += name is None
+        self.seed = seed
+        self.progress = progress
+        self._loop_batches = batches
+        self._state = LoaderState(name=name, default=self.name, fingerprint=fingerprint)
+        job.register(self._state)
+        self._made = fingerprint.encode() | made
+        publish(job, self.name, self._made)
+        self._is_compared = False
+        self.running_loop = RunningLoop()
+        self._left: tuple[int, Position] | None = None
+
+    # What its kind says.
+
+    @property
+    @abstractmethod
+    def even_batches(self) -> bool:
+        """Whether every replica takes part in every step, by padding if need be."""
+
+    @property
+    @abstractmethod
+    def loss_weight(self) -> float:
+        """What to multiply a mean loss with under a DDP or FSDP of the program's own.
+
+        The share of this micro-batch in the global batch, times the world size, by
+        which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
+        loop.
+        """
+
+    @property
+    @abstractmethod
+    def has_one_weight(self) -> bool:
+        """Whether all losses over its batches have that weight."""
+
+    @abstractmethod
+    def _start(self, loop: RunningLoop) -> tuple[deque[MicroBatch], Iterator[Any]]:
+        """Start to read a loop's batches; return what is in flight, and the batches."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End what reads the running loop's batches."""
+
+    @abstractmethod
+    def _trace(self, trace: Trace) -> None:
+        """Write what is delivered now."""
+
+    @abstractmethod
+    def _check_endless(self) -> None:
+        """Refuse passes without end that deliver nothing."""
+
+    # What the loop body may ask.
+
+    @property
+    def where(self) -> str:
+        """Where the running loop stands in the program, as "file.py:line"."""
+        return self.running_loop.where
+
+    @property
+    def index(self) -> int:
+        """Samples of the loop consumed before this global batch, by all replicas.
+
+        Batches, with `batch_sampler` and of a `CombinedLoader`.
+        """
+        return self.running_loop.index
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in a whole loop, over all replicas; in one of `batches(n)`, in that.
+
+        Batches, where `index` counts these. 0 in one of `batches()`, which has no end.
+        """
+        loop = self.running_loop
+        if loop.start is None:
+            batches = self._pass()
+            return batches.start(len(batches))
+        if loop.num_batches is None:
+            return 0
+        return loop.batches.start(loop.end) - loop.batches.start(loop.first)
+
+    @property
+    def batch_index(self) -> int:
+        """Number of the current global batch within the loop."""
+        return self.running_loop.current[0] - self.running_loop.first
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the global batch with which the next loop begins.
+
+        Above 0 if that is the one to continue, as progress bars need to know:
+        `tqdm(train, initial=train.first_batch)`.
+        """
+        progress = current_job().progress
+        index = progress.next_index(self.name)
+        cursor = self._state.cursor
+        if cursor.place != progress.place:
+            return self.batch_at(index)
+        batches = self._loop_batches.endless_batches()
+        first = batches.number_at(cursor.start)
+        return batches.number_at(cursor.start + index) - first
+
+    def batch_at(self, index: int) -> int:
+        """Return the number of the global batch that begins at an index of a loop."""
+        return self._pass().number_at(index)
+
+    @property
+    def finished_batches(self) -> int:
+        """Global batches that `batches` has delivered in the whole job, before this."""
+        if self.running_loop.is_endless:
+            return int(self.running_loop.current[0])
+        batches = self._loop_batches.endless_batches()
+        return batches.number_at(self._state.cursor.end)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this micro-batch completes a global batch; True outside a loop."""
+        return self.running_loop.part.is_step
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this micro-batch is its global batch's first; True outside a loop."""
+        return self.running_loop.part.micro == 0
+
+    def __len__(self) -> int:
+        """Return the number of global batches in a whole loop, resumed or not."""
+        return len(self._pass())
+
+    def _pass(self) -> Batches:
+        return self._loop_batches.batches(current_job().progress.finished_epochs)
+
+    # Loops.
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._deliver()
+
+    def enumerate(self) -> Iterator[tuple[int, Any]]:
+        """Yield (number of the global batch in the loop, batch), resumed or not."""
+        for batch in self:
+            yield self.batch_index, batch
+
+    def batches(self, num_batches: int | None = None) -> NextBatches:
+        """Return the next global batches of passes over the data that never end.
+
+        For programs that count steps, and not epochs. Each pass has an order of its
+        own; batches lie across the ends of passes, or with `drop_last` each pass ends
+        with its last full batch. The loader remembers how many batches it has
+        delivered so in the whole job (`finished_batches`), and goes on from there.
+
+            for x, y in train.batches(100_000):
+                ...
+
+        Collective: iterate it on every replica.
+        Replay: as a loop over the loader. Outside of epochs, the end of the loop writes
+        a checkpoint.
+
+        Args:
+            num_batches: How many; without a number, the loop ends by `break`.
+
+        Raises:
+            ValueError: The number is below 0, or no pass would deliver anything.
+        """
+        if num_batches is not None:
+            num_batches = whole_number(num_batches, "batches", "global batches")
+        self._check_endless()
+        return NextBatches(self, current_job().turns_of(num_batches))
+
+    def _deliver(
+        self, num_batches: int | None = None, *, is_endless: bool = False
+    ) -> Iterator[Any]:
+        job = current_job()
+        self._compare(job)
+        start = self._begin(job, sys._getframe(1), is_endless=is_endless)
+        if start is None:
+            return
+        ending: Ending = "failed"
+        batches: Iterator[Any] = iter(())
+        try:
+            where = describe(sys._getframe(1))
+            loop = self.running_loop = self._running(where, start, num_batches)
+            in_flight, batches = self._enter(job, loop)
+            trace, counter, reach = job.trace, loop.counter, loop.reach
+            for batch in batches:
+                if in_flight[0][1] is NOTHING:
+                    loop.pass_empty(in_flight)
+                loop.current = in_flight.popleft()
+                if trace is not None:
+                    self._trace(trace)
+                yield batch
+                if job.loader is not self:
+                    raise job.loops.overlap(self)
+                part = loop.current[2]
+                if part.is_step:
+                    counter.advance(part.advance)
+                    reach()
+            loop.pass_empty(in_flight)
+            ending = "over"
+        except GeneratorExit:
+            is_break = is_left_on_purpose(sys._getframe().f_back)
+            ending = "break" if is_break else "exception"
+            raise
+        finally:
+            try:
+                self._stop()
+            finally:
+                # An exception may keep this frame, and with it persistent workers; the
+                # garbage collector takes 5 s to end each of them.
+                del batches
+                self._end(job, start, ending)
+        if is_endless and not (start.inside or job.is_in_epoch):
+            job.boundary.finish_epochs()
+
+    def _compare(self, job: Job) -> None:
+        """Raise, in the first loop, if other replicas have made another loader."""
+        if not self._is_compared:
+            check_alike(job, self.name, self._made)
+            self._is_compared = True
+
+    def _begin(
+        self, job: Job, frame: FrameType, *, is_endless: bool
+    ) -> LoopStart | None:
+        """Begin a loop; return where, or None if it is to be skipped."""
+        where = describe(frame)
+        self._check_free(where)
+        cursor = self._state.cursor
+        if job.loader is not None:
+            outer = job.loader.running_loop
+            inside = job.begin_inside(self, where)
+            body = job.progress.body
+            offset = cursor.begin_inside(body, outer) if is_endless else None
+            return LoopStart(body[0], body[1], inside, 0, offset)
+        is_by_hand = not is_asked_by_for(frame)
+        run = self._state.run if is_by_hand else None
+        if run is not None:
+            run.skip(job.progress)
+        position = job.begin_loop(self, where)
+        if position is None:
+            return None
+        self._state.run = run_with(run, position) if is_by_hand else None
+        offset = cursor.begin(position.place) if is_endless else None
+        return LoopStart(*position.place[:2], (), position.index, offset)
+
+    def _check_free(self, where: str) -> None:
+        """Refuse to loop over what is being looped over as part of another loop."""
+        loop = self.running_loop
+        if loop.part_of:
+            raise LoopOrderError(
+                f"a loop over `{self.name}` ({where}) began while that over "
+                f"`{loop.part_of}` ({loop.where}), of which it is a member, goes on. A "
+                "loader is at one place at a time. Leave that loop first, or make "
+                "another loader."
+            )
+
+    def _running(
+        self, where: str, start: LoopStart, num_batches: int | None
+    ) -> RunningLoop:
+        """Return the loop that begins there.
+
+        Raises:
+            CheckpointError: No global batch begins there.
+        """
+        offset = start.offset
+        if offset is None:
+            key = loop_key(self.seed, start.epoch, start.num_loops, start.inside)
+            batches = self._loop_batches.batches(start.epoch, key)
+            num_batches = len(batches)
+        else:
+            key = passes_key(self.seed, self.name)
+            batches = self._loop_batches.endless_batches(key)
+        at = (offset or 0) + start.at
+        begin = batches.number_at(at)
+        if batches.start(begin) != at:
+            raise CheckpointError(
+                f"`{self.name}` is to continue at sample {start.at} of "
+                f"{batches.start(len(batches))}, which is not the beginning of a "
+                "global batch. Give it the batch size that it had."
+            )
+        return RunningLoop(
+            where,
+            start,
+            batches,
+            first=batches.number_at(offset or 0),
+            begin=begin,
+            num_batches=num_batches,
+            key=key,
+        )
+
+    def _enter(
+        self, job: Job, loop: RunningLoop
+    ) -> tuple[deque[MicroBatch], Iterator[Any]]:
+        """Start to read a loop, and be where the job is, unless it is in a body."""
+        assert loop.start is not None
+        if loop.start.inside:
+            return self._start(loop)
+        loop.enter(job, self._bar(job, loop))
+        reading = self._start(loop)
+        job.continue_loop()
+        return reading
+
+    def _bar(self, job: Job, loop: RunningLoop) -> Any:
+        if not self.progress or job.rank != 0:
+            return None
+        return open_progress_bar(self.name, loop.begin - loop.first, loop.num_batches)
+
+    def _end(self, job: Job, start: LoopStart, ending: Ending) -> None:
+        """Leave a loop."""
+        loop, self.running_loop = self.running_loop, RunningLoop()
+        behind = loop.part.advance if ending in ("break", "exception") else 0
+        if start.offset is not None:
+            end = start.offset + loop.counter.index + behind
+            self._state.cursor.leave(end, is_complete=ending == "over")
+        if start.inside:
+            job.end_inside(self)
+        else:
+            if ending == "break":
+                self._note_break(job, loop.part)
+            job.end_loop(is_finished=ending in ("over", "break"))
+        if loop.bar is not None:
+            loop.bar.close()
+
+    def _note_break(self, job: Job, part: Part) -> None:
+        """Remember its place, for who asks for the state before another loop begins."""
+        position = job.progress.position
+        index = position.index + part.advance * part.is_step
+        self._left = (job.progress.num_begun_loops, replace(position, index=index))
+
+    # Checkpoints of one's own.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return position and fingerprint, for people who keep checkpoints themselves.
+
+        In a loop's body the current batch counts as consumed once it is complete; after
+        a `break` the place is that of the break, until another loop begins. Batches
+        that workers have fetched ahead never count.
+
+        Raises:
+            LoopOrderError: A combined loader is looped over of which it is a member.
+        """
+        if self.running_loop.part_of:
+            raise LoopOrderError(
+                f"`{self.name}` has no place of its own in the loop over "
+                f"`{self.running_loop.part_of}`. Take that loader's state_dict()."
+            )
+        progress = current_job().progress
+        position = progress.position
+        index = None
+        loop = self.running_loop
+        if loop.start is not None and not loop.start.inside:
+            index = position.index + loop.part.advance * loop.part.is_step
+        elif self._left is not None and self._left[0] == progress.num_begun_loops:
+            position = self._left[1]
+            index = position.index
+        elif position.loader == self.name:
+            index = position.index
+        return encode_state(self._state, position, index)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next loop continue where `state_dict` was taken, at any world size.
+
+        Raises:
+            CheckpointError: It is not such a state, or one of another data set, batch
+                size, order or seed.
+            LoopOrderError: A loop is running, or another loader is to be continued.
+        """
+        position, cursor = decode_state(state_dict, self._state, name=self.name)
+        batches = self._loop_batches.batches(position.finished_epochs)
+        end = batches.start(len(batches))
+        if position.index > end and cursor.place != position.place:
+            raise CheckpointError(
+                f"the state of `{self.name}` is at sample {position.index}, but a loop "
+                f"has {end}. It was not written by this loader."
+            )
+        self._state.cursor = cursor
+        current_job().progress.resume_at(position)
+
+
+class NextBatches:
+    """The next global batches of a loader's endless passes; iterated once.
+
+    Args:
+        num_batches: How many; None without an end.
+    """
+
+    def __init__(self, loader: Looped, num_batches: int | None) -> None:
+        self._loader = loader
+        self._num_batches = num_batches
+
+    def __len__(self) -> int:
+        """Return how many there are, resumed or not."""
+        if self._num_batches is None:
+            raise TypeError("batches() without a number has no end, and no length.")
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loader._deliver(self._num_batches, is_endless=True)

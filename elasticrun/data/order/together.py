@@ -1,0 +1,101 @@
+"""Several loaders that deliver in the same steps, each its part of the same ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from elasticrun.data.order.batches import Batches
+from elasticrun.data.order.partition import Shares, micro_batch, partition
+
+_RUNS_AHEAD = 100  # Of steps with one division, in which another one is looked for.
+
+
+class Member(NamedTuple):
+    """One of the loaders.
+
+    Attributes:
+        batches: Its global batch k is delivered in step k.
+        end: The step before which it ends.
+    """
+
+    batches: Batches
+    shares: Shares
+    end: int
+
+
+class Together:
+    """How the steps are cut that several loaders deliver in.
+
+    All deliver equally many micro-batches in a step: as many as the one that needs most
+    of them.
+
+    Args:
+        begin: The first step of this generation.
+    """
+
+    def __init__(self, members: Sequence[Member], *, begin: int) -> None:
+        self._members = members
+        self._known = begin  # Up to here all steps are divided alike.
+        self._end = max(member.end for member in members)
+        self._unlike: int | None = None
+
+    def num_micro(self, step: int) -> int:
+        """Return into how many micro-batches a step is cut."""
+        return max(
+            member.shares.num_micro(member.batches.size(step))
+            for member in self._in(step)
+        )
+
+    def num_alike(self, step: int) -> int:
+        """Return how many steps are cut alike, this one the first; at least 1."""
+        return min(member.batches.num_alike(step) for member in self._in(step))
+
+    def sizes(self, step: int) -> tuple[int, ...]:
+        """Return the samples of each loader that delivers in a step."""
+        return tuple(member.batches.size(step) for member in self._in(step))
+
+    def unlike_step(self, step: int) -> int | None:
+        """Return a step whose batches do not divide alike, if one is in sight.
+
+        Looked for is from `step` on, and ahead, so that a program learns it before the
+        last batch of its first epoch.
+        """
+        if self._unlike is None and step >= self._known:
+            world_size = self._members[0].shares.world_size
+            for _ in range(_RUNS_AHEAD):
+                if self._known >= self._end:
+                    break
+                sizes, num_micro = self.sizes(self._known), self.num_micro(self._known)
+                if not divide_alike(sizes, num_micro, world_size):
+                    self._unlike = self._known
+                    break
+                self._known += self.num_alike(self._known)
+        return self._unlike
+
+    def _in(self, step: int) -> list[Member]:
+        return [member for member in self._members if step < member.end]
+
+
+@lru_cache(maxsize=1024)
+def divide_alike(sizes: tuple[int, ...], num_micro: int, world_size: int) -> bool:
+    """Return whether each replica's micro-batches are the same share of all batches."""
+    if all(size % (world_size * num_micro) == 0 for size in sizes):
+        return True
+    first, *others = sizes
+    for rank in range(world_size):
+        whole = _lengths(first, rank, num_micro, world_size)
+        for size in others:
+            own = _lengths(size, rank, num_micro, world_size)
+            if any(a * first != b * size for a, b in zip(own, whole, strict=True)):
+                return False
+    return True
+
+
+def _lengths(size: int, rank: int, num_micro: int, world_size: int) -> list[int]:
+    share = partition(0, size, rank=rank, world_size=world_size)
+    return [
+        len(micro_batch(share, micro, num_micro=num_micro))
+        for micro in range(num_micro)
+    ]
