@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+REQUIREMENTS := requirements-dev.txt
 INSTALLED := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
@@ -25,7 +26,7 @@ check: style fast  ## style, fast tests
 fast: $(INSTALLED)  ## the tests that take a minute
 	$(PYTEST) $(IN_PARALLEL) -m "not slow and not gpu and not soak"
 
-matrix:  ## the fast tests on each Python that this machine has
+matrix:  ## the fast tests on each Python that this machine has, and on the oldest torch
 	$(PYTHON) tests/matrix.py
 
 test: $(INSTALLED)  ## every test that needs neither a GPU nor an hour
@@ -48,8 +49,8 @@ clean:
 
 installed: $(INSTALLED)
 
-$(INSTALLED): setup.py requirements-dev.txt
+$(INSTALLED): setup.py $(REQUIREMENTS)
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or later is needed; name one: make PYTHON=python3.12')"
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --requirement requirements-dev.txt
+	$(RUN) -m pip install --requirement $(REQUIREMENTS)
 	touch $@
