@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from elasticrun.job import current
 from elasticrun.testing import Job
@@ -39,8 +39,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How long an example takes says nothing here: the machine may be busy.
-settings.register_profile("elasticrun", deadline=None)
+# How long an example takes says nothing here: the machine may be busy. All runs have
+# the same examples, so that a test fails for whoever broke it; `pytest
+# --hypothesis-profile search` draws others.
+settings.register_profile(
+    "search", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "elasticrun", settings.get_profile("search"), derandomize=True
+)
 settings.load_profile("elasticrun")
 
 # One forkserver serves the replicas and the workers of loaders. Whoever starts it first

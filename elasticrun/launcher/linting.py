@@ -14,7 +14,7 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.options import Program
 from elasticrun.launcher.terminal.console import Console
 
-_SECONDS = 5.0  # what a job that is already over waits for the linter
+_SECONDS = 30.0  # what a job that is already over waits for the linter
 
 
 class Linting:

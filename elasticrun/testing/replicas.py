@@ -158,12 +158,16 @@ def run_generation(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
     variables: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Run real replicas of `function(*args)` and return what they returned, by rank.
 
     A replica that stops (`JobStopped`) returns None; that is no failure.
+
+    Args:
+        timeout: Seconds, from their start on, after which those that still run are
+            killed as hung; many more than a busy machine needs.
 
     Raises:
         GenerationFailed: A replica raised, died or hung.

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint.files import durable, recorded
@@ -37,7 +37,6 @@ def test_record_is_of_the_bytes_written(tmp_path: Path) -> None:
     assert (tmp_path / "model").read_bytes() == b"parameters"
 
 
-@settings(deadline=None)
 @given(chunks=st.lists(st.binary(max_size=20_000), max_size=6))
 def test_checksum_does_not_depend_on_how_it_is_written(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]
@@ -164,7 +163,6 @@ def test_counter_comes_back(tmp_path: Path) -> None:
     assert read_counter(storage, "directory") == -1
 
 
-@settings(deadline=None)
 @given(position=st.integers(0, 11), flip=st.integers(1, 255))
 def test_damaged_counter_is_not_believed(
     tmp_path_factory: pytest.TempPathFactory, position: int, flip: int

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
@@ -68,7 +68,6 @@ def with_checksum(text: str) -> bytes:
     return body + f',\n  "crc32": "{zlib.crc32(body):08x}"\n}}\n'.encode()
 
 
-@settings(deadline=None)
 @given(manifest=manifests)
 def test_it_comes_back(manifest: Manifest) -> None:
     decoded = decode(manifest.encode())
@@ -90,7 +89,6 @@ def test_digest_differs_with_the_content() -> None:
     assert MANIFEST.digest != replace(MANIFEST, time=1.0).digest
 
 
-@settings(deadline=None)
 @given(manifest=manifests, data=st.data(), flip=st.integers(1, 255))
 def test_any_changed_byte_is_seen(
     manifest: Manifest, data: st.DataObject, flip: int

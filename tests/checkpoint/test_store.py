@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
@@ -225,7 +225,6 @@ def test_older_one_is_found_and_the_damage_named(store: CheckpointStore) -> None
     assert path.name in names(store)
 
 
-@settings(deadline=None)
 @given(
     kind=st.sampled_from(["local", "memory"]),
     name=st.sampled_from([*(name for name in STATES if STATES[name]), "manifest.json"]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.sockets import kept_port
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
@@ -49,8 +50,7 @@ def slow_gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_threads_of_gloo_do_not_abort_an_ending_interpreter(
     slow_gloo: Path, milliseconds: int
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = kept_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT],

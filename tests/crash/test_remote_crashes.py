@@ -163,7 +163,7 @@ class Life:
         self.state.value = value
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CheckpointWarning)
-            return self.saver.save({}, timeout=1) is not None
+            return self.saver.save({}, timeout=60) is not None
 
 
 def value(number: int) -> bytes:

@@ -185,20 +185,20 @@ def test_a_stop_that_waits_for_it_says_so(
 ) -> None:
     train = AdaptiveDataLoader(Numbers(8), 2, name="train")
     valid = AdaptiveDataLoader(Numbers(8), 2, name="valid")
-    clock = StopClock(10.0, job._describe)
+    clock = StopClock(1000.0, job._describe)
     for _ in train:
         assert job.why_no_boundary is None
         clock.on_signal(signal.SIGTERM)
         for _ in valid:
-            clock.on_time(time.monotonic() + 4.0)
+            clock.on_time(time.monotonic() + 400.0)
             assert not caplog.records
-            clock.on_time(time.monotonic() + 6.0)
+            clock.on_time(time.monotonic() + 600.0)
             break
         break
     (warning,) = caplog.messages
     assert re.fullmatch(
-        r"half of the 10 s are over .* the program is at loop 0 after 0 epochs, sample "
-        r"0 of `train`; the loop over `valid` \(test_inner_loops\.py:\d+\) runs in the "
-        r"body of that over `train` \(.*\), and a stop waits for its end",
+        r"half of the 1000 s are over .* the program is at loop 0 after 0 epochs, "
+        r"sample 0 of `train`; the loop over `valid` \(test_inner_loops\.py:\d+\) runs "
+        r"in the body of that over `train` \(.*\), and a stop waits for its end",
         warning,
     )

@@ -56,7 +56,7 @@ def through_a_worker(value: Any) -> Any:
         num_workers=1,
         collate_fn=First(value),
         name="one",
-        timeout=60,  # A worker that cannot send a batch says so, and sends nothing.
+        timeout=300,  # A worker that cannot send a batch says so, and sends nothing.
     )
     return batch
 

@@ -219,7 +219,7 @@ def copy_to_the_host(checkpoint_dir: str) -> None:
 
 
 def test_a_copy_to_the_host_is_waited_for(tmp_path: Path) -> None:
-    run_generation(copy_to_the_host, 1, str(tmp_path), timeout=200)
+    run_generation(copy_to_the_host, 1, str(tmp_path))
     saved = sorted(tmp_path.glob("checkpoint-*/average"))
     assert saved
     for path in saved:

@@ -26,12 +26,12 @@ TOLERANCES = {
 @pytest.mark.parametrize("practice", TOLERANCES)
 def test_a_restart_does_not_show(tmp_path: Path, practice: str) -> None:
     """Steps 2 and 3 are in the middle of an epoch and at its end, 4 in the next."""
-    (calm,) = run_generation(train, 1, practice, str(tmp_path / "calm"), timeout=300)
+    (calm,) = run_generation(train, 1, practice, str(tmp_path / "calm"))
     for stop_after in (2, 3, 4):
         cut = str(tmp_path / f"cut-{stop_after}")
-        stopped = run_generation(train, 1, practice, cut, stop_after, timeout=300)
+        stopped = run_generation(train, 1, practice, cut, stop_after)
         assert stopped == [None]
-        (resumed,) = run_generation(train, 1, practice, cut, timeout=300)
+        (resumed,) = run_generation(train, 1, practice, cut)
         for one, other in zip(calm, resumed, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
@@ -45,13 +45,11 @@ def test_two_replicas_and_micro_batches_end_as_one(
     """All but BatchNorm, which sees one local batch at a time."""
     if practice == "fsdp" and max_local_batch_size:
         pytest.skip("FSDP's gradients are accumulated by the program")
-    (one,) = run_generation(
-        train, 1, "plain", str(tmp_path / "one"), None, None, 0.0, timeout=300
-    )
+    (one,) = run_generation(train, 1, "plain", str(tmp_path / "one"), None, None, 0.0)
     cut, tolerance = str(tmp_path / "two"), TOLERANCES.get(practice, 1e-5)
     more = (max_local_batch_size, 0.0)
-    assert run_generation(train, 2, practice, cut, 2, *more, timeout=300) == [None] * 2
-    both = run_generation(train, 2, practice, cut, None, *more, timeout=300)
+    assert run_generation(train, 2, practice, cut, 2, *more) == [None] * 2
+    both = run_generation(train, 2, practice, cut, None, *more)
     for got in both:
         for a, b in zip(one, got, strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)

@@ -119,7 +119,7 @@ def test_a_block_sees_what_loops_have_added(uninterrupted: dict[Any, Any]) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(stops=st.sets(st.integers(1, 18), max_size=6))
 def test_restarts_do_not_show(
     tmp_path_factory: pytest.TempPathFactory,

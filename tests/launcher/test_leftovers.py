@@ -21,7 +21,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.launcher.test_crashes import forkserver_of
-from tests.launcher.test_nodes import free_port
+from tests.support.sockets import kept_port
 from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_signal_to_every_process_of_the_job_saves_as_well(
     stage: Stage, number: signal.Signals, code: int, given: list[str]
 ) -> None:
     """As Slurm sends it, and a process group: the launcher hears of it last here."""
-    nodes = ["--nodes", "1:1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    nodes = ["--nodes", "1:1", "--rdzv-endpoint", f"127.0.0.1:{kept_port()}"]
     options = [*nodes, *given, "--replicas", 2, "--", "--pace", 0.01, "--workers", 1]
     with running(stage, *options) as job:
         wait_until(lambda: stage.num_delivered(0) > 3)

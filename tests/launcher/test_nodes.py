@@ -22,6 +22,7 @@ from tests.launcher.running import (
     running,
     wait_until_nothing_is_left,
 )
+from tests.support.sockets import kept_port
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -31,14 +32,9 @@ LEARNING = PROGRAM.with_name("learning.py")
 HOLDS = ["--hold", "0:9", "--hold", "1:19", "--hold", "2:29"]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.fixture
 def endpoint() -> str:
-    return f"127.0.0.1:{free_port()}"
+    return f"127.0.0.1:{kept_port()}"
 
 
 @pytest.fixture

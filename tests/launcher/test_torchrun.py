@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 from elasticrun.testing import read_trace
 from tests.support.scripts import linear
+from tests.support.sockets import kept_port
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -109,11 +109,6 @@ def torchrun(
         str(stage.root),
         *map(str, script_options),
     ]
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
 
 
 def pid(stage: Stage, generation: int, rank: int) -> int:
@@ -226,7 +221,7 @@ def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> Non
         num_nodes="1:2",
         num_replicas=1,
         max_restarts=3,
-        port=free_port(),
+        port=kept_port(),
     )
     # With its store shared, the agent of rank 0 tells no address to a node that joins
     # later (torch 2.13), which then waits for it in vain.
@@ -257,7 +252,7 @@ def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> Non
 def test_a_shell_can_start_the_replicas(
     stage: Stage, uninterrupted: Stage, options: list[str]
 ) -> None:
-    port = free_port()
+    port = kept_port()
     command = [sys.executable, str(SCRIPT), str(stage.root), *options]
     with ExitStack() as stack:
         replicas = [

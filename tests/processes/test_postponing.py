@@ -12,6 +12,7 @@ import elasticrun
 from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from elasticrun.testing import run_generation
 from tests.support.data import Numbers
+from tests.support.programs import request_stop_and_wait
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ class Sampling:
                 if elasticrun.rank() == 0:
                     model(torch.ones(1, 1))
                     if self.is_stopping and (epoch, number) == (0, 3):
-                        elasticrun.request_stop()
+                        request_stop_and_wait()
             if elasticrun.rank() == 0:
                 model(torch.ones(1, 1))
         return elasticrun.finished_epochs()

@@ -152,7 +152,7 @@ moves = st.lists(st.one_of(st.integers(0, 30), requests), max_size=120)
 
 
 @pytest.mark.parametrize("is_lock_step", [True, False])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(world_size=st.integers(1, 5), moves=moves)
 def test_all_act_at_the_same_boundaries_and_nobody_is_held_for_ever(
     is_lock_step: bool, world_size: int, moves: list[int | tuple[int, str]]
@@ -173,7 +173,7 @@ def test_all_act_at_the_same_boundaries_and_nobody_is_held_for_ever(
 
 
 @pytest.mark.parametrize("is_lock_step", [True, False])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(world_size=st.integers(1, 5), rank=st.integers(0, 4), steps=st.integers(0, 40))
 def test_every_checkpoint_asked_for_is_made_soon_after(
     is_lock_step: bool, world_size: int, rank: int, steps: int
@@ -191,7 +191,7 @@ def test_every_checkpoint_asked_for_is_made_soon_after(
         assert boundaries.pop() <= asked_at + 8
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(world_size=st.integers(2, 6), data=st.data())
 def test_whoever_never_answers_is_named_and_the_others_go_on(
     world_size: int, data: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, IterableDataset
@@ -59,7 +59,6 @@ def global_batches(
     ]
 
 
-@settings(deadline=None)
 @given(
     num_samples=st.integers(0, 200) | st.integers(5000, 5100),
     shuffle=st.booleans(),
@@ -87,7 +86,6 @@ def test_global_batches_do_not_depend_on_the_replicas(
     assert delivered == left + padding
 
 
-@settings(deadline=None)
 @given(
     num_samples=st.integers(0, 200),
     num_replicas=st.integers(1, 16),
@@ -110,7 +108,6 @@ def test_drop_last_cuts_where_it_would_pad(
     assert delivered == left[: len(left) // num_replicas * num_replicas]
 
 
-@settings(deadline=None)
 @given(
     num_samples=st.integers(1, 200),
     generations=st.lists(st.tuples(replica_counts, st.integers(0, 5)), max_size=6),

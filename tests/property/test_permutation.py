@@ -13,7 +13,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -30,14 +30,12 @@ long_lengths = st.integers(4097, MAX_LENGTH) | st.sampled_from(
 MEASURED_LENGTHS = [4000, 4225, 4226, 16_384, 99_856, 100_003]
 
 
-@settings(deadline=None)
 @given(length=short_lengths, key=keys)
 def test_every_number_occurs_once(length: int, key: int) -> None:
     order = Permutation(length, key).slice(0, length)
     assert np.array_equal(np.sort(order), np.arange(length))
 
 
-@settings(deadline=None)
 @given(length=long_lengths, key=keys, data=st.data())
 def test_no_number_occurs_twice_at_any_length(
     length: int, key: int, data: st.DataObject
@@ -49,7 +47,6 @@ def test_no_number_occurs_twice_at_any_length(
     assert all(0 <= number < length for number in numbers.tolist())
 
 
-@settings(deadline=None)
 @given(length=short_lengths, key=keys, data=st.data())
 def test_the_cut_into_slices_does_not_matter(
     length: int, key: int, data: st.DataObject
@@ -61,7 +58,6 @@ def test_the_cut_into_slices_does_not_matter(
     assert np.array_equal(np.concatenate(pieces), order.slice(0, length))
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, 5000) | long_lengths, key=keys, data=st.data())
 def test_three_ways_to_ask_agree(length: int, key: int, data: st.DataObject) -> None:
     order = Permutation(length, key)

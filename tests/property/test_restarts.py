@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticrun import (
@@ -247,11 +247,8 @@ def interrupted(
                 return
 
 
-relaxed = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
-
-
 @given(program=programs, stops=stops)
-@relaxed
+@settings(max_examples=40)
 @example([Epochs(2, (Loop(0), Loop(0), Loop(2)))], [4, 1, 1, 1, 6])
 @example([Loop(2), Epochs(1, (Loop(0),)), Loop(2), Epochs(1, (Loop(0),))], [2, 3, 3])
 @example([Epochs(3, (Loop(0), Loop(2)), break_in=1), Loop(2)], [13])
@@ -271,7 +268,7 @@ def test_stops_do_not_show(program: Program, stops: list[int]) -> None:
 
 @pytest.mark.slow
 @given(program=programs, stops=stops)
-@settings(relaxed, max_examples=20)
+@settings(max_examples=20)
 @example([Epochs(2, (Loop(0), Loop(0), Loop(2)))], [4, 1, 1, 1, 6])
 def test_after_crashes_only_what_followed_the_last_save_is_delivered_again(
     program: Program, stops: list[int]
@@ -290,7 +287,7 @@ def test_after_crashes_only_what_followed_the_last_save_is_delivered_again(
 # Torch looks for steps of the optimizer in this process only.
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @given(stops=st.sets(st.integers(1, 12), max_size=5))
-@settings(relaxed, max_examples=8)
+@settings(max_examples=8)
 @example({4, 8, 12})  # At the end of each loop.
 def test_the_model_is_bit_identical_after_any_stops(stops: set[int]) -> None:
     whole = run_once(Training(num_workers=0))

@@ -202,7 +202,7 @@ class Histories(RuleBasedStateMachine):
 
     def save_now(self, *, is_awaited: bool) -> None:
         """Save, in a thread or not; what changes meanwhile is not in the checkpoint."""
-        self.saver.save({}, timeout=1, is_awaited=is_awaited)
+        self.saver.save({}, timeout=60, is_awaited=is_awaited)
         values = {name: state.value for name, state in self.states.items()}
         for state in self.states.values():
             state.value = b"changed since"
@@ -301,5 +301,5 @@ class RemoteHistories(Histories):
 TestHistories = pytest.mark.slow(Histories.TestCase)
 TestRemoteHistories = pytest.mark.slow(RemoteHistories.TestCase)
 TestHistories.settings = TestRemoteHistories.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=60, stateful_step_count=40
 )

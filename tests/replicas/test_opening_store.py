@@ -16,6 +16,7 @@ from elasticrun.replicas import opening_store
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.opening_store import _serve, open_store
 from elasticrun.replicas.store import Address, JobStore
+from tests.support.sockets import kept_port
 
 SCRIPT = """
 import os, sys
@@ -28,13 +29,8 @@ opening_store.open_store(read_environment(), patience=float(sys.argv[1]))
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_who_died_before_it_joined_is_named_by_all_others() -> None:
-    port = str(free_port())
+    port = str(kept_port())
     with ExitStack() as stack:
         replicas = [
             stack.enter_context(
@@ -74,7 +70,7 @@ def test_a_rank_0_that_never_comes_is_named(
 ) -> None:
     monkeypatch.setattr(opening_store, "_QUIET_SECONDS", 0.0)
     place = Environment(
-        rank=1, world_size=2, master_address="127.0.0.1", master_port=free_port()
+        rank=1, world_size=2, master_address="127.0.0.1", master_port=kept_port()
     )
     with pytest.raises(AgreementError, match="rank 0 did not come within 0.2 s: "):
         open_store(place, patience=0.2)

@@ -15,6 +15,7 @@ from typing import Any
 
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from tests.support.places import Content
+from tests.support.sockets import kept_port
 
 _SERVER = """
 import sys
@@ -52,8 +53,8 @@ class Door:
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+        self.port = kept_port()  # Nobody else gets it while the door is shut.
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self._guard = threading.Lock()
         self._open: set[socket.socket] = set()
         self._left: int | None = None

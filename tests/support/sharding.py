@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 import elasticrun
 from elasticrun import AdaptiveDataLoader, State, register, remaining_epochs_until
+from tests.support.programs import request_stop_and_wait
 
 Body = Callable[[nn.Module, AdaptiveDataLoader], None]
 
@@ -108,7 +109,7 @@ def stopping_at(epoch: int, batch: int) -> Body:
 
     def body(net: nn.Module, loader: AdaptiveDataLoader) -> None:
         if (elasticrun.current_epoch(), loader.batch_index) == (epoch, batch):
-            elasticrun.request_stop()
+            request_stop_and_wait()
 
     return body
 
