@@ -62,7 +62,10 @@ def open_store(
         _call_roll(store, environment, patience, seconds=_LOOK_SECONDS / 20)
         return store
     _wait_for_rank_0(address, patience)
-    store = JobStore(address, None)
+    try:
+        store = JobStore(address, None, patience=patience)
+    except ConnectionError as error:
+        raise _unserved(address, patience, error) from error
     _check_step(store, environment, patience)
     _answer_roll(store, environment)
     return store
@@ -175,12 +178,15 @@ def _wait_for_rank_0(address: Address, patience: float) -> None:
                 quiet = math.inf
                 logger.warning("waiting for rank 0 at %s: %s", address, error)
             if now - begin > patience:
-                raise AgreementError(
-                    f"rank 0 did not come within {patience:g} s: nobody serves the "
-                    f"job's store at {address} (MASTER_ADDR, MASTER_PORT): {error}. "
-                    "Look at the log of rank 0."
-                ) from error
+                raise _unserved(address, patience, error) from error
         time.sleep(_LOOK_SECONDS / 10)
+
+
+def _unserved(address: Address, patience: float, error: OSError) -> AgreementError:
+    return AgreementError(
+        f"rank 0 did not come within {patience:g} s: nobody serves the job's store at "
+        f"{address} (MASTER_ADDR, MASTER_PORT): {error}. Look at the log of rank 0."
+    )
 
 
 def _absent(

@@ -57,25 +57,36 @@ class JobStore:
         client: For the training thread.
         address: For more clients.
         interface: The address that rank 0 listens at, which can be wider.
+
+    Raises:
+        ConnectionError: Nobody serves it for `patience` seconds.
     """
 
     def __init__(
-        self, address: Address, server: TCPStore | None, *, interface: str = ""
+        self,
+        address: Address,
+        server: TCPStore | None,
+        *,
+        interface: str = "",
+        patience: float = START_TIMEOUT,
     ) -> None:
         self.address = address
         self.interface = interface or address.host
         self._server = server
-        self.client = self.connect()
+        with _noticing_loss():
+            self.client = self.connect(patience)
 
-    def connect(self) -> TCPStore:
-        """Return another client."""
-        return TCPStore(
+    def connect(self, patience: float = START_TIMEOUT) -> TCPStore:
+        """Return another client; for so many seconds it tries to reach the store."""
+        client = TCPStore(
             self.address.host,
             self.address.port,
             is_master=False,
             wait_for_workers=False,
-            timeout=timedelta(seconds=START_TIMEOUT),
+            timeout=timedelta(seconds=patience),
         )
+        client.set_timeout(timedelta(seconds=START_TIMEOUT))
+        return client
 
     def put(self, key: str, value: Any) -> None:
         """Set `key` to `value` as JSON."""

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -75,6 +76,26 @@ def test_a_rank_0_that_never_comes_is_named(
     with pytest.raises(AgreementError, match="rank 0 did not come within 0.2 s: "):
         open_store(place, patience=0.2)
     assert "waiting for rank 0 at 127.0.0.1:" in caplog.text
+
+
+def test_a_rank_0_that_goes_while_others_come_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = Environment(
+            rank=1,
+            world_size=2,
+            master_address="127.0.0.1",
+            master_port=server.getsockname()[1],
+        )
+
+        def die() -> None:
+            server.accept()[0].close()
+            server.close()
+
+        dying = threading.Thread(target=die)
+        dying.start()
+        with pytest.raises(AgreementError, match="rank 0 did not come within 1 s: "):
+            open_store(place, patience=1.0)
+        dying.join()
 
 
 def test_a_port_that_somebody_else_has_is_refused() -> None:
