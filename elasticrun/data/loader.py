@@ -34,7 +34,7 @@ from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import NOTHING, LoopPlan, MicroBatch, Order, Seeding
 from elasticrun.data.order.together import Together
 from elasticrun.data.progress_bar import check_progress_bar
-from elasticrun.data.workers.device import on_device
+from elasticrun.data.workers.device import is_read_ahead, on_device
 from elasticrun.data.workers.reader import BatchReader
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
@@ -89,7 +89,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             come in another order in each loop.
         device: Where to deliver the batches. A GPU gets the next one while the program
             computes with this one (`pin_memory=True` makes the copy a fast one); it
-            counts as consumed when the program has used it.
+            counts as consumed when the program has used it. What reading draws is
+            seeded by batch then, also without workers.
         name: What the loader is called in checkpoints and messages; without one,
             loaders are known by the order in which the program makes them.
         progress: Show a tqdm bar on rank 0.
@@ -195,7 +196,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         is_one_size = batch_sampler is None and isinstance(size, int)
         object.__setattr__(self, "batch_size", size if is_one_size else None)
         object.__setattr__(self, "drop_last", bool(drop_last))
-        self._batch_reader = BatchReader(each_sample=seed_each == "sample")
+        self._batch_reader = BatchReader(
+            each_sample=seed_each == "sample", is_ahead=is_read_ahead(self.device)
+        )
 
     # What the loop body may ask, beside what `Looped` says.
 
@@ -308,7 +311,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         batches = self._batch_reader.start(self, source, plan, loop.key)
         loop.reading = batches
         if self.device is not None:
-            batches = on_device(batches, self.device)
+            is_ahead = self._batch_reader.is_ahead
+            batches = on_device(batches, self.device, is_ahead=is_ahead)
         return plan.in_flight, batches
 
     def _stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +13,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import TensorDataset
 
 from elasticrun import AdaptiveDataLoader, request_stop
-from tests.support.data import Numbers
-from tests.support.generations import run_once
+from elasticrun.checkpoint.states.generators import seed_all
+from elasticrun.data.workers.device import is_read_ahead, on_device
+from elasticrun.data.workers.reader import BatchReader
+from tests.support.data import Draws, Numbers
+from tests.support.generations import draw_from_each, run_once
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -77,3 +81,49 @@ def test_a_batch_counts_when_the_program_has_used_it(
     assert len(samples) == 9
     run_once(script, tmp_path)
     assert sorted(samples) == list(range(20))
+
+
+CPU = torch.device("cpu")  # Whose streams are torch's, and do nothing.
+
+
+def test_the_next_batch_is_asked_for_before_this_one_is_handed_out() -> None:
+    seen: list[str] = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for number in range(3):
+            seen.append(f"read {number}")
+            yield torch.tensor(number)
+
+    ahead = on_device(batches(), CPU, is_ahead=True)
+    for number in ahead:
+        seen += [f"use {int(number)}"]
+    assert seen == ["read 0", "read 1", "use 0", "read 2", "use 1", "use 2"]
+    assert list(on_device(iter([]), CPU, is_ahead=True)) == []
+
+
+def test_what_is_read_ahead_draws_nothing_of_the_programs_generators(
+    tmp_path: Path,
+) -> None:
+    """As on a GPU: a batch that comes again after a stop must be the same one."""
+    assert [is_read_ahead(each) for each in (None, CPU, torch.device("cuda"))] == [
+        False,
+        False,
+        True,
+    ]
+    seen: list[Any] = []
+
+    def script(stop_in: int = -1) -> None:
+        seed_all(0)
+        loader = AdaptiveDataLoader(Draws(9), 2, name="train", device=CPU)
+        loader._batch_reader = BatchReader(each_sample=False, is_ahead=True)
+        for batch in loader:
+            seen.append([*batch.tolist(), draw_from_each()])
+            if loader.batch_index == stop_in:
+                request_stop()
+
+    run_once(script)
+    whole, seen = seen, []
+    run_once(lambda: script(1), tmp_path)
+    run_once(script, tmp_path)
+    assert seen == whole
+    assert len(whole) == 5

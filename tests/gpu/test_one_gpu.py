@@ -225,3 +225,75 @@ def test_a_copy_to_the_host_is_waited_for(tmp_path: Path) -> None:
     for path in saved:
         tensor = torch.load(path, weights_only=True)["tensor"]
         assert tensor.min() == tensor.max()
+
+
+class Transformed(torch.utils.data.Dataset[torch.Tensor]):
+    """Sample i is a row of 65,536 times i, with one number that is drawn for it."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = torch.full((1 << 16,), float(index))
+        row[0] = torch.rand(())
+        return row
+
+
+def deliver_ahead(checkpoint_dir: str, num_workers: int, *, stops: bool) -> list[Any]:
+    """Keep the GPU busy with each batch while the next ones are copied."""
+    import elasticrun as er
+
+    er.init(checkpoint_dir, save_interval="off")
+    torch.manual_seed(0)
+    loader = er.AdaptiveDataLoader(
+        Transformed(),
+        4,
+        shuffle=True,
+        device=er.device(),
+        pin_memory=True,
+        num_workers=num_workers,
+    )
+    weight = torch.eye(1 << 11, device=er.device())
+    delivered = []
+    for batch in loader:
+        assert batch.device == er.device()
+        used = batch.view(-1, 1 << 11)
+        del batch  # Its memory must not be taken over while it is computed with.
+        for _ in range(200):
+            used = used @ weight
+        delivered.append((used.view(4, -1)[:, :2].clone(), torch.rand(())))
+        if stops and len(delivered) == 5:
+            er.request_stop()
+    return [[*batch.cpu().flatten().tolist(), float(own)] for batch, own in delivered]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_copied_ahead_are_whole_and_come_once(
+    tmp_path: Path, num_workers: int
+) -> None:
+    def run(directory: str, *, stops: bool) -> Any:
+        path = str(tmp_path / directory)
+        (found,) = run_generation(
+            lambda: deliver_ahead(path, num_workers, stops=stops), 1, timeout=300
+        )
+        return found
+
+    whole = run("whole", stops=False)
+    numbers = [batch[1:8:2] for batch in whole]
+    assert sorted(n for batch in numbers for n in batch) == list(range(48))
+    assert run("cut", stops=True) is None
+    assert run("cut", stops=False) == whole[5:]
+
+
+def test_loops_share_one_stream_of_copies() -> None:
+    from elasticrun.data.workers.device import on_device
+
+    device = torch.device("cuda")
+    most = []
+    for _ in range(8):
+        host = iter([torch.zeros(1 << 20)] * 4)
+        for batch in on_device(host, device, is_ahead=True):
+            batch.add_(1)
+        torch.cuda.synchronize()
+        most.append(torch.cuda.memory_reserved())
+    assert most[-1] == most[0]

@@ -8,9 +8,16 @@ from typing import Any
 import torch
 
 
-def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Yield the batches on a device; on a GPU copied one ahead."""
-    if device.type == "cuda":
+def is_read_ahead(device: torch.device | None) -> bool:
+    """Return whether a loader for a device reads a batch before the program asks."""
+    return device is not None and device.type == "cuda"
+
+
+def on_device(
+    batches: Iterator[Any], device: torch.device, *, is_ahead: bool
+) -> Iterator[Any]:
+    """Yield the batches on a device, perhaps copied one ahead."""
+    if is_ahead:
         return _copied_ahead(batches, device)
     return (moved(batch, device) for batch in batches)
 
@@ -45,21 +52,40 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
 
     The copies have a stream of their own. Each waits for what the program has asked of
     its stream until then, which used the batch before the one that is handed out: the
-    copy may take over that one's memory, and runs while this one is computed with.
+    copy may take over that one's memory, and runs while this one is computed with. A
+    program that computes with a batch on yet another stream tells torch so, as of any
+    tensor (`record_stream`).
     """
-    stream = torch.cuda.Stream(device)
+    streams: Any = torch.get_device_module(device)
+    stream = _stream_of_copies(device)
 
     def copied() -> tuple[Any, ...]:
         """Return the next batch and its original, or nothing at the end."""
         for batch in batches:
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
+            stream.wait_stream(streams.current_stream(device))
+            with streams.stream(stream):
                 return moved(batch, device), batch
         return ()
 
     ahead = copied()
     while ahead:
-        torch.cuda.current_stream(device).wait_stream(stream)
+        streams.current_stream(device).wait_stream(stream)
         # The original goes on to live: its pinned memory may still be read.
         current, ahead = ahead, copied()
         yield current[0]
+
+
+_streams: dict[torch.device, Any] = {}
+
+
+def _stream_of_copies(device: torch.device) -> Any:
+    """Return the stream of a device's copies, one for all loops of this process.
+
+    The memory of a stream's tensors is kept for that stream: a new one for each loop
+    would hold on to the batches of as many loops as torch has streams.
+    """
+    device = torch.empty(0, device=device).device  # Of "cuda", which one that is.
+    if device not in _streams:
+        module: Any = torch.get_device_module(device)
+        _streams[device] = module.Stream(device)
+    return _streams[device]

@@ -46,10 +46,13 @@ class BatchReader:
 
     Args:
         each_sample: Whether the generators are seeded before each sample.
+        is_ahead: Whether a batch is read before the program asks for it. What it drew
+            on the program's generators would be in the checkpoint of the batch before.
     """
 
-    def __init__(self, *, each_sample: bool) -> None:
+    def __init__(self, *, each_sample: bool, is_ahead: bool = False) -> None:
         self._each_sample = each_sample
+        self.is_ahead = is_ahead
         self._persistent: DataLoader[Any] | None = None
         self._source_of_persistent: Source | None = None
 
@@ -67,7 +70,7 @@ class BatchReader:
             # Nothing is drawn there, so nothing is seeded.
             cut = cut_into_tensors(whole.device) if is_here else as_lists
             return Source(whole, _unchanged, False, cut)
-        if not is_here or self._each_sample:
+        if not is_here or self._each_sample or self.is_ahead:
             return Source(Reader(given.dataset), given.collate_fn, True, as_lists)
         is_by_tensor = takes_tensor(given.dataset)
         cut = cut_into_tensors(None) if is_by_tensor else as_lists
