@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from elasticrun.lint.naming import named
 
-COLLECTIVES = named(
-    """
+COLLECTIVES = named("""
     all_reduce all_gather all_gather_object all_gather_into_tensor barrier broadcast
     broadcast_object_list reduce reduce_scatter reduce_scatter_tensor gather
     gather_object scatter scatter_object_list all_to_all all_to_all_single
     monitored_barrier new_group
-    """
-)
+""")
 
 ELASTIC_COLLECTIVES = named("init save_all_states init_process_group")
 
@@ -28,12 +26,10 @@ TRACKER_KEYS = {
     "trackio.init": ("resume",),
 }
 
-WRAPPERS = named(
-    """
+WRAPPERS = named("""
     enumerate tqdm trange zip islice iter list tuple sorted reversed cycle chain map
     filter track count
-    """
-)
+""")
 
 _NUMPY_DRAWS = (
     "rand randn randint random choice permutation shuffle normal uniform beta binomial "
@@ -60,37 +56,29 @@ DRAWS = frozenset(
 
 RNG_METHODS = frozenset(f"{_NUMPY_DRAWS} {_PYTHON_DRAWS} random_".split())
 
-SEEDERS = named(
-    """
+SEEDERS = named("""
     torch.manual_seed torch.random.manual_seed random.seed numpy.random.seed
     torch.cuda.manual_seed torch.cuda.manual_seed_all transformers.set_seed
     lightning.seed_everything lightning.pytorch.seed_everything
     pytorch_lightning.seed_everything accelerate.utils.set_seed timm.utils.random_seed
     numpy.random.default_rng random.Random numpy.random.RandomState
-    """
-)
+""")
 
-TIME = named(
-    """
+TIME = named("""
     time.time time.time_ns time.monotonic time.perf_counter time.process_time
     time.monotonic_ns datetime.datetime.now datetime.datetime.utcnow datetime.date.today
     datetime.datetime.today time.strftime time.localtime time.ctime
-    """
-)
+""")
 
-ENTROPY = named(
-    """
+ENTROPY = named("""
     os.getpid os.urandom uuid.uuid4 uuid.uuid1 secrets.randbits secrets.randbelow
     secrets.token_bytes secrets.token_hex torch.seed torch.random.seed os.getppid id
-    """
-)
+""")
 
-RANK = named(
-    """
+RANK = named("""
     torch.distributed.get_rank torch.distributed.get_node_local_rank
     torch.distributed.get_group_rank
-    """
-)
+""")
 
 WORLD_SIZE = named("torch.distributed.get_world_size torch.cuda.device_count")
 
@@ -102,89 +90,67 @@ ENVIRONMENT = "os.environ"
 
 ENVIRONMENT_READERS = named("os.getenv os.environ.get")
 
-EXISTENCE = named(
-    """
+EXISTENCE = named("""
     os.path.exists os.path.isfile os.path.isdir os.path.getsize os.path.lexists
     os.listdir os.stat
-    """
-)
+""")
 
-OUTSIDE = named(
-    """
+OUTSIDE = named("""
     requests.post requests.put requests.patch requests.delete requests.request
     httpx.post httpx.put httpx.patch httpx.delete urllib.request.urlopen
     smtplib.SMTP.sendmail os.system subprocess.run subprocess.call subprocess.check_call
     subprocess.Popen os.popen os.kill
-    """
-)
+""")
 
-RUNS_PROGRAM = named(
-    """
+RUNS_PROGRAM = named("""
     os.system subprocess.run subprocess.call subprocess.check_call subprocess.Popen
     os.popen
-    """
-)
+""")
 
-UNREPEATABLE = named(
-    """
+UNREPEATABLE = named("""
     os.rename os.renames os.replace os.remove os.unlink os.rmdir os.removedirs
     shutil.move shutil.rmtree os.mkdir os.link os.symlink
-    """
-)
+""")
 
-SAVES = named(
-    """
+SAVES = named("""
     torch.save torch.jit.save numpy.save numpy.savez numpy.savetxt json.dump pickle.dump
     yaml.dump joblib.dump safetensors.torch.save_file safetensors.torch.save_model
     torchvision.utils.save_image torch.distributed.checkpoint.save
-    """
-)
+""")
 
-SAVE_METHODS = named(
-    """
+SAVE_METHODS = named("""
     save_pretrained to_csv to_json to_parquet savefig write_text write_bytes save
     push_to_hub save_checkpoint
-    """
-)
+""")
 
-LOGGERS = named(
-    """
+LOGGERS = named("""
     print pprint.pprint logging.info logging.debug logging.warning logging.error
     logging.log logging.critical wandb.log mlflow.log_metric mlflow.log_metrics
     tqdm.write tqdm.tqdm.write warnings.warn sys.stdout.write sys.stderr.write
     rich.print rich.console.Console.print click.echo mlflow.log_param trackio.log
     typer.echo swanlab.log
-    """
-)
+""")
 
-TRACKING = named(
-    """
+TRACKING = named("""
     wandb.log mlflow.log_metric mlflow.log_metrics trackio.log swanlab.log
-    """
-)
+""")
 
-LOG_METHODS = named(
-    """
+LOG_METHODS = named("""
     info debug warning error critical exception log add_scalar add_scalars add_histogram
     add_image add_text add_figure add_graph log_metric log_metrics set_postfix
     set_postfix_str set_description print add_images report_scalar log_dict log_scalar
     add_hparams add_embedding add_video add_pr_curve add_histograms write_scalars
-    """
-)
+""")
 
-TRACKER_METHODS = named(
-    """
+TRACKER_METHODS = named("""
     log add_scalar add_scalars add_histogram add_image add_text log_metric log_metrics
     log_artifact
-    """
-)
+""")
 
-LOOKING = named(
-    """
+LOOKING = named("""
     len isinstance hasattr getattr setattr type str repr id callable print super vars
     dir format bool issubclass delattr
-    """
-)
+""")
 
 GROWING = named("append extend insert appendleft extendleft")
 

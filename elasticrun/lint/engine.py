@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,34 +11,9 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module, Project, imports_of, python_files
-from elasticrun.lint.rules import (
-    data,
-    effects,
-    files,
-    leaving,
-    loops,
-    ranks,
-    replayed,
-    states,
-    steps,
-    volatile,
-)
 from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
+from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
-
-Check = Callable[[Walked], Iterator[Finding]]
-CHECKS: tuple[Check, ...] = (
-    replayed.check,
-    files.check,
-    effects.check,
-    loops.check,
-    leaving.check,
-    volatile.check,
-    states.check,
-    steps.check,
-    ranks.check,
-    data.check,
-)
 
 
 class LintProblem(NamedTuple):

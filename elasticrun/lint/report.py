@@ -9,7 +9,6 @@ from elasticrun.lint.engine import LintProblem, LintResult
 from elasticrun.lint.finding import Finding
 
 FORMATS = ("text", "concise", "json", "github", "sarif")
-LEVELS = {"E": "error", "W": "warning", "H": "note"}
 _GITHUB = {"E": "error", "W": "warning", "H": "notice"}
 
 
@@ -60,29 +59,15 @@ def as_json(result: LintResult) -> dict[str, Any]:
 
 
 def _finding_as_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "severity": finding.severity,
-        "path": finding.path,
-        "line": finding.line,
-        "column": finding.column,
-        "end_line": finding.end_line,
-        "end_column": finding.end_column,
-        "message": finding.message,
-        "zone": finding.zone,
-        "chain": finding.chain,
-        "help": finding.help,
-        "fix": None
-        if finding.fix is None
-        else {
-            "title": finding.fix.title,
-            "safe": finding.fix.is_safe,
-            "edits": [
-                {"start": list(edit.start), "end": list(edit.end), "text": edit.text}
-                for edit in finding.fix.edits
-            ],
-        },
-    }
+    values = finding._asdict()
+    del values["source"]
+    if fix := finding.fix:
+        edits = [
+            {"start": list(edit.start), "end": list(edit.end), "text": edit.text}
+            for edit in fix.edits
+        ]
+        values["fix"] = {"title": fix.title, "safe": fix.is_safe, "edits": edits}
+    return values
 
 
 def _github(finding: Finding) -> str:

@@ -9,16 +9,14 @@ from elasticrun.lint.naming import named
 
 ELASTIC_ROOTS = ("elasticrun", "adaptdl")
 
-ELASTIC_NAMES = named(
-    """
+ELASTIC_NAMES = named("""
     AdaptiveDataLoader AdaptiveDataParallel CombinedLoader remaining_epochs_until
     remaining_steps_until WeightedDraws LengthGroups RandomWindows Variables State
     Accumulator register once rank local_rank world_size generation init save_all_states
     request_checkpoint request_stop load_state current_epoch finished_epochs
     current_dataloader device replica_rank num_replicas num_restarts init_process_group
     ElasticSampler
-    """
-)
+""")
 
 LOADERS = named("AdaptiveDataLoader CombinedLoader")
 
@@ -63,8 +61,7 @@ _TRACKER = re.compile(
     r"trackio\.init|Live)$"
 )
 
-ITERATED_SAMPLERS = named(
-    """
+ITERATED_SAMPLERS = named("""
     torch.utils.data.RandomSampler torch.utils.data.WeightedRandomSampler
     torch.utils.data.SubsetRandomSampler torch.utils.data.SequentialSampler
     torch.utils.data.DistributedSampler torch.utils.data.BatchSampler
@@ -74,8 +71,7 @@ ITERATED_SAMPLERS = named(
     torch.utils.data.sampler.SequentialSampler
     torch.utils.data.distributed.DistributedSampler
     torchdata.stateful_dataloader.sampler.RandomSampler
-    """
-)
+""")
 
 SAMPLER_BASES = named("torch.utils.data.Sampler torch.utils.data.sampler.Sampler")
 

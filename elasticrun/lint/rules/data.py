@@ -33,18 +33,8 @@ _CHANGING = {
 _UNFIXED = frozenset(("time", "entropy", "random"))
 
 
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER501 to ER505."""
-    yield from _unseeded(program)
-    yield from _seeds(program)
-    yield from _sizes(program)
-    yield from _samplers(program)
-
-
 ER501 = Rule(
-    "ER501",
-    "W",
-    "unseeded data",
+    "ER501 W unseeded data",
     help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
     why=(
         "A split or order that is drawn without a seed is another one after every "
@@ -78,9 +68,7 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
 
 
 ER502 = Rule(
-    "ER502",
-    "E",
-    "seed from the time or the process",
+    "ER502 E seed from the time or the process",
     help="use a constant seed",
     why="The seed differs with every start, and so does all that is drawn from it.",
     wrong=f"import time\n\ntorch.manual_seed(int(time.time()))\n{EPOCHS}\n{TRAIN}\n",
@@ -121,9 +109,7 @@ def _is_unfixed(name: str, values: list[Value]) -> bool:
 
 
 ER503 = Rule(
-    "ER503",
-    "W",
-    "batch size, learning rate or steps from the world size",
+    "ER503 W batch size, learning rate or steps from the world size",
     help="give the global batch size, and what belongs to it",
     why=(
         "The batch size of an elastic loader is that of all replicas together, so a "
@@ -178,9 +164,7 @@ def _is_size(name: object, is_own: bool) -> bool:
 
 
 ER504 = Rule(
-    "ER504",
-    "E",
-    "sampler that can only be iterated",
+    "ER504 E sampler that can only be iterated",
     help=(
         "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
         "list, or something with a length and __getitem__"
@@ -208,9 +192,7 @@ more = AdaptiveDataLoader(
 
 
 ER505 = Rule(
-    "ER505",
-    "E",
-    "order that draws each time it is read",
+    "ER505 E order that draws each time it is read",
     help="draw from a generator that is made in the method, from a seed and the number",
     why=(
         "A map from numbers to indices must give the same for the same number: it is "
@@ -281,3 +263,6 @@ def _is_only_iterated(value: Value) -> bool:
         return cls.role == "sampler" or cls.find("__iter__") is not None
     is_used_up = value.kind in ("generator", "iterator", "set")
     return is_used_up or value.name in roles.ITERATED_SAMPLERS
+
+
+CHECKS = (_unseeded, _seeds, _sizes, _samplers)

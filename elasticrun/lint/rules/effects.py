@@ -12,17 +12,8 @@ from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
 
-
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER109 to ER112."""
-    yield from _draws(program)
-    yield from _effects(program)
-
-
 ER109 = Rule(
-    "ER109",
-    "W",
-    "random draw not keyed by seed and epoch in replayed code",
+    "ER109 W random draw not keyed by seed and epoch in replayed code",
     help="draw from a generator seeded with (seed, epoch), or inside a loop",
     why=(
         "The generators come back when the interrupted loop continues, not in the code "
@@ -82,9 +73,7 @@ def _family(name: str) -> str:
 
 
 ER110 = Rule(
-    "ER110",
-    "W",
-    "external effect sent again",
+    "ER110 W external effect sent again",
     help=(
         "send it after the last dataset loop, guard it with once(key), or give the run "
         "an id to continue; let one rank do it"
@@ -116,9 +105,7 @@ url = "https://example.org/hook"
 
 
 ER111 = Rule(
-    "ER111",
-    "H",
-    "logged again in replayed code",
+    "ER111 H logged again in replayed code",
     help="log after the last dataset loop of the epoch",
     why="A line printed in replayed code appears once more for each restart.",
     wrong=f"{EPOCHS}\n    print(epoch)\n{TRAIN}\n",
@@ -127,9 +114,7 @@ ER111 = Rule(
 
 
 ER112 = Rule(
-    "ER112",
-    "H",
-    "live weights saved in replayed code",
+    "ER112 H live weights saved in replayed code",
     help="save after the last dataset loop of the epoch",
     why=(
         "After a restart the weights are those of the place where the job stopped, so "
@@ -196,3 +181,6 @@ def _trackers(program: Walked) -> Iterator[Finding]:
 
 def _saves_weights(node: ast.AST) -> bool:
     return "state_dict" in written(node) or "model" in written(node)
+
+
+CHECKS = (_draws, _effects)

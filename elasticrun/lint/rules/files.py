@@ -23,9 +23,7 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
 
 
 ER105 = Rule(
-    "ER105",
-    "W",
-    "file emptied at every restart",
+    "ER105 W file emptied at every restart",
     help='open it with mode "a"',
     why=(
         "Mode `w` empties the file. The script runs again from its top after a "
@@ -75,9 +73,7 @@ def check(program: Walked) -> Iterator[Finding]:
 
 
 ER104 = Rule(
-    "ER104",
-    "E",
-    "file appended in replayed code",
+    "ER104 E file appended in replayed code",
     help=(
         "write after the last dataset loop of the epoch, or guard it with once(key); "
         "let one rank do it"
@@ -147,9 +143,7 @@ def _is_same_file(one: FileOpened, other: FileOpened, is_near: bool) -> bool:
 
 
 ER106 = Rule(
-    "ER106",
-    "W",
-    "rename, removal or creation that cannot be repeated",
+    "ER106 W rename, removal or creation that cannot be repeated",
     help=(
         "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
         "it after the last dataset loop"
@@ -245,3 +239,6 @@ def _with_argument(node: ast.AST, argument: str, module: Module) -> Fix | None:
         new = f" {argument}"
     position = (line, len(before))
     return Fix((Edit(position, position, new),), True, f"Pass {argument}")
+
+
+CHECKS = (check,)

@@ -16,16 +16,8 @@ from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 _UNCERTAIN = frozenset(("rank", "random", "time", "entropy"))
 
 
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER208 and ER210."""
-    yield from _uncertain(program)
-    yield from _handlers(program)
-
-
 ER208 = Rule(
-    "ER208",
-    "E",
-    "whether a loop runs depends on rank, random numbers or time",
+    "ER208 E whether a loop runs depends on rank, random numbers or time",
     help="let the epoch's number or a saved value decide, or use request_stop()",
     why=(
         "All replicas must come to the same loops in the same order, and again so "
@@ -90,9 +82,7 @@ def _words(taints: frozenset[str]) -> str:
 
 
 ER210 = Rule(
-    "ER210",
-    "E",
-    "handler swallows the stop",
+    "ER210 E handler swallows the stop",
     help="catch Exception, or raise again",
     why=(
         "A stop leaves the script as JobStopped, a SystemExit. A bare `except:` or "
@@ -166,3 +156,6 @@ def _without_stop(handler: ast.ExceptHandler, module: Module) -> Fix | None:
     position = (handler.lineno, start + len("except"))
     edit = Edit(position, position, " Exception")
     return Fix((edit,), False, "Catch Exception")
+
+
+CHECKS = (_uncertain, _handlers)

@@ -13,9 +13,7 @@ from elasticrun.lint.rules.rule import EPOCHS, Rule
 from elasticrun.lint.rules.uses import Uses, is_clock
 
 ER307 = Rule(
-    "ER307",
-    "W",
-    "loop variable read after the loop",
+    "ER307 W loop variable read after the loop",
     help="keep it in Variables or an Accumulator, or read it in the loop's body",
     why=(
         "A loop that was finished before the restart yields nothing, so its variables "
@@ -97,13 +95,8 @@ def _is_made_before(uses: Uses, loop: DataLoop, place: Place) -> bool:
     )
 
 
-# ER304.
-
-
 ER304 = Rule(
-    "ER304",
-    "W",
-    "index of enumerate used as a step",
+    "ER304 W index of enumerate used as a step",
     help="use loader.enumerate() or loader.batch_index",
     why="The interrupted loop continues in its middle, and enumerate counts from 0.",
     wrong=f"""\

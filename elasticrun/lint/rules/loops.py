@@ -21,20 +21,8 @@ from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
 from elasticrun.lint.values import Value, loaders_in
 
-
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER201, ER203 to ER207, ER211 and ER002."""
-    yield from _nested(program)
-    yield from _bounds(program)
-    yield from _iterators(program)
-    yield from _plain(program)
-    yield from _ranges(program)
-
-
 ER201 = Rule(
-    "ER201",
-    "E",
-    "loop of epochs or steps inside another loop",
+    "ER201 E loop of epochs or steps inside another loop",
     help="use a plain range() for one of them, or put one behind the other",
     why=(
         "Epochs of a job are numbered one after another, and so are its steps. "
@@ -52,9 +40,7 @@ ER201 = Rule(
 
 
 ER204 = Rule(
-    "ER204",
-    "E",
-    "loader looped over in a loop over itself, or next(iter(loader))",
+    "ER204 E loader looped over in a loop over itself, or next(iter(loader))",
     help=("make another loader for the inner loop; take a sample from the data set"),
     why=(
         "A loader is at one place at a time: a loop over it in its own loop raises "
@@ -80,9 +66,7 @@ ER204 = Rule(
 
 
 ER205 = Rule(
-    "ER205",
-    "E",
-    "loader created inside a dataset loop",
+    "ER205 E loader created inside a dataset loop",
     help="create all loaders before the first loop",
     why=(
         "Loaders are known by the order of their creation, and the interrupted loop "
@@ -139,9 +123,7 @@ def _counted_inside(
 
 
 ER206 = Rule(
-    "ER206",
-    "E",
-    "bound of epochs or steps is a total, and already reached",
+    "ER206 E bound of epochs or steps is a total, and already reached",
     help="give the number that the whole job has finished after this loop",
     why=(
         "`remaining_epochs_until(n)` ends when the job has finished n epochs, those of "
@@ -269,9 +251,7 @@ def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
 
 
 ER203 = Rule(
-    "ER203",
-    "E",
-    "loops over elastic loaders that overlap",
+    "ER203 E loops over elastic loaders that overlap",
     help=(
         "make one loader over torch.utils.data.StackDataset(a, b), or loop over them "
         "in turn, or over one inside each batch of the other"
@@ -287,9 +267,7 @@ ER203 = Rule(
 
 
 ER207 = Rule(
-    "ER207",
-    "W",
-    "iterator of a loader that does not fit the position",
+    "ER207 W iterator of a loader that does not fit the position",
     help="loop with `for x, y in loader.batches(n):`",
     why=(
         "An iterator that is asked by `next` continues the interrupted pass. But a "
@@ -443,9 +421,7 @@ def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
 
 
 ER211 = Rule(
-    "ER211",
-    "W",
-    "plain DataLoader beside elastic ones in an epoch",
+    "ER211 W plain DataLoader beside elastic ones in an epoch",
     help="make it an AdaptiveDataLoader",
     why=(
         "Its loop is no part of the position: it runs from its start after a restart, "
@@ -477,9 +453,7 @@ def _plain(program: Walked) -> Iterator[Finding]:
 
 
 ER002 = Rule(
-    "ER002",
-    "W",
-    "looks elastic, but the epoch loop is range()",
+    "ER002 W looks elastic, but the epoch loop is range()",
     help="write `for epoch in remaining_epochs_until(n):`",
     why=(
         "range() begins at 0 after every restart, and the loader's position does not "
@@ -512,3 +486,6 @@ def _counts(turn: ast.AST) -> bool:
         return True
     text = written(turn.iter) if isinstance(turn, ast.For) else ""
     return "range(" in text or "count(" in text
+
+
+CHECKS = (_nested, _bounds, _iterators, _plain, _ranges)

@@ -15,22 +15,12 @@ from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 
 
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER401 to ER403."""
-    yield from _collectives(program)
-    yield from _loops(program)
-    yield from _states(program)
-    yield from _paths(program)
-
-
 def _rank_guard(step: Step) -> Guard | None:
     return next((each for each in step.guards if "rank" in each.taints), None)
 
 
 ER401 = Rule(
-    "ER401",
-    "E",
-    "collective, checkpoint or loop under an unbalanced rank test",
+    "ER401 E collective, checkpoint or loop under an unbalanced rank test",
     help=(
         "let all replicas come to it, and test the rank only around what one does alone"
     ),
@@ -91,9 +81,7 @@ def _loops(program: Walked) -> Iterator[Finding]:
 
 
 ER402 = Rule(
-    "ER402",
-    "E",
-    "State or loader created conditionally",
+    "ER402 E State or loader created conditionally",
     help="create it before the first loop, in every start and on every replica",
     why=(
         "States and loaders must be made in the same order in every start, on every "
@@ -142,9 +130,7 @@ def _is_in_epoch(step: Step) -> bool:
 
 
 ER403 = Rule(
-    "ER403",
-    "H",
-    "all replicas write one path",
+    "ER403 H all replicas write one path",
     help="write it on rank 0 only, or put the rank into the name",
     why="Every replica runs the script, so several write the file at the same time.",
     wrong=f"{EPOCHS}\n{TRAIN}\n    torch.save(net.state_dict(), 'net.pt')\n",
@@ -166,3 +152,6 @@ def _paths(program: Walked) -> Iterator[Finding]:
         is_own = isinstance(event.at, ast.Call) and "rank" in written(event.at)
         if _rank_guard(event.step) is None and not is_own and program.zone(event.step):
             yield program.finding(ER403, event, "every replica writes this path")
+
+
+CHECKS = (_collectives, _loops, _states, _paths)

@@ -17,12 +17,6 @@ _SCALING = frozenset(("Mult", "Div", "Pow", "FloorDiv", "Mod"))
 _APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
 
 
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER101 to ER103, ER107 and ER108."""
-    yield from _steps(program)
-    yield from _durable(program)
-
-
 def _again(program: Walked, event: Event) -> tuple[str, DataLoop | None] | None:
     """Return in words why an event happens again, and by which loop; None if not."""
     loop = program.replayed(event)
@@ -36,9 +30,7 @@ def _again(program: Walked, event: Event) -> tuple[str, DataLoop | None] | None:
 
 
 ER101 = Rule(
-    "ER101",
-    "E",
-    "LR scheduler stepped in replayed code",
+    "ER101 E LR scheduler stepped in replayed code",
     help="move it after the last dataset loop of the epoch",
     why=(
         "The scheduler is saved with the number of its steps. Code in front of a loop "
@@ -51,9 +43,7 @@ ER101 = Rule(
 
 
 ER107 = Rule(
-    "ER107",
-    "E",
-    "weights, averaged weights or optimizer stepped in replayed code",
+    "ER107 E weights, averaged weights or optimizer stepped in replayed code",
     help="move it into a loop's body or after the last dataset loop of the epoch",
     why=(
         "Weights are saved as they were when the job stopped. A step in replayed code "
@@ -118,9 +108,7 @@ def _changes_weights(node: ast.AST) -> bool:
 
 
 ER102 = Rule(
-    "ER102",
-    "E",
-    "counter updated from its own value in replayed code",
+    "ER102 E counter updated from its own value in replayed code",
     help="move it into a loop's body or after the last dataset loop of the epoch",
     why=(
         "What is in Variables or a State comes back with the value that it had when "
@@ -133,9 +121,7 @@ ER102 = Rule(
 
 
 ER103 = Rule(
-    "ER103",
-    "E",
-    "saved container grows in replayed code",
+    "ER103 E saved container grows in replayed code",
     help="append after the last dataset loop of the epoch",
     why=(
         "A list in Variables comes back with all that was appended before the job "
@@ -159,9 +145,7 @@ log = Variables(losses=[])
 
 
 ER108 = Rule(
-    "ER108",
-    "E",
-    "saved value multiplied or added in replayed code",
+    "ER108 E saved value multiplied or added in replayed code",
     help="compute it from the epoch's number, or move it after the last dataset loop",
     why=(
         "The learning rate is saved with the optimizer. Multiplying it in replayed "
@@ -268,3 +252,6 @@ def _is_alone(statement: ast.stmt, module: Module) -> bool:
     _, start, _, end = place_of(statement, module)
     rest = last[end - 1 :].strip()
     return not first[: start - 1].strip() and (not rest or rest.startswith("#"))
+
+
+CHECKS = (_steps, _durable)

@@ -9,19 +9,30 @@ class Rule(NamedTuple):
     """What one rule says, on the terminal, in its page, and beside a finding.
 
     Attributes:
-        severity: `E`, `W`, or `H` for a hint, which only `--pedantic` shows. A finding
-            about something known only by its name is one level lower.
+        head: Its code, its severity, and its title. The severity is `E`, `W`, or `H`
+            for a hint, which only `--pedantic` shows. A finding about something known
+            only by its name is one level lower.
         help: What to do, in one line.
         wrong, right: Scripts behind `PRELUDE`; only the first one has a finding.
     """
 
-    code: str
-    severity: str
-    title: str
+    head: str
     help: str
     why: str
     wrong: str
     right: str
+
+    @property
+    def code(self) -> str:
+        return self.head[:5]
+
+    @property
+    def severity(self) -> str:
+        return self.head[6]
+
+    @property
+    def title(self) -> str:
+        return self.head[8:]
 
 
 # What the examples of the rules take for granted.

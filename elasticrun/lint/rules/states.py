@@ -21,13 +21,8 @@ def check(program: Walked) -> Iterator[Finding]:
     yield from _unregistered(program)
 
 
-# ER303.
-
-
 ER303 = Rule(
-    "ER303",
-    "E",
-    "field of a State missing in save or load",
+    "ER303 E field of a State missing in save or load",
     help="write and read the same fields",
     why=(
         "What save does not write, or load does not set, has its first value after a "
@@ -148,13 +143,8 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
     return found
 
 
-# ER306.
-
-
 ER306 = Rule(
-    "ER306",
-    "W",
-    "trained object in no state",
+    "ER306 W trained object in no state",
     help=(
         "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
     ),
@@ -291,3 +281,6 @@ def is_saved(value: Value, depth: int = 4) -> bool:
         return False
     inner = [*value.also, *(value.parts if value.kind == "model" else [])]
     return any(is_saved(each, depth - 1) for each in inner if each.is_object)
+
+
+CHECKS = (check,)

@@ -11,18 +11,8 @@ from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, Rule
 from elasticrun.lint.values import Arguments
 
-
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER305, ER308 and ER309."""
-    yield from _accumulation(program)
-    yield from _each_micro_batch(program)
-    yield from _losses(program)
-
-
 ER305 = Rule(
-    "ER305",
-    "W",
-    "gradient accumulation by hand",
+    "ER305 W gradient accumulation by hand",
     help="give the loader the batch size of a whole step, and max_local_batch_size=",
     why=(
         "A job may stop between two batches. Gradients that wait for the next step are "
@@ -75,9 +65,7 @@ _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 
 ER308 = Rule(
-    "ER308",
-    "W",
-    "averaged weights updated once a micro-batch",
+    "ER308 W averaged weights updated once a micro-batch",
     help="put it behind `if loader.is_step:`",
     why=(
         "With `max_local_batch_size` a step may have several turns of the loop. "
@@ -144,9 +132,7 @@ def _is_cut(given: Arguments) -> bool:
 
 
 ER309 = Rule(
-    "ER309",
-    "W",
-    "loss that is no mean over samples",
+    "ER309 W loss that is no mean over samples",
     help=(
         "let it go through model.weigh(loss, count=...), a sum through "
         'model.weigh(loss, reduction="sum")'
@@ -199,3 +185,6 @@ def _losses(program: Walked) -> Iterator[Finding]:
         seen.add(event.at)
         message = f"the loss is {what}; a step depends on how its batch is cut"
         yield program.finding(ER309, event, message, doubts=doubts(loop))
+
+
+CHECKS = (_accumulation, _each_micro_batch, _losses)

@@ -69,9 +69,7 @@ def means_of(uses: Uses, loop: DataLoop, place: Place) -> dict[Place, Step]:
 
 
 ER202 = Rule(
-    "ER202",
-    "H",
-    "loader iterated outside an epoch, its result in plain variables",
+    "ER202 H loader iterated outside an epoch, its result in plain variables",
     help="keep the sum in an Accumulator",
     why=(
         "The loop is resumed in its middle, but a plain sum begins at its first value; "
@@ -89,9 +87,7 @@ with total.synchronized():
 
 
 ER302 = Rule(
-    "ER302",
-    "W",
-    "sum over a loop covers only a part",
+    "ER302 W sum over a loop covers only a part",
     help=(
         "keep the sum in an Accumulator, which adds the replicas up in its "
         "synchronized() block"

@@ -29,9 +29,7 @@ def is_suppressed(
 
 
 ER001 = Rule(
-    "ER001",
-    "W",
-    "unused suppression",
+    "ER001 W unused suppression",
     help="remove the comment",
     why="Nothing is found on the line, so the comment would hide what comes later.",
     wrong=f"""\

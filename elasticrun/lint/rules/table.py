@@ -1,7 +1,11 @@
-"""All rules by code."""
+"""All rules by code, and what finds them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from elasticrun.lint.finding import Finding
+from elasticrun.lint.program import Walked
 from elasticrun.lint.rules import (
     data,
     effects,
@@ -30,3 +34,7 @@ RULES: dict[str, Rule] = {
     for value in vars(module).values()
     if isinstance(value, Rule)
 }
+
+CHECKS: tuple[Callable[[Walked], Iterator[Finding]], ...] = tuple(
+    check for module in _MODULES for check in getattr(module, "CHECKS", ())
+)

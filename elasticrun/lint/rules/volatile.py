@@ -126,9 +126,7 @@ def _constant_of(write: Write) -> str | None:
 
 
 ER301 = Rule(
-    "ER301",
-    "W",
-    "value lost at a restart",
+    "ER301 W value lost at a restart",
     help="keep it in Variables (or in a State)",
     why=(
         "Plain Python values are made again by the replayed code, and what later code "
@@ -271,9 +269,7 @@ def _carried_by(
 
 
 ER209 = Rule(
-    "ER209",
-    "W",
-    "break of the epoch loop that is not remembered",
+    "ER209 W break of the epoch loop that is not remembered",
     help="keep what decides in Variables",
     why=(
         "What decides to stop is a plain value, and a restart gives it its first value "
@@ -318,3 +314,6 @@ def _left(program: Walked, uses: Uses, carried: set[Place]) -> Iterator[Finding]
                 )
                 yield program.finding(ER209, event, message)
                 break
+
+
+CHECKS = (check,)
