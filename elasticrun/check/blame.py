@@ -225,7 +225,9 @@ class Detective:
         own = [
             finding
             for finding in self._findings
-            if finding.code.startswith(tuple(prefixes)) and _is_same(finding.path, path)
+            if path
+            if finding.code.startswith(tuple(prefixes))
+            and os.path.realpath(finding.path) == os.path.realpath(path)
         ]
         # A file is written when its block ends, which Python counts as its first line.
         for last in (line, end_of_block(path, line)):
@@ -261,10 +263,6 @@ def _mentions(finding: Finding, name: str) -> bool:
     if quoted:
         return any(name == each.rpartition(".")[2] for each in quoted)
     return name in re.findall(r"\w+", finding.source.partition("=")[0])
-
-
-def _is_same(one: str, other: str) -> bool:
-    return bool(other) and os.path.realpath(one) == os.path.realpath(other)
 
 
 def _rank(change: Change) -> tuple[int, bool, str]:

@@ -6,30 +6,17 @@ import re
 from typing import NamedTuple
 
 from elasticrun.check.runs.source import ProgramSource, original_path
+from elasticrun.lint.naming import named
 
 _FRAME = re.compile(
     r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>.+)'
 )
 _START = "(most recent call first)"
-_COLLECTIVES = {
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-}
+_COLLECTIVES = named("""
+    all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all barrier
+    broadcast broadcast_object_list gather gather_object monitored_barrier recv reduce
+    reduce_scatter reduce_scatter_tensor scatter send
+""")
 
 
 class Wait(NamedTuple):

@@ -25,7 +25,8 @@ def explain(program: Walked) -> str:
         if zone:
             for line in _lines(step.node):
                 zones[step.module.name][line].add(zone)
-    parts = [_legend()]
+    legend = (f"{name:>4}  {text}" for name, text in DESCRIPTIONS.items())
+    parts = ["\n".join(legend)]
     parts += [
         f"{name}\n" + _listing(module, zones[name]) for name, module in modules.items()
     ]
@@ -45,7 +46,3 @@ def _listing(module: Module, zones: dict[int, set[str]]) -> str:
         f"{''.join(sorted(zones.get(number, ()))):>4} {number:4} | {text}".rstrip()
         for number, text in enumerate(module.lines, 1)
     )
-
-
-def _legend() -> str:
-    return "\n".join(f"{name:>4}  {text}" for name, text in DESCRIPTIONS.items())

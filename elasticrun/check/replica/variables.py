@@ -55,13 +55,16 @@ def _fields(
 ) -> dict[str, Field]:
     if id(value) in registered or _is_boring(value):
         return {}
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | str | None):
         return {name: field_of(value)}
     if isinstance(value, torch.Tensor):
         is_small = value.numel() <= _MOST_ELEMENTS
         return {name: field_of_tensor(value)} if is_small else {}
     if isinstance(value, list | tuple | dict | set):
-        is_plain = len(value) <= _MOST_ITEMS and all(map(_is_scalar, _inner(value)))
+        items = value.values() if isinstance(value, dict) else value
+        is_plain = len(value) <= _MOST_ITEMS and all(
+            isinstance(each, bool | int | float | str | None) for each in items
+        )
         return dict(flatten(name, value)) if is_plain else {f"len({name})": len(value)}
     if _is_of_program(value, root) and depth == 0 and hasattr(value, "__dict__"):
         found = {}
@@ -78,14 +81,6 @@ def _is_boring(value: Any) -> bool:
         return True
     kind = type(value)
     return isinstance(value, DataLoader) or kind.__module__.startswith("elasticrun.")
-
-
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _inner(values: Any) -> Collection[Any]:
-    return list(values.values()) if isinstance(values, dict) else values
 
 
 def _is_of_program(value: Any, root: str) -> bool:

@@ -53,8 +53,8 @@ class Moment(NamedTuple):
     files: dict[str, Any]
     variables: dict[str, Any]
     kinds: dict[str, list[str]]
-    num_batches: int
-    where: str
+    num_batches: int = 0
+    where: str = ""
 
 
 class LineChange(NamedTuple):
@@ -87,20 +87,8 @@ def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
     """Return the moments among what was noted."""
     return [
         Moment(
-            Key(
-                note["kind"],
-                note.get("epoch", -1),
-                note.get("loop", -1),
-                note.get("in_epoch", True),
-            ),
-            note["leg"],
-            note["fields"],
-            note["random"],
-            note["files"],
-            note["variables"],
-            note["kinds"],
-            note.get("num_batches", 0),
-            note.get("where", ""),
+            Key(**{name: note[name] for name in Key._fields if name in note}),
+            **{name: note[name] for name in Moment._fields[1:] if name in note},
         )
         for note in notes
         if note["kind"] != "line"

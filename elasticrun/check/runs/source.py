@@ -11,20 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticrun.launcher.options import OptionError
+from elasticrun.lint.naming import named
 
-_SKIPPED = {
-    ".git",
-    ".hg",
-    ".svn",
-    ".venv",
-    "node_modules",
-    "__pycache__",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".hypothesis",
-    ".tox",
-}
+_SKIPPED = named("""
+    .git .hg .svn .venv node_modules __pycache__ .mypy_cache .pytest_cache .ruff_cache
+    .hypothesis .tox
+""")
 _RUN = re.compile("elasticrun-run-[0-9]+")
 WORK = "work"
 _MOST_BYTES = 500 << 20

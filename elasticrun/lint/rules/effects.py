@@ -153,7 +153,8 @@ def _effects(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER111, event, message, loop=loop)
     for event, saved in program.events(Saved):
         loop = program.replayed(event)
-        if loop is not None and "torch" in saved.name and _saves_weights(event.at):
+        holds_weights = any(x in written(event.at) for x in ("state_dict", "model"))
+        if loop is not None and "torch" in saved.name and holds_weights:
             message = (
                 f"live weights saved in zone {program.zone(event.step)}; a restart "
                 f"during the loop at {program.zones.where(loop, event.step)} "
@@ -177,10 +178,6 @@ def _trackers(program: Walked) -> Iterator[Finding]:
                 "restart"
             )
             yield program.finding(ER110, event, message)
-
-
-def _saves_weights(node: ast.AST) -> bool:
-    return "state_dict" in written(node) or "model" in written(node)
 
 
 CHECKS = (_draws, _effects)

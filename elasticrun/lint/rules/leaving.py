@@ -117,7 +117,8 @@ def _handlers(program: Walked) -> Iterator[Finding]:
         node = event.at
         assert isinstance(node, ast.Try)
         for handler in node.handlers:
-            if _catches_stop(handler) and not _raises(handler):
+            raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
+            if _catches_stop(handler) and not raises:
                 message = "handler swallows the stop, which leaves a loop as SystemExit"
                 fix = _without_stop(handler, event.step.module)
                 yield program.finding(
@@ -135,10 +136,6 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     names = {written(each).rpartition(".")[2] for each in kinds}
     return bool(names & {"BaseException", "SystemExit", "JobStopped"})
-
-
-def _raises(handler: ast.ExceptHandler) -> bool:
-    return any(isinstance(each, ast.Raise) for each in ast.walk(handler))
 
 
 def _without_stop(handler: ast.ExceptHandler, module: Module) -> Fix | None:

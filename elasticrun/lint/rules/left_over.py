@@ -40,21 +40,12 @@ def left_over(
     program: Walked, uses: Uses, loop: DataLoop, means: set[Place]
 ) -> Iterator[Finding]:
     """Yield what a loop sets and the program reads after it, but for means of sums."""
-    seen: set[Place] = set()
-    for step in program.graph.steps:
-        if step.loop is not loop:
+    for write in uses.first_writes(loop, ("set", "target")):
+        place = write.place
+        if not uses.reads.get(place) or place[1] == "[]" or is_clock([write]):
             continue
-        for write in step.writes:
-            place = write.place
-            if write.how not in ("set", "target") or place in seen:
-                continue
-            seen.add(place)
-            if not uses.reads.get(place) or not uses.is_volatile(place):
-                continue
-            if place[1] == "[]" or is_clock([write]):
-                continue
-            if place not in means or not _is_made_before(uses, loop, place):
-                yield from _read_after(program, uses, loop, write)
+        if place not in means or not _is_made_before(uses, loop, place):
+            yield from _read_after(program, uses, loop, write)
 
 
 def _read_after(

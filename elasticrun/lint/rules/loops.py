@@ -381,7 +381,9 @@ def _misfit(
     if loop is not None:
         return None, ""
     for other in kept:
-        if other.loader is not each.loader and _alternate(program, each, other):
+        if other.loader is each.loader:
+            continue
+        if _goes_on(program, each, other) and _goes_on(program, other, each):
             message = (
                 "iterators of two elastic loaders are asked in turns: a job cannot "
                 "resume two loops at once"
@@ -402,13 +404,8 @@ def _misfit(
     return None, ""
 
 
-def _alternate(program: Walked, one: _Asked, other: _Asked) -> bool:
-    """Return whether two iterators are asked in turns, neither of them made anew."""
-    return _goes_on(program, one, other) and _goes_on(program, other, one)
-
-
 def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
-    """Return whether the other iterator may be asked next, without being made anew."""
+    """Return whether another iterator may be asked next, without being made anew."""
     remade = {
         event.step.number
         for event, _ in program.events(IteratorMade)

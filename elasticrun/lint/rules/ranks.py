@@ -117,16 +117,14 @@ def _states(program: Walked) -> Iterator[Finding]:
         if taints & _CHANGING:
             message = f"{name} is created under a condition that may differ"
             yield program.finding(ER402, event, message)
-        elif _is_in_epoch(step) and name != "Accumulator":
+        elif step.epoch and not step.loop and not is_once(step):
+            if name == "Accumulator":
+                continue
             message = (
                 f"{name} is created in the epoch loop, again in each epoch that is "
                 "not skipped"
             )
             yield program.finding(ER402, event, message)
-
-
-def _is_in_epoch(step: Step) -> bool:
-    return step.epoch is not None and step.loop is None and not is_once(step)
 
 
 ER403 = Rule(

@@ -26,21 +26,13 @@ def sums(
         carried: Places that ER301 has reported.
         means: Gets the places that hold what the loop makes of such a sum.
     """
-    seen: set[Place] = set()
-    for step in program.graph.steps:
-        if step.loop is not loop:
+    for write in uses.first_writes(loop, PARTIAL):
+        if write.place in carried or not uses.is_sum(write, loop):
             continue
-        for write in step.writes:
-            place = write.place
-            if write.how not in PARTIAL or place in seen or place in carried:
-                continue
-            seen.add(place)
-            if not uses.is_volatile(place) or not uses.is_sum(write, loop):
-                continue
-            loudness = uses.loudness(_reads_behind(uses, loop, write))
-            if loudness:
-                means.update(means_of(uses, loop, place))
-                yield _partial(program, loop, write, loudness)
+        loudness = uses.loudness(_reads_behind(uses, loop, write))
+        if loudness:
+            means.update(means_of(uses, loop, write.place))
+            yield _partial(program, loop, write, loudness)
 
 
 def _reads_behind(uses: Uses, loop: DataLoop, write: Write) -> list[Read]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 
 from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
 from elasticrun.lint.naming import named
@@ -26,6 +27,7 @@ class Uses:
         self.program = program
         self.reads: dict[Place, list[Read]] = defaultdict(list)
         self.writes: dict[Place, list[Write]] = defaultdict(list)
+        self._killers: dict[Place, set[int]] = {}
         for step in program.graph.steps:
             made = {
                 write.place[0]
@@ -60,7 +62,9 @@ class Uses:
 
         A loop without a turn would leave the old value; that is not what loops are for.
         """
-        killers = self.killers(place)
+        if place in self._killers:
+            return self._killers[place]
+        killers = self._killers[place] = self.killers(place)
         graph = self.program.graph
         for head, body in graph.repeats:
             if not killers.isdisjoint(body):
@@ -70,6 +74,15 @@ class Uses:
                 inside = {each.number for each in graph.steps if each.is_in(loop)}
                 self._add_head(loop.head, killers, inside)
         return killers
+
+    def passing(
+        self, place: Place, inside: set[int] | None = None
+    ) -> Callable[[Step], bool]:
+        """Return whether a place's value outlives a step, if given one inside."""
+        killers = self.killers_of_epochs(place)
+        return lambda step: (
+            step.number not in killers and (inside is None or step.number in inside)
+        )
 
     def _add_head(self, head: int, killers: set[int], body: range | set[int]) -> None:
         """Add a loop's head to the killers if no turn goes around all of them."""
@@ -81,6 +94,16 @@ class Uses:
         )
         if head not in around:
             killers.add(head)
+
+    def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
+        """Yield for each plain place its first such write in a loop's body."""
+        seen: set[Place] = set()
+        for step in self.program.graph.steps:
+            for write in step.writes if step.loop is loop else ():
+                if write.how in hows and write.place not in seen:
+                    seen.add(write.place)
+                    if self.is_volatile(write.place):
+                        yield write
 
     def is_sum(self, write: Write, loop: DataLoop) -> bool:
         """Return whether a write in a loop adds to what an earlier batch left."""

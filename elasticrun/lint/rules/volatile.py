@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from elasticrun.lint.events import Left, NextCalled
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, EpochLoop, Place, Step, Write
+from elasticrun.lint.graph import DataLoop, EpochLoop, Place, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.left_over import left_over, numbered
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
@@ -52,7 +52,9 @@ def _written(program: Walked, uses: Uses, inside: set[int]) -> dict[Place, list[
     places: dict[Place, list[Write]] = {}
     for number in sorted(inside):
         for write in program.graph.steps[number].writes:
-            if write.how == "bind" or is_creation(write) or _is_iterator(write):
+            # Of iterators ER203 and ER207 speak.
+            is_iterator = write.value is not None and write.value.kind == "iterator"
+            if write.how == "bind" or is_creation(write) or is_iterator:
                 continue
             if uses.reads.get(write.place):
                 places.setdefault(write.place, []).append(write)
@@ -76,28 +78,17 @@ def _lost(
     Its writes survive that reach the loop's head with no other value set on the way;
     exposed are the steps that may see such a value, coming from the head.
     """
-    killers = uses.killers_of_epochs(place)
     graph = program.graph
-
-    def passes(step: Step) -> bool:
-        return step.number not in killers
-
-    def passes_inside(step: Step) -> bool:
-        return passes(step) and step.epoch is epoch
-
-    survivors = [
-        write
-        for write in writes
-        if epoch.head in graph.forward([write.step.number], passes_inside)
-    ]
-    first = [each for each in uses.writes[place] if each.step.epoch is not epoch]
-    if not survivors or _are_first_value(first, survivors):
+    inside = {step.number for step in graph.steps if step.epoch is epoch}
+    passes = uses.passing(place)
+    within = uses.passing(place, inside)
+    survivors = _survivors(uses, writes, epoch.head, inside)
+    if not survivors:
         return None
     exposed = graph.forward([epoch.head], passes)
     reads = [each for each in uses.reads[place] if each.step.number in exposed]
-    inside = [each for each in reads if each.step.epoch is epoch]
-    loudness = uses.loudness(inside)
-    is_kept = epoch.head in graph.forward([epoch.head], passes_inside)
+    loudness = uses.loudness([r for r in reads if r.step.number in inside])
+    is_kept = epoch.head in graph.forward([epoch.head], within)
     if not loudness and is_kept:
         loudness = uses.loudness(reads)
     if loudness:
@@ -106,6 +97,18 @@ def _lost(
     if uses.loudness(reads):
         return _last_value(program, epoch, survivors[0])
     return None
+
+
+def _survivors(
+    uses: Uses, writes: list[Write], head: int, inside: set[int]
+) -> list[Write]:
+    """Return the writes in a turn whose values reach the next, if they are new ones."""
+    place = writes[0].place
+    within = uses.passing(place, inside)
+    forward = uses.program.graph.forward
+    found = [each for each in writes if head in forward([each.step.number], within)]
+    first = [each for each in uses.writes[place] if each.step.number not in inside]
+    return [] if _are_first_value(first, found) else found
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
@@ -196,11 +199,6 @@ def _last_value(program: Walked, epoch: EpochLoop, write: Write) -> Finding:
     return program.finding(ER301, write, message, loop=loop, severity="H")
 
 
-def _is_iterator(write: Write) -> bool:
-    """Return whether an iterator is written, of which ER203 and ER207 speak."""
-    return write.value is not None and write.value.kind == "iterator"
-
-
 class _Turns(NamedTuple):
     """A loop outside of epochs whose turns end in boundaries.
 
@@ -242,18 +240,10 @@ def _carried_by(
     """Yield plain values of one turn that decide something in a later one."""
     graph, (head, inside, loop) = program.graph, turns
     for place, writes in _written(program, uses, inside).items():
-        killers = uses.killers_of_epochs(place)
-
-        def passes(step: Step, killers: set[int] = killers) -> bool:
-            return step.number in inside and step.number not in killers
-
-        survivors = [
-            each for each in writes if head in graph.forward([each.step.number], passes)
-        ]
-        first = [each for each in uses.writes[place] if each.step.number not in inside]
-        if not survivors or place in carried or _are_first_value(first, survivors):
+        survivors = _survivors(uses, writes, head, inside)
+        if not survivors or place in carried:
             continue
-        exposed = graph.forward([head], passes) & inside
+        exposed = graph.forward([head], uses.passing(place, inside)) & inside
         reads = [each for each in uses.reads[place] if each.step.number in exposed]
         if uses.loudness(reads) != "decides":
             continue

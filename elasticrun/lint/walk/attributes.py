@@ -81,7 +81,8 @@ def _member(
         definer, function = found
         assert isinstance(function, Method)
         method = _method(walk, base, definer, function)
-        if _is_property(function) and base.kind == "instance":
+        is_property = _decorators(function) & {"property", "cached_property"}
+        if is_property and base.kind == "instance":
             return call_function(walk, method, Arguments([], {}), node, frame)
         return method
     for each in cls.lineage():
@@ -110,7 +111,8 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
         return base
     if name == "param_groups" and base.kind in ("optimizer", "unknown"):
         return Value("param_groups", base.name, sure=base.sure, owner=base)
-    if base.kind in ("model", "ema") or _is_role(base, "model"):
+    is_own_model = base.kind == "instance" and base.cls and base.cls.role == "model"
+    if base.kind in ("model", "ema") or is_own_model:
         return Value("param", name, sure=base.sure, owner=base)
     child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
     if base.kind in ("loader", "plain_loader"):
@@ -177,10 +179,6 @@ def _constant_item(walk: Walk, base: Value, key: object, node: ast.AST) -> Value
     return unknown(taints=base.taints)
 
 
-def _is_role(value: Value, role: str) -> bool:
-    return value.kind == "instance" and value.cls is not None and value.cls.role == role
-
-
 def _decorators(function: Method) -> set[str]:
     """Return the names of a function's decorators, without those of their modules."""
     called = [
@@ -188,10 +186,6 @@ def _decorators(function: Method) -> set[str]:
         for each in function.decorator_list
     ]
     return {written(each).rpartition(".")[2] for each in called}
-
-
-def _is_property(function: Method) -> bool:
-    return not _decorators(function).isdisjoint(("property", "cached_property"))
 
 
 def environment_taints(key: Value) -> frozenset[str]:

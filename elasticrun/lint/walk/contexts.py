@@ -67,7 +67,8 @@ def _run_try(walk: Walk, node: ast.Try, frame: Frame) -> None:
         for step in walk.graph.steps[first:]
         if not has_loop or step.loop is not None
     ]
-    if has_loop or any(each.line in _span(node) for each in walk.graph.epochs):
+    lines = range(node.lineno, (node.end_lineno or 0) + 1)
+    if has_loop or any(each.line in lines for each in walk.graph.epochs):
         walk.note(node, Guarded(), step=entry)
     if walk.here and node.orelse:
         walk.run(node.orelse, frame)
@@ -105,10 +106,6 @@ def _suppresses_stop(node: ast.expr) -> bool:
         return False
     names = {written(each).rpartition(".")[2] for each in node.args}
     return not names.isdisjoint(("BaseException", "SystemExit", "JobStopped"))
-
-
-def _span(node: ast.AST) -> range:
-    return range(getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) + 1)
 
 
 STATEMENTS: dict[type[ast.stmt], Run] = {

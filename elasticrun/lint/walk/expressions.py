@@ -22,10 +22,6 @@ from elasticrun.lint.walk.truth import truth
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 
-def _evaluate_constant(_walk: Walk, node: ast.Constant, _frame: Frame) -> Value:
-    return constant(node.value)
-
-
 def _evaluate_name(walk: Walk, node: ast.Name, frame: Frame) -> Value:
     value, owner = frame.look_up(node.id)
     if owner is not None and value.kind not in ("func", "class", "module", "ext"):
@@ -90,18 +86,6 @@ def _evaluate_named_expr(walk: Walk, node: ast.NamedExpr, frame: Frame) -> Value
     return value
 
 
-def _evaluate_lambda(_: Walk, node: ast.Lambda, frame: Frame) -> Value:
-    return Value("func", "lambda", node=node, frame=frame)
-
-
-def _evaluate_call(walk: Walk, node: ast.Call, frame: Frame) -> Value:
-    return walk.call(node, frame)
-
-
-def _evaluate_inner(walk: Walk, node: ast.Starred | ast.Await, frame: Frame) -> Value:
-    return walk.evaluate(node.value, frame)
-
-
 def _evaluate_yield(walk: Walk, node: ast.Yield, frame: Frame) -> Value:
     value = walk.evaluate(node.value, frame)
     if frame.yields is not None:
@@ -159,17 +143,17 @@ def _evaluate_dict(walk: Walk, node: ast.Dict, frame: Frame) -> Value:
 
 
 EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
-    ast.Constant: _evaluate_constant,
+    ast.Constant: lambda _walk, node, _frame: constant(node.value),
     ast.Name: _evaluate_name,
     ast.BinOp: _evaluate_bin_op,
     ast.Compare: _evaluate_compare,
     ast.IfExp: _evaluate_conditional,
     ast.BoolOp: _evaluate_bool_op,
     ast.NamedExpr: _evaluate_named_expr,
-    ast.Lambda: _evaluate_lambda,
-    ast.Call: _evaluate_call,
-    ast.Starred: _evaluate_inner,
-    ast.Await: _evaluate_inner,
+    ast.Lambda: lambda _, node, frame: Value("func", "lambda", node=node, frame=frame),
+    ast.Call: lambda walk, node, frame: walk.call(node, frame),
+    ast.Starred: lambda walk, node, frame: walk.evaluate(node.value, frame),
+    ast.Await: lambda walk, node, frame: walk.evaluate(node.value, frame),
     ast.Yield: _evaluate_yield,
     ast.YieldFrom: _evaluate_yield_from,
     ast.List: _evaluate_sequence,

@@ -7,7 +7,7 @@ import ast
 from elasticrun.lint import roles
 from elasticrun.lint.graph import VALUE, Call, flow_to
 from elasticrun.lint.project import statements_of
-from elasticrun.lint.values import NO_TAINTS, Arguments, Value, constant, unknown
+from elasticrun.lint.values import Arguments, Value, constant, unknown
 from elasticrun.lint.walk.arguments import arguments, bound_arguments
 from elasticrun.lint.walk.frames import Frame, Function, Method
 from elasticrun.lint.walk.walk import Walk
@@ -118,7 +118,8 @@ def bind(walk: Walk, callee: Value, frame: Frame, given: Arguments) -> None:
         if name in rest:
             values[name] = rest.pop(name)
         elif name not in values:
-            values[name] = unknown(name, _hinted_taints(name))
+            is_rank = roles.hint(name) == "rank"
+            values[name] = unknown(name, frozenset(("rank",) if is_rank else ()))
     if spec.vararg is not None:
         values[spec.vararg.arg] = Value("tuple", parts=args[len(names) :])
     if spec.kwarg is not None:
@@ -175,7 +176,3 @@ def is_generator(node: ast.AST) -> bool:
 def _value_of(statement: ast.AST) -> ast.AST | None:
     value: ast.AST | None = getattr(statement, "value", None)
     return value.value if isinstance(value, ast.Await) else value
-
-
-def _hinted_taints(name: str) -> frozenset[str]:
-    return frozenset(("rank",)) if roles.hint(name) == "rank" else NO_TAINTS

@@ -70,14 +70,6 @@ def _run_continue(walk: Walk, node: ast.Continue, frame: Frame) -> None:
     walk.here = []
 
 
-def _run_global(_: Walk, node: ast.Global, frame: Frame) -> None:
-    frame.globals.update(node.names)
-
-
-def _run_nonlocal(_: Walk, node: ast.Nonlocal, frame: Frame) -> None:
-    frame.nonlocals.update(node.names)
-
-
 # Branches.
 
 
@@ -161,8 +153,8 @@ STATEMENTS: Mapping[type[ast.stmt], Run] = {
     ast.Assert: _run_assert,
     ast.Break: _run_break,
     ast.Continue: _run_continue,
-    ast.Global: _run_global,
-    ast.Nonlocal: _run_nonlocal,
+    ast.Global: lambda _, node, frame: frame.globals.update(node.names),
+    ast.Nonlocal: lambda _, node, frame: frame.nonlocals.update(node.names),
     ast.If: _run_if,
     ast.Match: _run_match,
 }
