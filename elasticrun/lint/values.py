@@ -252,6 +252,18 @@ def element_of(value: Value) -> Value:
     return unknown(taints=value.taints)
 
 
+def members_of(loader: Value) -> set[Value]:
+    """Return a loader and, if it is a combined one, those that it combines."""
+    if loader.name != "CombinedLoader":
+        return {loader}
+    given = [
+        each
+        for part in loader.parts
+        for each in (part, *part.parts, *part.attrs.values())
+    ]
+    return {loader, *(each for each in given if each.kind == "loader")}
+
+
 def loaders_in(value: Value, depth: int = 3) -> list[Value]:
     """Return the loaders that iterating a value iterates."""
     if value.kind in ("loader", "plain_loader"):

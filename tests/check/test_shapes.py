@@ -10,7 +10,7 @@ from tests.check.checking import check
 
 pytestmark = pytest.mark.slow
 
-SHAPES = ("batches", "turns", "nested", "asked", "listed", "growing")
+SHAPES = ("batches", "turns", "nested", "asked", "listed", "growing", "combined")
 # One run that is restarted after the first batch, or step, of each of them.
 INSIDE_EACH = [
     option for number in range(len(SHAPES)) for option in ("--at", f"0:{number}:1")
@@ -20,7 +20,7 @@ INSIDE_EACH = [
 def test_what_is_kept_in_each_shape_passes(tmp_path: Path) -> None:
     found = check(tmp_path, "shapes.py", *INSIDE_EACH)
     assert found.code == 0, found.report
-    assert "loops: 6, batches: 19" in found.report["stages"][0]["text"]
+    assert "loops: 7, batches: 22" in found.report["stages"][0]["text"]
 
 
 def test_what_is_lost_in_each_shape_is_found(tmp_path: Path) -> None:

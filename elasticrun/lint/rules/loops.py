@@ -19,7 +19,7 @@ from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
-from elasticrun.lint.values import Value, loaders_in
+from elasticrun.lint.values import Value, loaders_in, members_of
 
 ER201 = Rule(
     "ER201 E loop of epochs or steps inside another loop",
@@ -94,9 +94,10 @@ def _nested(program: Walked) -> Iterator[Finding]:
             yield _counted_inside(program, loop, loop.outer, "step")
             continue
         for outer in loop.around():
-            if outer.loader is loop.loader and loop.is_elastic:
+            if loop.is_elastic and members_of(outer.loader) & members_of(loop.loader):
+                same = "it" if outer.loader is loop.loader else f"{outer.text}, too,"
                 message = (
-                    f"loop over {loop.text} inside the loop over it at line "
+                    f"loop over {loop.text} inside the loop over {same} at line "
                     f"{outer.line}; a loader is at one place at a time"
                 )
                 unsure = doubts(loop, outer)
@@ -253,8 +254,8 @@ def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
 ER203 = Rule(
     "ER203 E loops over elastic loaders that overlap",
     help=(
-        "make one loader over torch.utils.data.StackDataset(a, b), or loop over them "
-        "in turn, or over one inside each batch of the other"
+        "loop over CombinedLoader([a, b]), or over them in turn, or over one inside "
+        "each batch of the other"
     ),
     why=(
         "A job has one position, so it cannot resume two loops at once. A loop that "
@@ -262,7 +263,12 @@ ER203 = Rule(
         "from batch to batch, raises LoopOrderError."
     ),
     wrong=f"{EPOCHS}\n    for a, b in zip(train, valid):\n        step(a, b)\n",
-    right=f"{EPOCHS}\n{TRAIN}\n{VALID}\n",
+    right=f"""\
+both = elasticrun.CombinedLoader([train, valid])
+{EPOCHS}
+    for a, b in both:
+        step(a, b)
+""",
 )
 
 

@@ -99,7 +99,7 @@ def _register(walk: Walk, node: ast.Call, frame: Frame, given: Arguments) -> Val
 
 def _make_loader(walk: Walk, name: str, node: ast.Call, given: Arguments) -> Value:
     value = walk.made(Value("loader", name, node=node))
-    value.parts = given.args if name == "CombinedLoader" else given.args[:1]
+    value.parts = given.values if name == "CombinedLoader" else given.args[:1]
     walk.note(node, StateMade(name), value)
     walk.note(node, Made("loader", name, given), value)
     return value

@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
+    CombinedLoader,
     Variables,
     remaining_epochs_until,
     remaining_steps_until,
@@ -34,6 +35,7 @@ inner = AdaptiveDataLoader(data, 3, shuffle=True, name="inner")
 by_hand = AdaptiveDataLoader(data, 4, shuffle=True, name="by-hand")
 own = AdaptiveDataLoader(data, batch_sampler=lists, shuffle=True, name="own")
 planned = AdaptiveDataLoader(data, {0: 2, 4: 3}, shuffle=True, name="planned")
+both = CombinedLoader({"inner": inner, "own": own}, mode="max_size_cycle", name="both")
 
 
 def train(total, x):
@@ -87,7 +89,14 @@ def growing(total):
     return total.value
 
 
-SHAPES = [batches, turns, nested, asked, listed, growing]
+def combined(total):
+    for batch in both:
+        train(total, batch["inner"][0])
+        total.value += float(batch["own"][0].sum())
+    return total.value
+
+
+SHAPES = [batches, turns, nested, asked, listed, growing, combined]
 NAMES = [shape.__name__ for shape in SHAPES]
 kind = Plain if sys.argv[1:] == ["plain"] else Variables
 results = Variables(name="results", **dict.fromkeys(NAMES))
