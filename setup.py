@@ -34,6 +34,7 @@ setup(
         "safetensors": ["safetensors>=0.4"],
         "remote": ["fsspec>=2024.10"],  # and s3fs, gcsfs, ...: one a kind of store
         "examples": ["scikit-learn"],
+        "accelerate": ["accelerate>=1.0"],
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],
     },

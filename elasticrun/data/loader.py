@@ -25,6 +25,7 @@ from elasticrun.data.looped import Looped
 from elasticrun.data.order.of_loader import (
     EveryPosition,
     ListedOrder,
+    NoBatchSampler,
     SampleOrder,
     check_sampler,
     checksum_of_batches,
@@ -196,6 +197,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         is_one_size = batch_sampler is None and isinstance(size, int)
         object.__setattr__(self, "batch_size", size if is_one_size else None)
         object.__setattr__(self, "drop_last", bool(drop_last))
+        object.__setattr__(self, "batch_sampler", NoBatchSampler())
         self._batch_reader = BatchReader(
             each_sample=seed_each == "sample", is_ahead=is_read_ahead(self.device)
         )

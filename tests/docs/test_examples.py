@@ -17,7 +17,7 @@ from tests.docs.documents import ROOT, blocks_of
 sys.path.insert(0, str(ROOT / "examples"))
 import demo
 
-EXAMPLES = ["digits.py", "gpt.py", "text.py"]
+EXAMPLES = ["accelerated.py", "digits.py", "gpt.py", "text.py"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -51,6 +51,25 @@ def test_gpt_learns_the_same_through_a_stop(tmp_path: Path) -> None:
         first += stopped.stdout.read()
     assert stopped.returncode == 143
     assert first + run(command, check=True).stdout == whole
+
+
+@pytest.mark.slow
+def test_accelerated_learns_through_a_stop(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "accelerated.py")]
+    command += ["--epochs", "6", "--checkpoint-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stdout is not None
+        output = stopped.stdout.readline()
+        stopped.send_signal(signal.SIGTERM)
+        output += stopped.stdout.read()
+    if stopped.returncode != 0:  # It had not ended before the signal came.
+        assert stopped.returncode == 143
+        output += subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout
+    epochs = re.findall(r"epoch +(\d+)  accuracy ([\d.]+)", output)
+    assert [int(number) for number, _ in epochs] == list(range(6))
+    assert float(epochs[-1][1]) > 80
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import functools
 import operator
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -428,3 +428,23 @@ class EveryPosition:
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self._dataset)))
+
+
+class NoBatchSampler:
+    """Stands for the loader's batch sampler, and refuses to be taken for one.
+
+    Others make a loader of their own from it, as `accelerator.prepare` does; that one
+    would deal each batch out once more, and have neither order nor position.
+    """
+
+    @property
+    def sampler(self) -> NoReturn:
+        raise TypeError(
+            "something makes another loader from the batch sampler of an "
+            "AdaptiveDataLoader, as accelerator.prepare(loader) does. That would deal "
+            "each global batch out to the replicas once more, and forget its place. "
+            "Use the AdaptiveDataLoader itself: it delivers this replica's part."
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.sampler)

@@ -1,0 +1,1 @@
+"""Frameworks, one a file; each is imported by its name, and needs that framework."""

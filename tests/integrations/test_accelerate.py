@@ -1,0 +1,155 @@
+"""Scripts with Accelerate go on where they were, with the bare script's results."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    ElasticRunError,
+    rank,
+    request_stop,
+    world_size,
+)
+from elasticrun.integrations.accelerate import prepare
+from elasticrun.testing import run_generation, start_generation
+from tests.integrations.accelerated import (
+    NUM_BATCHES,
+    NUM_EPOCHS,
+    Script,
+    forget_accelerator,
+)
+from tests.support.data import Numbers
+from tests.support.foreign import delivered, deliveries
+from tests.support.generations import Crash, run_once
+from tests.support.programs import request_stop_and_wait
+
+TIMEOUT = 600.0
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerator() -> Any:
+    yield from forget_accelerator()
+
+
+def run(directory: Path, script: Script, **options: Any) -> Any:
+    trace = str(directory / "trace")
+    with contextmanager(forget_accelerator)():
+        return run_once(script.run, directory, trace_dir=trace, **options)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    directory = tmp_path_factory.mktemp("calm")
+    return run(directory, Script()), delivered(directory / "trace")
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_one_replica_does_what_the_bare_script_does(
+    tmp_path: Path, accumulated: int, precision: str
+) -> None:
+    script = Script(accumulated=accumulated, precision=precision)
+    ours = run(tmp_path, script)
+    assert script.run_bare(delivered(tmp_path / "trace")) == ours
+
+
+def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
+    def stop_soon(count: Any) -> None:
+        ended.append(count.batches)
+        request_stop()
+
+    ended: list[int] = []
+    while run(tmp_path, Script(on_batch=stop_soon)) is None:
+        assert len(ended) <= NUM_BATCHES * NUM_EPOCHS
+    assert (run(tmp_path, Script()), delivered(tmp_path / "trace")) == calm
+    # No stop came while gradients were accumulated.
+    generations = {generation for generation, _ in deliveries(tmp_path / "trace")}
+    assert len(generations) == 4
+
+
+@pytest.mark.parametrize("died_in", range(1, NUM_BATCHES * NUM_EPOCHS + 1))
+def test_kills_do_not_show(tmp_path: Path, calm: Any, died_in: int) -> None:
+    def die(count: Any) -> None:
+        if count.batches == died_in:
+            raise Crash
+
+    assert run(tmp_path, Script(on_batch=die), save_interval=0) is None
+    assert (run(tmp_path, Script()), delivered(tmp_path / "trace")) == calm
+
+
+def test_micro_batches_do_not_show(tmp_path: Path, calm: Any) -> None:
+    whole = run(tmp_path / "whole", Script(accumulated=1))
+    cut = run(tmp_path / "cut", Script(accumulated=1, max_local_batch_size=2))
+    assert cut["parameters"] == pytest.approx(whole["parameters"], abs=1e-6)
+    assert cut["log"] == pytest.approx(whole["log"], abs=1e-6)
+    script = Script(max_local_batch_size=2)
+    with pytest.raises(ElasticRunError, match="counts the micro-batches"):
+        run(tmp_path / "both", script)
+
+
+def die_in_last_batch(count: Any) -> None:
+    if count.batches == NUM_BATCHES * NUM_EPOCHS and rank() == world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_soon(count: Any) -> None:
+    if rank() == world_size() - 1:
+        request_stop_and_wait()
+
+
+@pytest.mark.slow
+def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
+    tmp_path: Path, calm: Any
+) -> None:
+    script = Script(str(tmp_path / "job"), init_first=False)
+    variables = {
+        "ELASTICRUN_TRACE": str(tmp_path / "trace"),
+        "ELASTICRUN_CHECKPOINT_DIR": script.directory,
+    }
+    stopping = replace(script, on_batch=stop_soon)
+    left = run_generation(stopping, 2, timeout=TIMEOUT, variables=variables)
+    assert left == [None] * 2
+    dying = replace(
+        script, on_batch=die_in_last_batch, save_interval=0, init_first=True
+    )
+    with start_generation(dying, 3, variables=variables) as started:
+        outcomes = started.wait(timeout=TIMEOUT)
+    assert outcomes[2].exit_code == -signal.SIGKILL
+    (ended,) = run_generation(script, 1, timeout=TIMEOUT, variables=variables)
+    for name, expected in calm[0].items():
+        assert ended[name] == pytest.approx(expected, abs=1e-5)
+    assert delivered(variables["ELASTICRUN_TRACE"]) == calm[1]
+
+
+def test_a_loader_of_ours_is_not_prepared_by_accelerate(job: Any) -> None:
+    loader = AdaptiveDataLoader(Numbers(4), 2)
+    with pytest.raises(TypeError, match=r"as accelerator.prepare\(loader\) does"):
+        Accelerator(cpu=True).prepare(loader)
+
+
+def test_other_accelerators_are_refused(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script()
+    script._make()
+    prepare(script.accelerator, script.net, script.optimizer, script.scheduler)
+    with pytest.raises(ElasticRunError, match="another Accelerator already"):
+        prepare(Accelerator(cpu=True), script.net, name="second")
+    state = AcceleratorState()
+    monkeypatch.setitem(AcceleratorState._shared_state, "num_processes", 2)
+    with pytest.raises(ElasticRunError, match="2 processes, but the job 1 replicas"):
+        prepare(script.accelerator, script.net, name="third")
+    kind = type(state.distributed_type).FSDP
+    monkeypatch.setitem(AcceleratorState._shared_state, "distributed_type", kind)
+    with pytest.raises(ElasticRunError, match="trains by FSDP"):
+        prepare(script.accelerator, script.net, name="fourth")
