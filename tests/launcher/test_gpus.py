@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launcher.running import REPOSITORY, running
+from elasticrun.launcher.verdict import How, Verdict
+from tests.launcher.running import REPOSITORY, Running, running
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,7 @@ PRETENDED = REPOSITORY / "tests" / "support" / "pretended_gpus"
 TRAIN = """
 import os, time
 import torch
-{top}import asks_for_gpus
+{top}import {module}
 import elasticrun
 
 elasticrun.init("checkpoints", save_interval="off")
@@ -37,6 +38,18 @@ for epoch in elasticrun.remaining_epochs_until(2):
 """
 
 
+ON_GPU = {
+    "PYTHONPATH": os.pathsep.join(
+        map(str, [PRETENDED, PRETENDED / "site-packages", REPOSITORY])
+    ),
+    "NUM_GPUS": 1,
+}
+OWN_INTERPRETER = (
+    "a forked replica could not use GPUs; from now on each replica starts an "
+    "interpreter of its own instead (--start exec)"
+)
+
+
 def test_torch_says_whether_a_fork_can_use_gpus() -> None:
     """By a private name; without it replicas would no longer be forked."""
     assert torch.cuda._is_in_bad_fork() is False
@@ -49,16 +62,8 @@ def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(
     """Below the first line the forkserver learns it only for the second generation."""
     stage = Stage(tmp_path)
     script = tmp_path / "train.py"
-    script.write_text(TRAIN.format(top=top))
-    path = [PRETENDED, PRETENDED / "site-packages", REPOSITORY]
-    with running(
-        stage,
-        "--replicas",
-        1,
-        script=script,
-        PYTHONPATH=os.pathsep.join(map(str, path)),
-        NUM_GPUS=1,
-    ) as job:
+    script.write_text(TRAIN.format(top=top, module="asks_for_gpus"))
+    with running(stage, "--replicas", 1, script=script, **ON_GPU) as job:
         wait_until(lambda: (tmp_path / "held").exists(), "the second epoch")
         wait_until(lambda: job.status()["state"] == "training")
         refused = job.ask("scale", 2, job.pid)
@@ -66,5 +71,50 @@ def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(
         assert "2 replicas: the job trains on GPUs, of which 1 can be" in refused.stderr
         os.kill(int((tmp_path / "held").read_text()), signal.SIGKILL)
         assert job.wait() == 0, job.events
-    lines = [line for line in job.output.splitlines() if "cuda" in line]
-    assert [line.split()[-2:] for line in lines] == [["0", "cuda:0"], ["1", "cuda:0"]]
+    assert devices(job) == ["0 cuda:0", "1 cuda:0"]
+
+
+def devices(job: Running) -> list[str]:
+    """Return each generation with its device."""
+    lines = [line.split() for line in job.output.splitlines() if "cuda" in line]
+    return [" ".join(words[-2:]) for words in lines]
+
+
+def test_a_fork_that_turns_out_to_be_barred_begins_anew(stage: Stage) -> None:
+    """Nothing showed when the forkserver had imported everything."""
+    script = stage.root / "train.py"
+    script.write_text(TRAIN.format(top="", module="asks_later"))
+    options = ["--replicas", 1, "--max-restarts", 1]
+    with running(stage, *options, script=script, **ON_GPU) as job:
+        wait_until(lambda: (stage.root / "held").exists(), job.events)
+        os.kill(int((stage.root / "held").read_text()), signal.SIGKILL)
+        assert job.wait() == 0, job.events
+    assert devices(job) == ["0 cuda:0", "1 cuda:0"]
+    assert job.events.count(OWN_INTERPRETER) == 1
+    assert job.events.count("crashed at") == 1  # By the kill.
+
+
+BARRED = """
+import sys
+if "forkserver" in "".join(sys.orig_argv):
+    raise RuntimeError(
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+        "multiprocessing, you must use the 'spawn' start method"
+    )
+"""
+
+
+def test_a_fork_that_fails_for_that_is_no_crash(stage: Stage) -> None:
+    script = stage.root / "train.py"
+    script.write_text(BARRED)
+    options = ["--replicas", 2, "--max-restarts", 0]
+    with running(stage, *options, script=script) as job:
+        assert job.wait() == 0, job.events
+    assert job.events.count(OWN_INTERPRETER) == 1
+
+
+def test_a_worker_that_fails_for_that_is_one() -> None:
+    text = "RuntimeError: Cannot re-initialize CUDA in forked subprocess"
+    assert Verdict(How.CRASHED, text=f"rank 0 raised {text}. To use").is_bad_fork
+    worker = f"rank 0 raised RuntimeError: Caught {text} in DataLoader worker process 0"
+    assert not Verdict(How.CRASHED, text=worker).is_bad_fork

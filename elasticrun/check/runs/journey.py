@@ -153,6 +153,9 @@ class Journey:
     def on_log_failure(self, rank: int, error: OSError) -> None:
         """The last lines are kept here, too."""
 
+    def on_barred(self) -> None:
+        """Nothing follows: it has begun anew, as every later fork will."""
+
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""
         self._watchdog.on_trouble()

@@ -161,6 +161,17 @@ class Starter:
             self._variables.update(variables)
             self._teach(modules)
 
+    def fork_no_more(self) -> bool:
+        """Start an interpreter for each replica from now on, and say so.
+
+        Returns:
+            Whether replicas were forked so far.
+        """
+        if self.is_exec:
+            return False
+        self._start_interpreters("a forked replica could not use GPUs")
+        return True
+
     def close(self) -> None:
         """End the forkserver."""
         self._abandon()
@@ -210,17 +221,22 @@ class Starter:
             self.is_exec = True
         self.start()
 
+    def _start_interpreters(self, why: str) -> None:
+        self._say(
+            f"{why}; from now on each replica starts an interpreter of its own instead "
+            "(--start exec)"
+        )
+        self.is_exec = True
+        self._num_attempts = 0
+        self._abandon()
+        self.start()
+
     def _do_without(self) -> None:
         """Go on without forking if that has worked before; else give up for now."""
         self._num_attempts = 0
         why = f"the forkserver ended {_MAX_ATTEMPTS} times before it forked a replica"
         if self._has_forked and not self.is_exec:
-            self._say(
-                f"{why}; from now on each replica starts an interpreter of its own "
-                "instead (--start exec)"
-            )
-            self.is_exec = True
-            self.start()
+            self._start_interpreters(why)
             return
         hint = "" if self.is_exec else " Try --start exec."
         self._give_up(f"{why}; its messages are above.{hint}")

@@ -56,6 +56,9 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         os.set_inheritable(descriptor, False)
     connection = socket.socket(fileno=control)
     channel = Channel(connection)
+    if _is_barred_from_gpus():
+        channel.send({"type": "barred"})
+        execute(control, listeners)
     order = channel.receive_one()
     if order is None:
         os._exit(0)
@@ -69,6 +72,16 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     del store
     channel.send({"type": "end", "has_failed_save": has_failed_save()})
     os._exit(code)
+
+
+def _is_barred_from_gpus() -> bool:
+    """Return whether this process can use no GPU because of what it was forked from.
+
+    The forkserver asks a fork after its imports; what happens in it later, as in a
+    library's hook of forks, shows only here.
+    """
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
 def _prepare_process(order: Message, changed: environment.Changes) -> None:

@@ -44,6 +44,9 @@ class GenerationListener(Protocol):
     def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """The program has imported modules of installed packages, and set variables."""
 
+    def on_barred(self) -> None:
+        """A replica could not use GPUs as a fork, and has begun anew."""
+
     def on_trouble(self) -> None:
         """A replica failed, or raised; there may be more to come."""
 
@@ -269,6 +272,8 @@ class Generation:
             member.has_failed_save = message["has_failed_save"]
         elif message["type"] == "modules":
             self._listener.on_modules(message["names"], message["variables"])
+        elif message["type"] == "barred":
+            self._listener.on_barred()
         elif message["type"] == "failed":
             self._listener.on_trouble()
 

@@ -309,8 +309,10 @@ class Supervisor:
         """Begin the next generation, or end the job."""
         round_ = self.nodes.round
         assert round_ is not None
+        is_forgiven = verdict.is_bad_fork and self._starter.fork_no_more()
         next_ = self.judge.judge(
             verdict,
+            is_forgiven=is_forgiven,
             number=round_.number,
             stop=self._stop,
             code=self._stop_code,
@@ -404,6 +406,10 @@ class Supervisor:
     def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """Let the forkserver import what the program did, while nobody waits for it."""
         self._starter.learn(names, variables)
+
+    def on_barred(self) -> None:
+        """Have no more replicas forked: this one has an interpreter of its own now."""
+        self._starter.fork_no_more()
 
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""
