@@ -222,6 +222,10 @@ def test_lines_are_appended_at_once(tmp_path: Path) -> None:
         second.write("2\n")
         first.write("3\n")
         assert path.read_text() == "1\n2\n3\n"
+    planted = tmp_path / "planted"
+    planted.symlink_to(path)
+    with pytest.raises(ValueError, match="planted is a link, not a plain file"):
+        durable.open_append(planted)
 
 
 def test_parents_are_made_too(tmp_path: Path) -> None:

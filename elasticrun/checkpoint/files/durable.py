@@ -126,9 +126,13 @@ def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
 
 
 def open_append(path: Path) -> TextIO:
-    """Open a file of lines to append to; a finished line survives a killed process."""
+    """Open a file of lines to append to; a finished line survives a killed process.
+
+    Raises:
+        ValueError: There is something else than a plain file: a link, a pipe.
+    """
     make_directory(path.parent)
-    return open(path, "a", buffering=1, encoding="utf-8")
+    return open(path, "a", buffering=1, encoding="utf-8", opener=open_plain)
 
 
 def open_shared(path: Path) -> io.FileIO:

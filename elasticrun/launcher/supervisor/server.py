@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import time
 from collections import deque
 
@@ -98,10 +97,7 @@ class Server:
     def _answer_next(self) -> None:
         if self._requests:
             channel, request = self._requests.popleft()
-            if _is_there(channel):
-                self._send(channel, self._answer(request, channel))
-            else:
-                self._hang_up(channel)
+            self._send(channel, self._answer(request, channel))
         if self._requests:
             self._supervisor.loop.call_later(0.0, self._answer_next)
 
@@ -214,10 +210,3 @@ class Server:
         for channel, _ in self._waiting:
             self._send(channel, {"text": text, "is_done": True})
         self._waiting.clear()
-
-
-def _is_there(channel: Channel) -> bool:
-    """Return whether a caller has not hung up, who may have sent more than was read."""
-    poll = select.poll()
-    poll.register(channel, 0)
-    return not poll.poll(0)

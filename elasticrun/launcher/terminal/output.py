@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from elasticrun.checkpoint.files.recorded import open_plain
+
 _MAX_LINE = 1 << 16
 _READ_BYTES = 1 << 16
 _FOLDER = re.compile(r"generation-([0-9]{4,})")
@@ -78,9 +80,12 @@ class Log:
         self._file: BinaryIO | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            # The logs of a job may lie where others can plant a link or a pipe.
+            self._file = open(path, "ab", buffering=0, opener=open_plain)  # noqa: SIM115
         except OSError as error:
             on_failure(error)
+        except ValueError as error:
+            on_failure(OSError(str(error)))
 
     def write(self, line: bytes) -> None:
         """Keep a line if that can be done, also after another one was lost."""
@@ -112,10 +117,14 @@ def find_logs(directory: Path) -> dict[int, dict[int, Path]]:
             ranks = {
                 int(file[1]): path
                 for path in folder.iterdir()
-                if (file := _FILE.fullmatch(path.name))
+                if (file := _FILE.fullmatch(path.name)) and _is_plain(path)
             }
             found[int(match[1])] = dict(sorted(ranks.items()))
     return dict(sorted(found.items()))
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def marked(rank: int, line: bytes) -> str:

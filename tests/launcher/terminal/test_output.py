@@ -82,11 +82,31 @@ def test_a_log_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
         log.write(b"line\n")
         log.close()
     assert [type(error) for error in errors] == [NotADirectoryError]
-    full = Log(Path("/dev/full"), errors.append)
+    full = Log(tmp_path / "rank-1.log", errors.append)
+    full.close()
+    full._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     full.write(b"line\n")
     full.write(b"line\n")
     full.close()
     assert [error.errno for error in errors[1:]] == [errno.ENOSPC]
+
+
+def test_a_planted_link_or_pipe_is_not_followed(tmp_path: Path) -> None:
+    """Neither by what is printed, nor by who reads it."""
+    outside = tmp_path / "outside"
+    outside.write_text("of somebody else\n")
+    errors: list[OSError] = []
+    for rank, plant in enumerate((lambda path: path.symlink_to(outside), os.mkfifo)):
+        path = log_path(tmp_path, generation=0, rank=rank)
+        path.parent.mkdir(exist_ok=True)
+        plant(path)
+        log = Log(path, errors.append)
+        log.write(b"line\n")
+        log.close()
+    assert outside.read_text() == "of somebody else\n"
+    assert "is a link, not a plain file" in str(errors[0])
+    assert len(errors) == 2
+    assert find_logs(tmp_path) == {0: {}}
 
 
 def test_logs_are_appended_and_found_in_order(tmp_path: Path) -> None:
