@@ -2,7 +2,7 @@
 
     program.py STAGE [--hold GENERATION:BATCH] [--at GENERATION:RANK:BATCH:ACTION] ...
 
-A held replica leaves the mark `held-GENERATION-RANK` and waits for `go-GENERATION`.
+A held replica waits for the marks that `hold` in tests/support/loops.py names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 import elasticrun
-from tests.support.stage import Stage
+from tests.support.loops import hold, is_stop_due
+from tests.support.stage import Stage, wait_until
 
 NUM_SAMPLES = 240
 BATCH_SIZE = 6
@@ -44,7 +45,7 @@ def fail_for_space(descriptor: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def act(action: str) -> None:
+def act(action: str, stage: Stage) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "raise":
@@ -54,6 +55,7 @@ def act(action: str) -> None:
     elif action == "leave":
         sys.exit(0)
     elif action == "hang":
+        stage.mark(f"hangs-{elasticrun.generation()}-{elasticrun.rank()}")
         threading.Event().wait()
     elif action == "spawn":
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -61,6 +63,9 @@ def act(action: str) -> None:
         os.fsync = fail_for_space
     elif action == "stop":
         elasticrun.request_stop()
+        wait_until(is_stop_due, "the agreement to stop")
+    elif action == "await":
+        wait_until(is_stop_due, "a stop")
 
 
 def main() -> None:
@@ -81,10 +86,9 @@ def main() -> None:
             for place in options.at:
                 where, _, action = place.rpartition(":")
                 if where == f"{here}:{loader.batch_index}":
-                    act(action)
+                    act(action, stage)
             if f"{elasticrun.generation()}:{loader.batch_index}" in options.hold:
-                stage.mark(f"held-{mark}")
-                stage.wait_for(f"go-{elasticrun.generation()}")
+                hold(stage)
     print(f"finished with {elasticrun.world_size()}")
 
 

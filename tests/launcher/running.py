@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,22 +128,24 @@ def running(
     script: object = None,
     name: str = "",
     before: tuple[str, ...] = (),
+    command: Sequence[object] = ELASTICRUN,
     **more: object,
 ) -> Iterator[Running]:
     """Run the program, or a script with what follows `script`, under the launcher.
 
-    Several launchers of one stage need names; `before` is what starts this one. Options
-    of the launcher come before those of the program, which `"--"` begins.
+    Several launchers of one stage need names; `command` is this one, and `before` what
+    starts it. Options of the launcher come before those of the program, which `"--"`
+    begins.
     """
     own, program = split(options)
     target = [PROGRAM, stage.root] if script is None else [script]
-    command = [*before, *ELASTICRUN, "run", *own, *target, *program]
+    words = [*before, *command, "run", *own, *target, *program]
     with (
         open(stage.root / f"stdout{name}", "ab") as out,
         open(stage.root / f"stderr{name}", "ab") as err,
     ):
         process = subprocess.Popen(
-            list(map(str, command)),
+            list(map(str, words)),
             env=variables(stage, **more),
             cwd=stage.root,
             stdin=subprocess.DEVNULL,
@@ -165,6 +168,25 @@ def split(options: tuple[object, ...]) -> tuple[list[object], list[object]]:
         return list(options), []
     place = options.index("--")
     return list(options[:place]), list(options[place + 1 :])
+
+
+def impatient(stage: Stage) -> list[object]:
+    """Return an `elasticrun` whose hang clock `take_for_hung` lets go off."""
+    return [sys.executable, "-m", "tests.launcher.impatient", stage.root]
+
+
+def take_for_hung(stage: Stage, since: float) -> None:
+    """Let the hang clock go off, now that the launcher knows where the replicas are.
+
+    Of two that are silent it names the one that is behind; so both must have been so
+    for a while, against which it is nothing how much sooner it heard of one.
+
+    Args:
+        since: When none of them was where it is now.
+    """
+    begun = time.monotonic()
+    wait_until(lambda: time.monotonic() - begun > begun - since)
+    stage.mark("hung")
 
 
 def run(stage: Stage, *options: object, **more: object) -> Running:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.launcher.running import (
     variables,
     wait_until_nothing_is_left,
 )
+from tests.support.loops import is_stop_due
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -38,27 +40,31 @@ def environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ELASTICRUN_CHECKPOINT_DIR")
 
 
-def train(root: Path, pace: float) -> tuple[int, int, int]:
-    import time
-
+def train(root: Path, num_held: int) -> tuple[int, int, int]:
+    """Be held in the first generations until there is a mark, or a stop is due."""
     import torch
     from torch.utils.data import TensorDataset
 
+    generation = elasticrun.generation()
+    go = root / f"go-{generation}"
     loader = elasticrun.AdaptiveDataLoader(
         TensorDataset(torch.arange(NUM_SAMPLES)), 6, shuffle=True
     )
     seen = elasticrun.Variables(number=0)
     for _ in loader:
         seen.number += loader.global_batch_size
-        time.sleep(pace)
-        (root / f"seen-{elasticrun.generation()}").touch()
+        (root / f"seen-{generation}").touch()
+        if generation < num_held and loader.batch_index == 3:
+            wait_until(lambda: is_stop_due() or go.exists())
     return elasticrun.rank(), elasticrun.world_size(), seen.number
 
 
 def test_a_function_runs_on_every_replica(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = set(Path("/tmp").glob("elasticrun-launch-*"))
+    folder = stage.root / "temporary"  # No other test makes anything there.
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     factor = 7
 
     def closure(number: int) -> dict[str, Any]:
@@ -72,15 +78,16 @@ def test_a_function_runs_on_every_replica(
     assert "[1] hello from 1\n" in printed.out
     assert "elasticrun: generation 0: 2 replicas started" in printed.err
     assert processes_of(stage) == []
-    assert set(Path("/tmp").glob("elasticrun-launch-*")) == before
+    assert list(folder.iterdir()) == []
 
 
 def test_a_launched_job_can_be_scaled_and_asked(stage: Stage) -> None:
-    job = elasticrun.launch(train, stage.root, 0.05, replicas=1, wait=False)
+    job = elasticrun.launch(train, stage.root, 2, replicas=1, wait=False)
     wait_until((stage.root / "seen-0").exists)
     job.scale(2)
     status = job.status()
     assert (status["job"], status["replicas"]) == ("train", 2)
+    (stage.root / "go-1").touch()
     assert job.result() == [(0, 2, NUM_SAMPLES), (1, 2, NUM_SAMPLES)]
     assert job.result() == job.result()
     with pytest.raises(ElasticRunError, match="the job is not running"):
@@ -108,19 +115,19 @@ def test_results_of_a_rescaled_function_without_a_job_are_not_mixed(
 
 def test_a_stopped_job_goes_on_with_the_same_directory(stage: Stage) -> None:
     kept: dict[str, Any] = {"checkpoint_dir": stage.root / "kept", "replicas": 1}
-    job = elasticrun.launch(train, stage.root, 0.02, wait=False, **kept)
+    job = elasticrun.launch(train, stage.root, 2, wait=False, **kept)
     wait_until((stage.root / "seen-0").exists)
     with pytest.raises(TimeoutError):
         job.result(timeout=0.01)
     job.stop()
     with pytest.raises(ElasticRunError, match=r"was stopped \(exit code 75\)"):
         job.result()
-    job = elasticrun.launch(train, stage.root, 0.02, wait=False, **kept)
+    job = elasticrun.launch(train, stage.root, 2, wait=False, **kept)
     wait_until((stage.root / "seen-1").exists)
     os.kill(job.pid, signal.SIGHUP)  # As when its terminal is closed.
     with pytest.raises(ElasticRunError, match=r"was stopped \(exit code 129\)"):
         job.result()
-    results = elasticrun.launch(train, stage.root, 0.0, **kept)
+    results = elasticrun.launch(train, stage.root, 2, **kept)
     assert results == [(0, 1, NUM_SAMPLES)]
 
 
@@ -170,7 +177,7 @@ def test_nothing_is_left_of_a_job_whose_results_nobody_wants(stage: Stage) -> No
         "from tests.launcher.test_calling import train;"
         "from tests.support.stage import wait_until;"
         "root = pathlib.Path(sys.argv[1]);"
-        "job = elasticrun.launch(train, root, 0.02, replicas=1, wait=False);"
+        "job = elasticrun.launch(train, root, 1, replicas=1, wait=False);"
         "wait_until((root / 'seen-0').exists)"
     )
     folder = stage.root / "temporary"
@@ -189,7 +196,7 @@ def test_a_job_ends_with_the_process_that_launched_it(stage: Stage) -> None:
         "import sys, pathlib, elasticrun;"
         "from tests.launcher.test_calling import train;"
         "root = pathlib.Path(sys.argv[1]);"
-        "elasticrun.launch(train, root, 0.2, checkpoint_dir=root / 'kept')"
+        "elasticrun.launch(train, root, 1, checkpoint_dir=root / 'kept')"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(stage.root)],

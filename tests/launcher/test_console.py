@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -161,8 +162,12 @@ def test_a_launcher_that_does_not_answer_is_named(stage: Stage) -> None:
     with running(stage, "--replicas", 1, script=script) as job:
         job.wait_until_said("started")
         freeze(job.pid)
-        for command in (["status"], ["stop"], ["stop", job.pid], ["scale", 2]):
-            answer = elasticrun(stage, *command)
+        commands: list[list[object]] = [
+            ["status"], ["stop"], ["stop", job.pid], ["scale", 2]
+        ]  # fmt: skip
+        with ThreadPoolExecutor() as pool:
+            answers = pool.map(lambda each: elasticrun(stage, *each), commands)
+        for answer in answers:
             assert answer.returncode == 4
             assert f"job {job.pid} does not answer (suspended, or" in answer.stderr
             assert "no job" not in answer.stdout

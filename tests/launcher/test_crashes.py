@@ -10,7 +10,12 @@ import pytest
 
 from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
-from tests.launcher.running import run, running, wait_until_nothing_is_left
+from tests.launcher.running import (
+    impatient,
+    run,
+    running,
+    wait_until_nothing_is_left,
+)
 from tests.support.stage import Stage, freeze
 
 pytestmark = pytest.mark.slow
@@ -193,12 +198,15 @@ def is_replica(pid: int) -> bool:
 
 
 def test_a_stop_does_not_put_off_the_end_of_a_replica_that_hangs(stage: Stage) -> None:
-    options = ["--replicas", 1, "--hang-timeout", 5, "--grace", 1]
-    with running(stage, *options, "--", "--hold", "0:9") as job:
+    options = ["--replicas", 1, "--grace", 100_000, "--", "--hold", "0:9"]
+    with running(stage, *options, command=impatient(stage)) as job:
         job.wait_until_held(0, 1)
         freeze(job.pid_of(0, 0))  # It cannot print its stacks: the launcher waits.
+        stage.mark("hung")
         job.wait_until_said("printing the stacks")
         job.process.terminate()
+        job.wait_until_said("SIGTERM: saving")
+        os.kill(job.pid_of(0, 0), signal.SIGCONT)
         assert job.wait() == 143, job.events
     assert job.events.count("printing the stacks") == 1
     assert "stopped without a new checkpoint: rank 0 passed no boundary" in job.events

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 import psutil
@@ -15,14 +16,16 @@ from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
     Running,
+    impatient,
     processes_of,
     run,
     running,
+    take_for_hung,
     wait_until_nothing_is_left,
 )
 from tests.launcher.test_crashes import forkserver_of
 from tests.support.sockets import kept_port
-from tests.support.stage import Stage, freeze, wait_until
+from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,10 +37,11 @@ pytestmark = pytest.mark.slow
 def test_a_signal_saves_at_a_boundary_and_ends_everything(
     stage: Stage, number: signal.Signals, code: int
 ) -> None:
-    options = ["--replicas", 2, "--", "--pace", 0.01, "--workers", 1]
+    options = ["--replicas", 2, "--", "--hold", "0:9", "--workers", 1]
     with running(stage, *options) as job:
-        wait_until(lambda: stage.num_delivered(0) > 3)
+        job.wait_until_held(0, 2)
         job.process.send_signal(number)
+        stage.mark("stop-0")
         assert job.wait() == code
         assert f"{number.name}: saving at the next boundary" in job.events
         assert processes_of(stage) == []
@@ -55,11 +59,12 @@ def test_a_signal_to_every_process_of_the_job_saves_as_well(
 ) -> None:
     """As Slurm sends it, and a process group: the launcher hears of it last here."""
     nodes = ["--nodes", "1:1", "--rdzv-endpoint", f"127.0.0.1:{kept_port()}"]
-    options = [*nodes, *given, "--replicas", 2, "--", "--pace", 0.01, "--workers", 1]
-    with running(stage, *options) as job:
-        wait_until(lambda: stage.num_delivered(0) > 3)
+    program = ["--", "--hold", "0:9", "--workers", 1]
+    with running(stage, *nodes, *given, "--replicas", 2, *program) as job:
+        job.wait_until_held(0, 2)
         for pid in sorted(processes_of(stage), reverse=True):
             os.kill(pid, number)
+        stage.mark("stop-0")
         assert job.wait() == code
         assert processes_of(stage) == []
     assert f"{number.name}: saving at the next boundary" in job.events
@@ -72,9 +77,10 @@ def test_a_signal_to_every_process_of_the_job_saves_as_well(
 def test_a_signal_to_one_replica_is_told_from_a_stop_of_the_program(
     stage: Stage,
 ) -> None:
-    with running(stage, "--replicas", 2, "--", "--pace", 0.01) as job:
-        wait_until(lambda: stage.num_delivered(0) > 3)
+    with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 2)
         os.kill(job.pid_of(0, 1), signal.SIGTERM)
+        stage.mark("stop-0")
         assert job.wait() == 143
     assert (
         "stopped by SIGTERM to a replica with exit code 143; checkpoint 1 is saved"
@@ -117,7 +123,7 @@ def test_a_terminal_that_is_closed_costs_nothing(stage: Stage) -> None:
         job.process.send_signal(signal.SIGHUP)
         # It is read in its order, so an answer shows that the signal was.
         assert job.status()["state"] == "stopping"
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert job.wait() == 129
     assert len(stage.committed()) == 1
 
@@ -237,10 +243,22 @@ def test_what_ran_before_the_launcher_outlives_it(stage: Stage) -> None:
         assert set(processes_of(stage)) == pids
 
 
+def is_held_up(job: Running) -> bool:
+    """Return whether the launcher knows that rank 0 is a boundary further."""
+    first, second = (each["position"] or "" for each in job.status()["members"])
+    return "sample 36 " in first and "sample 30 " in second
+
+
 def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
-    options = ["--replicas", 2, "--save-interval", 0, "--hang-timeout", 1.5, "--"]
-    job = run(stage, *options, "--at", "0:1:5:hang")
-    assert job.wait() == 0, job.events
+    options = ["--replicas", 2, "--save-interval", 0, "--", "--at", "0:1:5:hang"]
+    with running(stage, *options, command=impatient(stage)) as job:
+        wait_until(lambda: stage.num_delivered(1))
+        since = time.monotonic()
+        wait_until(lambda: stage.has("hangs-0-1") and is_held_up(job))
+        wait_until(lambda: stage.committed()[-1]["number"] == 5)
+        take_for_hung(stage, since)
+        assert job.wait() == 0, job.events
+        wait_until_nothing_is_left(stage)
     assert "rank 1 passed no boundary for" in job.events
     assert "restart 1 of 3 from checkpoint 5" in job.events
     logs = stage.checkpoints / "logs" / "generation-0000"
@@ -248,19 +266,6 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
     assert "in main" in (logs / "rank-0.log").read_text()
     for epoch in range(NUM_EPOCHS):
         assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
-
-
-def test_a_launcher_that_was_suspended_takes_no_job_for_hung(stage: Stage) -> None:
-    options = ["--replicas", 1, "--hang-timeout", 3, "--max-restarts", 0]
-    with running(stage, *options, "--", "--pace", 0.1) as job:
-        wait_until(lambda: stage.num_delivered(0) > 3)
-        freeze(job.pid)
-        before = stage.num_delivered(0)
-        wait_until(lambda: stage.num_delivered(0) > before + 40)  # More than 4 s.
-        os.kill(job.pid, signal.SIGCONT)
-        assert job.wait() == 0, job.events
-    assert "passed no boundary" not in job.events
-    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
 def test_a_stop_between_two_crashes_says_what_is_kept(stage: Stage) -> None:
@@ -300,33 +305,3 @@ def test_what_keeps_a_program_from_beginning_is_shown(stage: Stage) -> None:
     job = run(stage, "--replicas", 1, PYTHONPATH=path)
     assert job.wait() == 1
     assert "[0] Traceback (most recent call last):" in job.events
-
-
-HANGS_IN_A_STEP = """
-import threading, torch, elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel
-
-net = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-model = AdaptiveDataParallel(net, optimizer)
-loader = AdaptiveDataLoader(torch.zeros(240, 1), batch_size=6)
-for _ in elasticrun.remaining_epochs_until(1):
-    for x in loader:
-        if elasticrun.rank() == 1 and loader.batch_index == 5:
-            threading.Event().wait()
-        loss = model(x).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-"""
-
-
-def test_who_hangs_is_named_and_not_who_waits_for_it(stage: Stage) -> None:
-    """Both have passed the same boundary; rank 0 has come further in its step."""
-    script = stage.root / "script.py"
-    script.write_text(HANGS_IN_A_STEP)
-    options = ["--replicas", 2, "--hang-timeout", 6, "--max-restarts", 0]
-    with running(stage, *options, script=script) as job:
-        assert job.wait() == 1
-    assert "rank 1 passed no boundary for" in job.events
-    assert "rank 0 passed" not in job.events

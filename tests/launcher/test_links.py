@@ -81,7 +81,7 @@ def test_a_node_that_loses_its_link_comes_back_with_it(
             running(stage, *options, name="-1", before=hosts.start(1))
         )
         stays.wait_until_said("another node has come")
-        stage.mark("go-0")
+        stage.mark("stop-0")
         stays.wait_until_held(1, 2)
         hosts.cut()
         lost.wait_until_said("generation 1 ends: this node lost")
@@ -89,7 +89,7 @@ def test_a_node_that_loses_its_link_comes_back_with_it(
         stays.wait_until_held(2, 1)
         hosts.mend()
         wait_until(lambda: stays.events.count("another node has come") == 2)
-        stage.mark("go-2")
+        stage.mark("stop-2")
         assert [stays.wait(), lost.wait()] == [0, 0]
         wait_until_nothing_is_left(stage)
     assert sizes(stage) == {0: 1, 1: 2, 2: 1, 3: 2}

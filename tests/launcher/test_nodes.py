@@ -18,6 +18,7 @@ from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     PROGRAM,
     Running,
+    impatient,
     processes_of,
     running,
     wait_until_nothing_is_left,
@@ -137,11 +138,11 @@ def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) ->
     stays.wait_until_held(0, 1)
     comes = start("--replicas", 2, *options, nodes="1:2")
     stays.wait_until_said("another node has come: saving at the next boundary")
-    stage.mark("go-0")
+    stage.mark("stop-0")
     comes.wait_until_held(1, 3)
     comes.process.terminate()
     stays.wait_until_said("node 1")
-    stage.mark("go-1")
+    stage.mark("stop-1")
     assert comes.wait() == 143
     assert "stopped; checkpoint" in comes.events
     stays.wait_until_held(2, 1)
@@ -155,10 +156,13 @@ def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) ->
 def test_a_hang_that_one_node_sees_prints_the_stacks_of_all(
     stage: Stage, start: Start
 ) -> None:
-    program = ["--", "--at", "0:1:5:hang"]
-    options = ["--max-restarts", 0, "--hang-timeout"]
-    sees = start(*options, 8, *program, nodes="2")
-    other = start(*options, "off", *program, nodes="2")
+    options = ["--max-restarts", 0, "--hang-timeout", "off"]
+    options += ["--", "--at", "0:1:5:hang"]
+    sees = start(*options, nodes="2", command=impatient(stage))
+    other = start(*options, nodes="2")
+    stage.wait_for("hangs-0-1")
+    wait_until(lambda: sees.status()["state"] == "training")
+    stage.mark("hung")
     assert ends(sees, other) == [1, 1]
     assert "no rank on this node passed a boundary for" in sees.events
     assert "a replica on another node hangs: printing the stacks" in other.events
@@ -174,7 +178,7 @@ def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
     stays.wait_until_held(0, 2)
     goes.process.send_signal(signal.SIGINT)
     stays.wait_until_said("SIGINT: saving at the next boundary, on all nodes")
-    stage.mark("go-0")
+    stage.mark("stop-0")
     assert goes.wait() == 130
     replacement = start(*options, nodes="2")
     stays.wait_until_held(1, 2)
@@ -192,7 +196,7 @@ def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
     stays.wait_until_held(0, 1)
     dies = start("--replicas", 2, *options, nodes="1:2")
     stays.wait_until_said("another node has come")
-    stage.mark("go-0")
+    stage.mark("stop-0")
     stays.wait_until_held(1, 3)
     wait_until((stage.checkpoints / "checkpoint-00000019/manifest.json").exists)
     os.kill(dies.pid, signal.SIGKILL)
@@ -215,7 +219,7 @@ def test_scaling_on_one_node_never_forms_a_smaller_world(
         scaling = threads.submit(nodes[1].ask, "scale", 2, nodes[1].pid)
         for node in nodes:
             node.wait_until_said("rescaling from 1 to 2 replicas")
-        stage.mark("go-0")
+        stage.mark("stop-0")
         more = scaling.result()
     assert more.returncode == 0, more.stderr
     assert more.stdout.endswith("generation 1 trains with 2 replicas\n")
@@ -313,7 +317,7 @@ def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
         stopping = threads.submit(nodes[1].ask, "stop", nodes[1].pid)
         for node in nodes:
             node.wait_until_said("the stop command: saving at the next boundary")
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert stopping.result().returncode == 0
     assert ends(*nodes) == [75, 75]
     for node in nodes:
@@ -329,7 +333,7 @@ def test_the_end_of_who_serves_the_endpoint_ends_the_job_with_a_checkpoint(
     nodes[0].wait_until_held(0, 2)
     nodes[0].process.terminate()
     nodes[1].wait_until_said("SIGTERM: saving at the next boundary, on all nodes")
-    stage.mark("go-0")
+    stage.mark("stop-0")
     assert ends(*nodes) == [143, 75]
     assert len(stage.committed()) == 1
 
@@ -343,7 +347,7 @@ def test_the_others_look_for_an_endpoint_that_was_killed(
     dies.wait_until_held(0, 1)  # Else both may begin together.
     stays = start(*options, nodes="1:2")
     dies.wait_until_said("another node has come")
-    stage.mark("go-0")
+    stage.mark("stop-0")
     stays.wait_until_held(1, 2)
     os.kill(dies.pid, signal.SIGKILL)
     stays.wait_until_said(f"{endpoint} is lost")

@@ -15,6 +15,7 @@ from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.launcher.directory import local_directory
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import PROGRAM, elasticrun, run, running
+from tests.launcher.test_starting import scaled
 from tests.support.object_store import Bucket
 from tests.support.places import Content
 from tests.support.stage import Stage
@@ -32,8 +33,7 @@ def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> 
         status = job.status()
         assert status["checkpoint_dir"] == bucket.url
         assert status["checkpoint"] >= 5
-        stage.mark("go-1")
-        assert job.ask("scale", 1, job.pid).returncode == 0
+        assert scaled(job, 1, job.pid, held=1).returncode == 0
         assert job.wait() == 0, job.events
     assert f"checkpoints in {bucket.url}" in job.events
     assert "finished with 1" in job.output

@@ -12,7 +12,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -32,6 +31,7 @@ from tests.launcher.running import (
     variables,
     wait_until_nothing_is_left,
 )
+from tests.launcher.test_starting import scaled
 from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
@@ -43,16 +43,15 @@ def sizes(stage: Stage) -> dict[int, int]:
 
 def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:
     options = ["--replicas", 2, "--max-restarts", 0, "--"]
-    options += ["--pace", 0.05, "--hold", "2:39", "--workers", 1]
+    options += ["--hold", "0:9", "--hold", "1:19", "--hold", "2:39", "--workers", 1]
     with running(stage, *options) as job:
-        job.pid_of(0, 1)
-        wait_until(lambda: stage.num_delivered(0) > 3)
-        more = job.ask("scale", 3)
+        job.wait_until_held(0, 2)
+        more = scaled(job, 3)
         assert more.stdout == (
             "rescaling from 2 to 3 replicas\ngeneration 1 trains with 3 replicas\n"
         )
-        wait_until(lambda: stage.num_delivered(0, generation=1) > 3)
-        fewer = job.ask("scale", 1, "test")
+        job.wait_until_held(1, 3)
+        fewer = scaled(job, 1, "test", held=1)
         assert fewer.returncode == 0, fewer.stderr
         job.wait_until_held(2, 1)
         same = job.ask("scale", 1, job.pid)
@@ -67,11 +66,14 @@ def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:
 
 
 def test_scaling_that_comes_before_training_is_not_lost(stage: Stage) -> None:
-    with running(stage, "--replicas", 1) as job:
+    holds = ["--hold", "0:9", "--hold", "1:19"]
+    with running(stage, "--replicas", 1, "--", *holds) as job:
         job.wait_until_said("logs in")
         wait_until(lambda: job.ask("status").stdout.startswith("test"))
-        answer = job.ask("scale", 2)
+        answer = scaled(job, 2)  # Held if that came too late.
         assert answer.returncode == 0, answer.stderr
+        for generation in (0, 1):
+            stage.mark(f"go-{generation}")
         assert job.wait() == 0
     assert list(sizes(stage).values())[-1] == 2
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
@@ -95,7 +97,8 @@ def test_scaling_does_not_wait_for_a_script_that_only_starts(stage: Stage) -> No
     with running(stage, *options, script=script) as job:
         wait_until((stage.root / "began").exists)
         answer = job.ask("scale", 2)
-        assert answer.stdout.endswith("generation 0 trains with 2 replicas\n")
+        # It "runs" where a machine is so slow that it makes its job much later.
+        assert re.search("generation 0 (trains|runs) with 2 replicas", answer.stdout)
         assert job.wait() == 0, job.events
         wait_until_nothing_is_left(stage)
     assert sizes(stage) == {0: 2}  # Number 0 was not taken: nothing had begun.
@@ -126,9 +129,9 @@ def test_bounds_are_kept(stage: Stage) -> None:
 
 
 def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
-    options = ["--replicas", 2, "--", "--pace", 0.05]
-    with running(stage, *options) as job:
-        wait_until(lambda: stage.num_delivered(0) > 3)
+    with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 2)
+        stage.mark("stop-0")
         answer = job.ask("stop")
         assert answer.stdout == "saving and ending\nended\n"
         assert job.wait() == 75
@@ -140,8 +143,7 @@ def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
 
 @pytest.mark.parametrize("request_", ["stop", "scale", "none"])
 def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
-    held = ["--hold", "0:9", "--pace", 0.01]
-    options = ["--replicas", 2, "--", "--at", "0:0:3:fill", *held]
+    options = ["--replicas", 2, "--", "--at", "0:0:3:fill", "--hold", "0:9"]
     lost = "the last save failed, as rank 0 says in its log: everything is lost"
     with running(stage, *options) as job:
         job.wait_until_held(0, 2)
@@ -151,7 +153,7 @@ def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
                 answer = pool.submit(job.ask, request_, *size)
                 state = "stopping" if request_ == "stop" else "rescaling"
                 wait_until(lambda: job.status()["state"] == state)
-            stage.mark("go-0")
+            stage.mark("go-0" if request_ == "none" else "stop-0")
         code = job.wait()
     if request_ == "stop":
         assert (answer.result().returncode, code) == (4, 75)
@@ -218,12 +220,12 @@ def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
         refused = overruled.result()
         changed = scale(2, 3)
         refused_too = unchanged.result()
-        stage.mark("go-0")
+        stage.mark("stop-0")
         wait_until(lambda: stage.has("held-1-0", "held-1-1", "held-1-2"))
         last = scale(3, 2)
         refused_last = changed.result()
         stage.mark("report")
-        stage.mark("go-1")
+        stage.mark("stop-1")
         answer = last.result()
         assert job.wait() == 0, job.events
     for each, asked, size in (
@@ -270,8 +272,8 @@ main()
 def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(REPORTS_FAIL)
-    options = ["--replicas", 1, "--grace", 5, "--", stage.root, "--pace", 0.05]
-    with running(stage, *options, "--hold", "0:0", script=script) as job:
+    options = ["--replicas", 1, "--", stage.root, "--hold", "0:0"]
+    with running(stage, *options, "--at", "0:0:1:await", script=script) as job:
         job.wait_until_held(0, 1)
         stage.mark("go-0")
         job.wait_until_said("the launcher is not told where this replica is")
@@ -292,10 +294,10 @@ except:
 def test_a_program_that_swallows_its_stop_has_not_finished(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(SWALLOWS_ITS_STOP)
-    options = ["--replicas", 1, "--", stage.root, "--pace", 0.05, "--hold", "0:0"]
+    options = ["--replicas", 1, "--", stage.root, "--hold", "0:0"]
     with running(stage, *options, script=script) as job:
         job.wait_until_held(0, 1)
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert job.ask("stop").stdout == "saving and ending\nended\n"
         assert job.wait() == 75
     assert "stopped; checkpoint 1 is saved; the same command goes on" in job.events
@@ -539,13 +541,9 @@ def connect(caller: socket.socket, path: Path) -> None:
     os.close(folder)
 
 
-def test_asking_is_quick_and_the_launcher_is_small(stage: Stage) -> None:
-    """Goals with a wide margin here; benchmarks/rescale.py measures them."""
+def test_the_launcher_is_small_and_hears_signals_before_requests(stage: Stage) -> None:
     with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
         job.wait_until_held(0, 2)
-        begin = time.monotonic()
-        assert job.ask("status").returncode == 0
-        assert time.monotonic() - begin < 5
         with open(f"/proc/{job.pid}/status") as file:
             [resident] = [line for line in file if line.startswith("VmRSS:")]
         assert int(resident.split()[1]) < 60 * 1024
@@ -560,5 +558,5 @@ def test_asking_is_quick_and_the_launcher_is_small(stage: Stage) -> None:
             answers = caller.makefile()
             for _ in range(32):  # The signal comes before the first of them.
                 assert json.loads(answers.readline())["state"] == "stopping"
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert job.wait() == 143

@@ -17,6 +17,7 @@ from tests.launcher.running import (
     running,
     wait_until_nothing_is_left,
 )
+from tests.launcher.test_starting import scaled
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -61,12 +62,11 @@ def test_nothing_stays_in_shared_memory(stage: Stage) -> None:
         job.wait_until_held(1, 1)
         of_first = [name for name in names_in(memory) if name.startswith("torch_")]
         assert of_first
-        stage.mark("go-1")
-        assert job.ask("scale", 2).returncode == 0
+        assert scaled(job, 2, held=1).returncode == 0
         job.wait_until_held(2, 2)
         assert not set(of_spawned) & set(names_in(memory))
         wait_until(lambda: not set(of_first) & set(names_in(memory)), str(of_first))
-        stage.mark("go-2")
+        stage.mark("stop-2")
         job.process.terminate()
         assert job.wait() == 143, job.events
         assert processes_of(stage) == []

@@ -75,13 +75,12 @@ def breaking(stage: Stage, breaks_at: str) -> dict[str, str]:
     }
 
 
-def scaled(job: Running, size: int) -> CompletedProcess[str]:
-    """Have a held job rescaled."""
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(job.ask, "scale", size)
-        wait_until(lambda: job.status()["state"] == "rescaling")
-        job.stage.mark("go-0")
-        return answer.result()
+def scaled(
+    job: Running, size: int, *name: object, held: int = 0
+) -> CompletedProcess[str]:
+    """Have a job rescaled whose generation is held."""
+    job.stage.mark(f"stop-{held}")
+    return job.ask("scale", size, *name)
 
 
 def test_a_forkserver_that_cannot_come_back_is_done_without(stage: Stage) -> None:
@@ -140,11 +139,11 @@ def test_a_rescaling_that_fails_halfway_goes_on_with_the_old_size(
             answer = pool.submit(job.ask, "scale", 2)
             wait_until(lambda: job.status()["state"] == "rescaling")
             if has_ended:
-                stage.mark("go-0")
+                stage.mark("stop-0")
                 wait_until(lambda: not psutil.pid_exists(pid))
             stage.mark("fail")
             assert answer.result().returncode == 4
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert "The job goes on with 1 replica" in answer.result().stderr
         assert job.wait() == 0, job.events
     assert "generation 1: 1 replica started" in job.events
@@ -174,8 +173,7 @@ def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
         job.wait_until_held(0, 1)
         with preparing(job, 2, 3) as answers:
             pass
-        wait_until(lambda: job.status()["state"] == "rescaling")
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert "the job goes on with 3 replicas, not 2" in answers[0].result().stderr
         assert answers[1].result().returncode == 0
         assert job.wait() == 0, job.events
@@ -226,8 +224,7 @@ def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
             pool.shutdown(wait=False)
         # Those come after the four that were on their way.
         assert "the job goes on with 2 replicas, not 4" in answers[0].result().stderr
-        wait_until(lambda: job.status()["state"] == "rescaling")
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert later.result().returncode == 0
         assert job.wait() == 0, job.events
     assert "generation 1: 3 replicas started" in job.events
@@ -253,8 +250,7 @@ def test_a_stop_before_they_wait_saves(stage: Stage) -> None:
         job.wait_until_held(0, 1)
         with preparing(job, 2) as answers:
             job.process.terminate()
-            job.wait_until_said("SIGTERM: saving")
-            stage.mark("go-0")
+            stage.mark("stop-0")
             assert job.wait() == 143, job.events
         assert "before it was rescaled" in answers[0].result().stderr
     assert "stopped; checkpoint 1 is saved" in job.events

@@ -18,7 +18,7 @@ class Data:
     def __len__(self):
         return 10**6
     def __getitem__(self, index):
-        time.sleep(0.02 if elasticrun.rank() == 1 else 0.0)
+        time.sleep(0.2 if elasticrun.rank() == 1 else 0.0)
         return torch.ones(1)
 
 net = torch.nn.Linear(1, 1)

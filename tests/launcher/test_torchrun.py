@@ -103,7 +103,7 @@ def torchrun(
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=localhost:{port}",
         "--rdzv-id=test",
-        "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1",
+        "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10",
         "--local-addr=127.0.0.1",
         str(SCRIPT),
         str(stage.root),
@@ -163,12 +163,12 @@ def test_an_uninterrupted_job_trains_as_one_replica_does(
 def test_a_signal_saves_once_and_the_same_command_goes_on(
     stage: Stage, uninterrupted: Stage, by: Callable[[Stage, psutil.Popen], None]
 ) -> None:
-    command = torchrun(stage, "--hold=0:20", "--pace=0.005")
+    command = torchrun(stage, "--hold=0:20")
     with started(stage, command) as agent:
         stage.wait_for("held-0-0", "held-0-1")
         by(stage, agent)
         wait_until(lambda: "stopping at the next" in stage.log("rank-1"))
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert agent.wait(DEADLINE) != 0
     [checkpoint] = stage.committed()
     assert checkpoint["position"]["index"] > 0
@@ -233,7 +233,7 @@ def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> Non
         stage.wait_for("held-0-0")
         with started(stage, command, **variables) as second:
             wait_until(lambda: "stopping at the next" in stage.log("rank-0"))
-            stage.mark("go-0")
+            stage.mark("stop-0")
             stage.wait_for("held-1-0", "held-1-1")
             kill_tree(second)
             stage.mark("go-1")
@@ -289,7 +289,7 @@ def test_a_script_alone_ends_with_the_code_of_the_stop(
         stage.wait_for("held-0-0")
         process.terminate()
         wait_until(lambda: "stopping at the next" in stage.log("rank-0"))
-        stage.mark("go-0")
+        stage.mark("stop-0")
         assert process.wait(DEADLINE) == 143
     assert run(stage, command) == 0
     check_trained_right(stage, uninterrupted)

@@ -26,7 +26,7 @@ from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.job import job
 from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.support.data import Numbers
-from tests.support.loops import Loop, held, hold_at, value_after
+from tests.support.loops import Loop, held, stop_at, value_after
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
@@ -60,9 +60,9 @@ def saving(stage: Stage, *batches: int, then: Callable[[], object]) -> Loop:
     def body(loader: AdaptiveDataLoader) -> None:
         if loader.batch_index in batches:
             request_checkpoint()
-        if loader.batch_index > max(batches) + 20 and stage.committed():
+        if loader.batch_index == max(batches) + 20:
+            wait_until(stage.committed, "the checkpoint")
             then()
-        time.sleep(0.001)
 
     return Loop(stage, on_batch=body)
 
@@ -228,7 +228,7 @@ def test_a_stop_does_not_wait_for_ever_for_who_dies_while_saving(stage: Stage) -
     def script() -> int:
         stage.keep_log(os.environ["RANK"])
         SlowState(stage, die)
-        return Loop(stage, on_batch=hold_at(stage, 5, 0, 1, 2), pace=0.002)()
+        return Loop(stage, on_batch=stop_at(stage, 5, 0, 1, 2))()
 
     with start_generation(script, 3, variables=stage.variables()) as generation:
         stage.wait_for(*held(range(3)))
@@ -337,12 +337,19 @@ def test_off_saves_at_the_end_only(stage: Stage) -> None:
 def test_a_kill_goes_back_to_the_last_checkpoint_by_time(
     stage: Stage, killed: int
 ) -> None:
-    loop = Loop(stage, pace=0.01)
+    def body(loader: AdaptiveDataLoader) -> None:
+        if loader.batch_index == 150:
+            stage.wait_for("go")
+        time.sleep(0.001)
+
     with start_generation(
-        loop, 2, variables=stage.variables(ELASTICRUN_SAVE_INTERVAL=0.05)
+        Loop(stage, on_batch=body),
+        2,
+        variables=stage.variables(ELASTICRUN_SAVE_INTERVAL=0.01),
     ) as generation:
-        wait_until(lambda: len(stage.committed()) > 1)
+        wait_until(stage.committed)
         generation.send_signal(killed, signal.SIGKILL)
+        stage.mark("go")
         outcomes = generation.wait(timeout=DEADLINE)
     assert outcomes[killed].exit_code == -9
     assert outcomes[1 - killed].exit_code
@@ -372,20 +379,15 @@ def test_many_generations_start_and_stop(stage: Stage, num_generations: int) -> 
             if rank() == 0:
                 stage.mark("running")
 
-    slowest = 0.0
+    variables = stage.variables(ELASTICRUN_GRACE=100_000)  # Who hangs does not end.
     for number in range(num_generations):
-        begun = time.monotonic()
-        with start_generation(script, 3, variables=stage.variables()) as generation:
+        with start_generation(script, 3, variables=variables) as generation:
             stage.wait_for("running")
             generation.send_signal(number % 3)
-            signalled = time.monotonic()
             outcomes = generation.wait(timeout=DEADLINE)
         (stage.root / "marks" / "running").unlink()
         assert [outcome.exit_code for outcome in outcomes] == [143] * 3, number
-        slowest = max(slowest, time.monotonic() - signalled)
-        assert time.monotonic() - begun < DEADLINE
         assert len(stage.committed()) == min(number + 1, 3)
-    assert slowest < 30.0
     for rank_ in range(3):
         lines = stage.log(rank_).splitlines()
         assert all(line.startswith("INFO:elasticrun.") for line in lines)

@@ -60,7 +60,7 @@ def loop_over_workers_of_which_forks_hang(hanging: set[int]) -> tuple[list[int],
 
 def test_a_worker_that_never_begins_is_forked_again() -> None:
     ((delivered, num_forks),) = run_generation(
-        loop_over_workers_of_which_forks_hang, 1, {2, 3}, timeout=60
+        loop_over_workers_of_which_forks_hang, 1, {2, 3}
     )
     assert delivered == list(range(12))
     assert num_forks == 4
@@ -99,7 +99,7 @@ def loop_over_workers_that_begin_when_they_are_given_up(marks: str) -> list[int]
 def test_a_worker_that_begins_late_is_not_killed(tmp_path: Path) -> None:
     """It holds its queue's lock, for which a worker in its place would wait."""
     loop = loop_over_workers_that_begin_when_they_are_given_up
-    assert run_generation(loop, 1, str(tmp_path), timeout=60) == [list(range(12))]
+    assert run_generation(loop, 1, str(tmp_path)) == [list(range(12))]
 
 
 def loop_over_workers_whose_start_is_interrupted() -> int:
@@ -139,7 +139,7 @@ def loop_over_workers_whose_start_is_interrupted() -> int:
 
 def test_a_worker_whose_start_is_interrupted_is_not_left_stopped() -> None:
     loop = loop_over_workers_whose_start_is_interrupted
-    assert run_generation(loop, 1, timeout=60) == [0]
+    assert run_generation(loop, 1) == [0]
 
 
 def end_while_the_other_goes_on(num_rounds: int) -> int:
@@ -158,6 +158,7 @@ def end_while_the_other_goes_on(num_rounds: int) -> int:
 
 
 def test_a_replica_whose_program_ends_does_not_hold_the_others_back() -> None:
-    # Far less than the grace of 60 s, for which an answer would be awaited.
-    ended = run_generation(end_while_the_other_goes_on, 2, 50, timeout=50)
+    # For the grace an answer would be awaited.
+    never = {"ELASTICRUN_GRACE": "100000"}
+    ended = run_generation(end_while_the_other_goes_on, 2, 50, variables=never)
     assert ended[1] == 0

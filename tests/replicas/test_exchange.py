@@ -15,6 +15,7 @@ from torch.distributed import TCPStore
 from elasticrun.replicas import exchange
 from elasticrun.replicas.exchange import Exchange, RankZeroError
 from elasticrun.replicas.store import Address, JobStore
+from tests.support.stage import DEADLINE
 
 
 class World:
@@ -89,7 +90,7 @@ def test_who_is_gone_is_not_waited_for_but_heard_if_it_has_told(world: World) ->
     results: list[exchange.Gathered] = []
     waiting.start()
     world.gone[2] = "its program has ended"
-    waiting.join(30)
+    waiting.join(DEADLINE)
     assert results[0].told == {0: 0, 1: "before it died"}
     assert results[0].gone == {2: "its program has ended"}
     assert results[0].silent == []
@@ -127,7 +128,7 @@ def test_rank_0_stays_until_all_who_live_have_heard(world: World) -> None:
         one.hear("topic")
     assert waiting.is_alive()
     world.gone[2] = "its process died"
-    waiting.join(30)
+    waiting.join(DEADLINE)
     assert not waiting.is_alive()
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from elasticrun.errors import AgreementError
 from elasticrun.replicas.gate import Decision, Gate
-
-DEADLINE = 30.0
+from tests.support.stage import DEADLINE, wait_until
 
 
 def stop_at(boundary: int) -> Decision:
@@ -25,7 +23,7 @@ def save_at(boundary: int) -> Decision:
 class Training(threading.Thread):
     """Passes boundaries until something is due there, or something is wrong."""
 
-    def __init__(self, gate: Gate, *, limit: int = 10_000_000) -> None:
+    def __init__(self, gate: Gate, *, limit: int = 10**15) -> None:
         super().__init__(daemon=True)
         self.gate = gate
         self.limit = limit
@@ -44,13 +42,6 @@ class Training(threading.Thread):
         self.join(DEADLINE)
         assert not self.is_alive(), f"held at boundary {self.gate.number}"
         return self
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_boundaries_are_counted_and_nothing_is_due() -> None:

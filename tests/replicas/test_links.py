@@ -20,9 +20,7 @@ from elasticrun.replicas.links import Hub, Spoke
 from elasticrun.replicas.opening_store import _serve
 from elasticrun.replicas.store import Address, JobStore
 from elasticrun.replicas.wire import Message
-from tests.support.stage import freeze
-
-DEADLINE = 30.0
+from tests.support.stage import DEADLINE, freeze, wait_until
 
 
 @pytest.fixture
@@ -92,10 +90,7 @@ def start(store: JobStore, rank: int, ready: Path) -> BaseProcess:
         target=be_there, args=(store.address, rank, str(ready)), daemon=True
     )
     process.start()
-    deadline = time.monotonic() + DEADLINE
-    while not ready.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(ready.exists)
     return process
 
 

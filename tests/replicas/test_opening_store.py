@@ -18,6 +18,7 @@ from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.opening_store import _serve, open_store
 from elasticrun.replicas.store import Address, JobStore
 from tests.support.sockets import kept_port
+from tests.support.stage import DEADLINE
 
 SCRIPT = """
 import os, sys
@@ -59,7 +60,7 @@ def test_who_died_before_it_joined_is_named_by_all_others() -> None:
             assert replica.stdin is not None
             replica.stdin.write("go\n")
             replica.stdin.flush()
-        said = [replica.communicate(timeout=120)[1] for replica in replicas]
+        said = [replica.communicate(timeout=DEADLINE)[1] for replica in replicas]
     for text in said:
         assert "AgreementError: rank 2 of 4 did not come" in text
     assert re.search(r"waiting for ranks? [123, ]*2[, 3]* of 4", said[0])

@@ -17,8 +17,7 @@ from elasticrun.errors import AgreementError
 from elasticrun.replicas.gate import Decision, Gate
 from elasticrun.replicas.messages import HasLeft
 from elasticrun.replicas.watcher import Watcher
-
-DEADLINE = 30.0
+from tests.support.stage import DEADLINE, wait_until
 
 
 @contextmanager
@@ -94,11 +93,12 @@ def test_a_save_by_time_is_asked_for_once_until_it_is_written() -> None:
     def let_it_look() -> None:
         """Let the watcher see ten times what is due."""
         enough = num_looks + 10
-        deadline = time.monotonic() + DEADLINE
-        while num_looks < enough:
-            assert time.monotonic() < deadline, "it looks no more"
+
+        def has_looked() -> bool:
             watcher.wake()
-            time.sleep(0.0005)
+            return num_looks >= enough
+
+        wait_until(has_looked)
 
     gate = Gate()
     with watched(gate, save_interval=0.001, is_saving=is_saving) as watcher:
@@ -117,11 +117,9 @@ def test_a_save_by_time_is_asked_for_again_after_an_agreement_that_failed(
     gate.arrive()
     with watched(gate, save_interval=0.001, world_size=2, grace=0.01) as watcher:
         watcher.start()
-        assert watcher._coordinator is not None
-        deadline = time.monotonic() + DEADLINE
-        while watcher._coordinator._number < 3:  # Rank 1 never answers.
-            assert time.monotonic() < deadline, "nobody was asked again"
-            time.sleep(0.0005)
+        coordinator = watcher._coordinator
+        assert coordinator is not None
+        wait_until(lambda: coordinator._number >= 3)  # Rank 1 never answers.
         watcher._mail.put(HasLeft(1))
     assert "rank 1 never answered within 0.01 s of save_interval" in caplog.text
 

@@ -14,12 +14,14 @@ import torch.distributed as dist
 from elasticrun import (
     AdaptiveDataLoader,
     Variables,
+    current_job,
+    generation,
     rank,
     remaining_epochs_until,
     world_size,
 )
 from tests.support.data import Numbers
-from tests.support.stage import Stage
+from tests.support.stage import Stage, wait_until
 
 MODULUS = 1_000_003
 
@@ -82,6 +84,42 @@ def hold_at(stage: Stage, batch: int, *ranks: int) -> Callable[[Any], None]:
         if loader.batch_index == batch and rank() in ranks:
             stage.mark(f"held-{rank()}")
             stage.wait_for("go")
+
+    return body
+
+
+def is_stop_due() -> bool:
+    """Return whether the replicas have agreed to stop at a boundary to come."""
+    return bool(current_job()._gate._due)
+
+
+def hold(stage: Stage) -> None:
+    """Leave `held-GENERATION-RANK`; wait for `go-GENERATION`, or for a stop.
+
+    That is for a test that has asked for one, and marks `stop-GENERATION`: it is agreed
+    on a moment later, when a fast program would have come to its end.
+    """
+    here = generation()
+    stage.mark(f"held-{here}-{rank()}")
+    wait_until(
+        lambda: (
+            stage.has(f"go-{here}") or (stage.has(f"stop-{here}") and is_stop_due())
+        ),
+        f"mark go-{here}, or a stop",
+    )
+
+
+def stop_at(stage: Stage, batch: int, *ranks: int) -> Callable[[Any], None]:
+    """Return a body that also holds them until a stop is agreed on.
+
+    Without that, a slow watcher would come too late for a fast loop.
+    """
+    hold = hold_at(stage, batch, *ranks)
+
+    def body(loader: AdaptiveDataLoader) -> None:
+        hold(loader)
+        if loader.batch_index == batch and rank() in ranks:
+            wait_until(is_stop_due, "the agreement to stop")
 
     return body
 

@@ -19,7 +19,7 @@ import psutil
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.testing import read_trace, samples_of_loop
 
-DEADLINE = 300.0
+DEADLINE = 600.0
 
 
 def wait_until(condition: Callable[[], Any], what: str = "it") -> None:

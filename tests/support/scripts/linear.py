@@ -2,7 +2,8 @@
 
     python linear.py STAGE [--own-group] [--hold GENERATION:BATCH] [--kill RANK:BATCH]
 
-It writes `pid-GENERATION-RANK` when it trains, and rank 0 the trained `parameters.pt`.
+A held replica waits for the marks that `hold` in tests/support/loops.py names. All
+write `pid-GENERATION-RANK` when they train, and rank 0 the trained `parameters.pt`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import time
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from elasticrun import (
     remaining_epochs_until,
     world_size,
 )
+from tests.support.loops import hold
 from tests.support.stage import Stage
 
 NUM_SAMPLES = 303
@@ -38,7 +39,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--own-group", action="store_true")
     parser.add_argument("--hold", action="append", default=[])
     parser.add_argument("--kill")
-    parser.add_argument("--pace", type=float, default=0.0)
     return parser.parse_args()
 
 
@@ -68,10 +68,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            time.sleep(options.pace)
             if f"{generation()}:{loader.batch_index}" in options.hold:
-                stage.mark(f"held-{generation()}-{rank()}")
-                stage.wait_for(f"go-{generation()}")
+                hold(stage)
     if rank() == 0:
         torch.save(net.state_dict(), stage.root / "parameters.pt")
     stage.mark(f"finished-{rank()}-of-{world_size()}")
