@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def test_it_takes_seconds_and_off() -> None:
     ],
 )
 def test_who_is_behind_holds_the_others_up(
-    reports: list[Any], culprit: int | None
+    tmp_path: Path, reports: list[Any], culprit: int | None
 ) -> None:
     silent = []
     for rank, each in enumerate(reports):
@@ -71,7 +70,7 @@ def test_who_is_behind_holds_the_others_up(
             parked=Parked(rank, 0, Channel(left), (0, 0), ()),
             pidfd=0,
             started_at=0.0,
-            log=Log(Path(os.devnull), pytest.fail),
+            log=Log(tmp_path / str(rank), pytest.fail),
         )
         if each is not None:
             member.report = {"place": list(each[0]), "num_steps": each[1]}
