@@ -3,8 +3,9 @@
     python -m tests.crash.victims DIRECTORY
 
 DIRECTORY/old is copied for each life. Prints the name and number of each system call
-and how its life ended. Every life is forked from this process, which has one thread, so
-that nothing has to be imported again; strace is told of it before it begins.
+that does more than read, and how its life ended. Every life is forked from this
+process, which has one thread, so that nothing has to be imported again; strace is told
+of it before it begins.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ from pathlib import Path
 
 from tests.crash.test_store_crashes import live
 
+# Those that only read, or change this process alone: a kill at one of them leaves what
+# a kill at the next call of another kind leaves.
+_HARMLESS = frozenset(
+    (
+        *("access", "fstat", "getdents64", "ioctl", "lseek", "newfstatat", "read"),
+        *("brk", "madvise", "mmap", "mprotect", "munmap", "rt_sigaction", "uname"),
+    )
+)
 _CALL = re.compile(r"^(\d*) *(\w+)\(", re.MULTILINE)
 
 
@@ -115,7 +124,7 @@ def main(root: Path) -> None:
     shutil.copytree(root / "old", root / "traced")
     assert trace(alone(root / "traced"), "-o", str(root / "log")) == 0
     for name, count in count_calls(root / "log").items():
-        for number in range(1, count + 1):
+        for number in range(1, count + 1) if name not in _HARMLESS else ():
             directory = root / f"{name}-{number}"
             shutil.copytree(root / "old", directory)
             code = trace(alone(directory), *killing(name, number))
