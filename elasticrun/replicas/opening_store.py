@@ -17,7 +17,14 @@ from torch.distributed import TCPStore
 from elasticrun.errors import AgreementError
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.gathering import collective_device
-from elasticrun.replicas.store import EVERYBODY, START_TIMEOUT, Address, JobStore, here
+from elasticrun.replicas.store import (
+    EVERYBODY,
+    START_TIMEOUT,
+    Address,
+    JobStore,
+    here,
+    serve_store,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -207,14 +214,7 @@ def _describe(ranks: list[int], environment: Environment) -> str:
 def _serve(host: str, port: int) -> tuple[TCPStore, int]:
     listener = socket.create_server((host, port), backlog=1024)
     port = listener.getsockname()[1]
-    server = TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-    return server, port
+    return serve_store(host, port, listener.detach()), port
 
 
 def _serve_anew(environment: Environment) -> JobStore:

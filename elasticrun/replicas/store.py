@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
@@ -46,6 +47,21 @@ class Address:
         """Return the address that `str` wrote."""
         host, _, port = text.rpartition(":")
         return cls(host, int(port))
+
+
+def serve_store(
+    host: str, port: int, listener: int, *, timeout: float = START_TIMEOUT
+) -> TCPStore:
+    """Serve a store at `listener`, the descriptor of a socket that listens already."""
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener,
+        use_libuv=torch.__version__ >= "2.8",  # 2.7's takes no listener.
+    )
 
 
 class JobStore:

@@ -21,6 +21,7 @@ from torch.distributed import TCPStore
 
 from elasticrun.errors import STOP_CODES, ElasticRunError, JobStopped
 from elasticrun.replicas.environment import environment_of
+from elasticrun.replicas.store import serve_store
 
 
 class GenerationFailed(ElasticRunError):
@@ -187,13 +188,7 @@ def run_generation(
 def _serve() -> TCPStore:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]
-    return TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+    return serve_store("127.0.0.1", port, listener.detach())
 
 
 def _run_replica(

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from torch.distributed import TCPStore
 
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.state import BaseState
@@ -29,7 +28,7 @@ from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import AgreementError
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.membership import Membership
-from elasticrun.replicas.store import Address, JobStore
+from elasticrun.replicas.store import Address, JobStore, serve_store
 from elasticrun.saving.opening import open_checkpoints
 from elasticrun.saving.saver import Saver
 from tests.crash.victims import Life, count_calls, killing, trace
@@ -71,13 +70,8 @@ def pair(
     def run(rank: int, wait: Callable[[], None]) -> None:
         server = None
         if rank == 0:
-            server = TCPStore(
-                address.host,
-                address.port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=os.dup(listener.fileno()),
-            )
+            descriptor = os.dup(listener.fileno())
+            server = serve_store(address.host, address.port, descriptor)
         listener.close()
         store = JobStore(address, server)
         saver, states = join(directory, rank, store)

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
 from elasticrun.launcher.nodes.board import SILENT_SECONDS, Board
+from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 
 LOOK_SECONDS = 0.25
@@ -150,13 +151,11 @@ class Rendezvous:
 
     def _serve(self, listener: socket.socket) -> TCPStore:
         address = str(listener.getsockname()[0])
-        return TCPStore(
+        return serve_store(
             "127.0.0.1" if address in ("0.0.0.0", "::") else address,
             self._port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_STORE_SECONDS),
-            master_listen_fd=listener.detach(),
+            listener.detach(),
+            timeout=_STORE_SECONDS,
         )
 
     def _new_client(self) -> TCPStore:

@@ -110,19 +110,13 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
         for descriptor in listeners:
             os.close(descriptor)
         return None
-    from torch.distributed import TCPStore
+    from elasticrun.replicas.store import serve_store
 
     allow_open_files(files_of_rank_0(order["world_size"]))
     chosen = listeners.pop(-1 if order["is_outward"] else 0)
     for descriptor in listeners:
         os.close(descriptor)
-    return TCPStore(
-        order["host"],
-        order["port"],
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=chosen,
-    )
+    return serve_store(order["host"], order["port"], chosen)
 
 
 def _program(order: Message) -> None:
