@@ -2,229 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elasticrun import (
-    AdaptiveDataLoader,
-    Variables,
-    current_epoch,
-    remaining_epochs_until,
-    remaining_steps_until,
-    request_stop,
-)
-from elasticrun.checkpoint.states.generators import seed_all
-from elasticrun.job.current import current_job
-from tests.support.data import Numbers
-from tests.support.generations import Crash, draw_from_each, run_once
-from tests.support.programs import Training
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop over one of the loaders, and how it ends once it has come that far.
-
-    Attributes:
-        num_batches: Of endless passes; None for a loop over one.
-        inside: Loops in the body of each batch.
-    """
-
-    loader: int
-    ending: str = "end"
-    after: int = 0
-    num_batches: int | None = None
-    inside: tuple[Loop, ...] = ()
-
-
-@dataclass(frozen=True)
-class Steps:
-    """More steps, perhaps left by `break` in one of them."""
-
-    num_steps: int
-    inside: tuple[Loop, ...] = ()
-    break_in: int | None = None
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """An epoch loop, perhaps left by `break` in one of its epochs."""
-
-    num_epochs: int
-    loops: tuple[Loop | Steps, ...]
-    break_in: int | None = None
-
-
-@dataclass(frozen=True)
-class ByHand:
-    """Batches of a loader by `next`, pass after pass; the last part of a program."""
-
-    loader: int
-    num_batches: int
-
-
-Program = list[Loop | Steps | Epochs | ByHand]
-Batch = tuple[Any, ...]  # The place, the loader and the batch's number.
-Delivered = list[tuple[Batch, list[float]]]
-
-endings = st.sampled_from(["end", "end", "break", "exception"])
-inner_loops = st.builds(
-    Loop,
-    loader=st.sampled_from([2, 3, 5]),
-    ending=endings,
-    num_batches=st.none() | st.integers(0, 3),
-)
-loops = st.builds(
-    Loop,
-    loader=st.sampled_from([0, 1, 2, 4, 5]),
-    ending=endings,
-    after=st.integers(0, 2),
-    num_batches=st.none() | st.integers(0, 6),
-) | st.builds(
-    Loop,
-    loader=st.integers(0, 1),
-    num_batches=st.none() | st.integers(0, 4),
-    inside=st.lists(inner_loops, min_size=1, max_size=2).map(tuple),
-)
-steps = st.builds(
-    Steps,
-    num_steps=st.integers(0, 4),
-    inside=st.lists(inner_loops, max_size=1).map(tuple),
-    break_in=st.none() | st.integers(0, 5),
-)
-epochs = st.builds(
+from tests.support.any_program import (
+    Batch,
+    ByHand,
+    Delivered,
     Epochs,
-    num_epochs=st.integers(0, 3),
-    loops=st.lists(loops | steps, max_size=3).map(tuple),
-    break_in=st.none() | st.integers(0, 2),
+    Loop,
+    Place,
+    Program,
+    Run,
+    Steps,
+    programs,
+    stops,
 )
-programs = st.builds(
-    lambda parts, last: [*parts, *last],
-    st.lists(loops | steps | epochs, min_size=1, max_size=3),
-    st.lists(st.builds(ByHand, st.integers(0, 2), st.integers(1, 12)), max_size=1),
-)
-stops = st.lists(st.integers(1, 9), max_size=6)
-
-
-class Run:
-    """Runs a program on real loaders; asks for a stop or dies in one of the batches."""
-
-    def __init__(self, program: Program, *, stop_in: int = -1, kind: str = "") -> None:
-        self._program = program
-        self._stop_in = stop_in
-        self._kind = kind
-        self._num_steps = 0
-        self._body: Batch = ()
-        self._num_in_body = 0
-        self.delivered: Delivered = []
-        self.is_finished = False
-
-    def __call__(self) -> None:
-        self._loaders = [
-            AdaptiveDataLoader(Numbers(7), batch_size=3, shuffle=True, name="train"),
-            AdaptiveDataLoader(
-                Numbers(7), batch_size=2, shuffle=True, drop_last=True, name="extra"
-            ),
-            AdaptiveDataLoader(Numbers(5), batch_size=2, name="valid"),
-            AdaptiveDataLoader(Numbers(3), batch_size=2, shuffle=True, name="probe"),
-            AdaptiveDataLoader(
-                Numbers(7), {0: 2, 3: 1, 12: 4}, shuffle=True, name="planned"
-            ),
-            AdaptiveDataLoader(
-                Numbers(7),
-                batch_sampler=[[0], [1, 2, 1], [3, 4]],
-                shuffle=True,
-                name="listed",
-            ),
-        ]
-        self._taken = Variables(by_hand=0)
-        seed_all(0)
-        self._num_epochs = 0
-        for part in self._program:
-            self._part(part)
-        self.is_finished = True
-
-    def _part(self, part: Loop | Steps | Epochs | ByHand) -> None:
-        if isinstance(part, Loop):
-            self._loop(part)
-        elif isinstance(part, Steps):
-            self._steps(part)
-        elif isinstance(part, ByHand):
-            self._by_hand(part)
-        else:
-            self._epochs(part)
-
-    def _epochs(self, part: Epochs) -> None:
-        first, num_steps = self._num_epochs, self._num_steps
-        self._num_epochs += part.num_epochs
-        most = max([0, *(p.num_steps for p in part.loops if isinstance(p, Steps))])
-        for epoch in remaining_epochs_until(self._num_epochs):
-            self._num_steps = num_steps + (epoch - first) * most
-            for loop in part.loops:
-                self._part(loop)
-            if epoch == part.break_in:
-                break
-        self._num_steps = num_steps + part.num_epochs * most
-
-    def _loop(self, loop: Loop) -> None:
-        loader = self._loaders[loop.loader]
-        source: Any = loader
-        if loop.num_batches is not None:
-            source = loader.batches(loop.num_batches)
-        try:
-            for batch in source:
-                self._deliver(loader, batch)
-                for inner in loop.inside:
-                    self._loop(inner)
-                if loader.batch_index == loop.after:
-                    if loop.ending == "break":
-                        break
-                    if loop.ending == "exception":
-                        raise LookupError
-        except LookupError:
-            return
-
-    def _steps(self, part: Steps) -> None:
-        self._num_steps += part.num_steps
-        for step in remaining_steps_until(self._num_steps):
-            self._note(("step", step), [])
-            for inner in part.inside:
-                self._loop(inner)
-            if step == part.break_in:
-                break
-
-    def _by_hand(self, part: ByHand) -> None:
-        loader = self._loaders[part.loader]
-        batches = iter(loader)
-        while self._taken.by_hand < part.num_batches:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                batches = iter(loader)
-                batch = next(batches)
-            self._taken.by_hand += 1
-            self._deliver(loader, batch)
-
-    def _deliver(self, loader: AdaptiveDataLoader, batch: Any) -> None:
-        numbers = (loader.batch_index, loader.finished_batches, loader.index)
-        self._note((loader.name, *numbers), batch.tolist())
-
-    def _note(self, what: Batch, samples: list[float]) -> None:
-        body = (current_epoch(), *current_job().progress.body)
-        self._num_in_body = self._num_in_body + 1 if body == self._body else 0
-        self._body = body
-        key = (*body, self._num_in_body, *what)
-        self.delivered.append((key, [*samples, *draw_from_each()]))
-        if len(self.delivered) == self._stop_in:
-            if self._kind == "crash":
-                raise Crash
-            request_stop()
+from tests.support.generations import run_once
+from tests.support.programs import Training
 
 
 def uninterrupted(program: Program) -> Delivered:
@@ -260,6 +62,7 @@ def interrupted(
 @example([Loop(2), ByHand(0, 12)], [3, 4, 4])
 @example([Epochs(3, (Loop(4), Loop(5)))], [3, 1, 5, 1, 7])
 @example([Loop(4, num_batches=9), Loop(5, num_batches=4)], [3, 4, 4])
+@example([Loop(6, inside=(Loop(8),)), Loop(9), Loop(7, num_batches=5)], [4, 6, 4, 2])
 def test_stops_do_not_show(program: Program, stops: list[int]) -> None:
     whole = uninterrupted(program)
     generations = interrupted(program, stops, kind="stop", save_interval="off")
@@ -274,13 +77,107 @@ def test_after_crashes_only_what_followed_the_last_save_is_delivered_again(
     program: Program, stops: list[int]
 ) -> None:
     whole = uninterrupted(program)
-    seen: dict[Batch, list[float]] = {}
+    seen: dict[Batch, dict[str, list[float]]] = {}
     for delivered in interrupted(program, stops, kind="crash", save_interval=0):
         for number, (key, samples) in enumerate(delivered):
             assert seen.setdefault(key, samples) == samples
             if number > 0:
                 assert key not in [key for key, _ in delivered[:number]]
     assert list(seen.items()) == whole
+
+
+generations = st.lists(
+    st.tuples(
+        st.integers(1, 5),  # The world size.
+        st.none() | st.integers(1, 2),  # What fits.
+        st.integers(1, 12),
+        st.sampled_from(["stop", "crash"]),
+    ),
+    max_size=4,
+)
+
+
+@pytest.mark.slow
+@given(program=programs, generations=generations)
+@settings(max_examples=12)
+@example([Epochs(2, (Loop(0, inside=(Loop(2),)), Loop(5)))], [(3, 1, 4, "stop")] * 3)
+@example([Loop(6), Loop(7, num_batches=6), Loop(9)], [(3, 2, 3, "crash")] * 4)
+@example(
+    [Loop(8, ending="break"), ByHand(1, 9)], [(2, None, 3, "stop"), (5, 1, 4, "stop")]
+)
+def test_neither_world_sizes_nor_what_fits_shows(
+    program: Program, generations: list[tuple[int, int | None, int, str]]
+) -> None:
+    check_world_sizes(program, generations)
+
+
+@pytest.mark.soak
+@given(program=programs, generations=generations)
+@settings(max_examples=2000)
+def test_in_thousands_of_programs(
+    program: Program, generations: list[tuple[int, int | None, int, str]]
+) -> None:
+    check_world_sizes(program, generations)
+
+
+def check_world_sizes(
+    program: Program, generations: list[tuple[int, int | None, int, str]]
+) -> None:
+    calm = Run(program, draws=False)
+    run_once(calm)
+    seen: dict[Batch, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        for number, (world_size, most, stop_in, kind) in enumerate(
+            [*generations, (1, None, -1, "stop")]
+        ):
+            delivered, is_finished = at_world_size(
+                program, place, number, world_size, most, stop_in=stop_in, kind=kind
+            )
+            for key, samples in delivered:
+                assert seen.setdefault(key, samples) == samples
+            if is_finished:
+                break
+    assert list(seen.items()) == calm.delivered
+
+
+def at_world_size(
+    program: Program,
+    place: Path,
+    number: int,
+    world_size: int,
+    most: int | None,
+    *,
+    stop_in: int,
+    kind: str,
+) -> tuple[Delivered, bool]:
+    """Run each replica of a generation alone, from what the one before has left.
+
+    Nothing that they deliver depends on what another one computes, so that each comes
+    to the same boundaries; what rank 0 has saved is gone on with.
+    """
+    before, after = place / f"{number}", place / f"{number + 1}"
+    before.mkdir(exist_ok=True)
+    runs = []
+    for rank in range(world_size):
+        own = Place((rank, world_size), most)
+        run = Run(program, stop_in=stop_in, kind=kind, place=own, draws=False)
+        directory = after if rank == 0 else place / "other"
+        shutil.copytree(before, directory)
+        run_once(run, directory, save_every=2)
+        if rank > 0:
+            shutil.rmtree(directory)
+        runs.append(run)
+    assert len({run.is_finished for run in runs}) == 1
+    delivered: Delivered = []
+    for parts in zip(*(run.delivered for run in runs), strict=True):
+        assert len({key for key, _ in parts}) == 1
+        joined: dict[str, list[float]] = {}
+        for _, samples in parts:
+            for of, own_part in samples.items():
+                joined.setdefault(of, []).extend(own_part)
+        delivered.append((parts[0][0], joined))
+    return delivered, runs[0].is_finished
 
 
 @pytest.mark.slow
