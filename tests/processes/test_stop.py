@@ -401,13 +401,11 @@ def test_a_second_signal_leaves_at_once(
     loop = Loop(stage, on_batch=hold_at(stage, 5, 0, 1))
     with start_generation(loop, 2, variables=stage.variables(**ENDLESS)) as generation:
         stage.wait_for(*held([0, 1]))
-
-        def has_ended_by_signals() -> bool:
-            generation.send_signal(1, number)
-            return has_ended(generation.pid(1))
-
-        # Within a second of the first one it is taken for the same.
-        wait_until(has_ended_by_signals)
+        generation.send_signal(1, number)
+        wait_until(lambda: "stopping at the next boundary" in stage.log(1))
+        time.sleep(1.1)  # Within a second of the first one it is taken for the same.
+        generation.send_signal(1, number)
+        wait_until(lambda: has_ended(generation.pid(1)))
         generation.send_signal(0, signal.SIGKILL)
         outcomes = generation.wait(timeout=DEADLINE)
     assert exit_codes(outcomes) == [-9, exit_code]
