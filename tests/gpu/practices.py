@@ -1,11 +1,14 @@
 """A training as people have it on a GPU, with one practice or another.
 
-Everything is on `elasticrun.device()`, so what needs no GPU can be tried on a CPU.
+Everything is on `elasticrun.device()`; tests/processes/test_practices.py runs on a CPU
+what needs no GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
+
+from elasticrun.testing import run_generation
 
 NUM_SAMPLES, BATCH_SIZE = 42, 16  # The last of three batches has ten samples.
 
@@ -77,6 +82,19 @@ def train(
                 er.request_stop()
     full = (p.full_tensor() if practice == "fsdp" else p for p in net.parameters())
     return [p.detach().float().cpu() for p in full]
+
+
+def check_that_a_restart_does_not_show(
+    folder: Path, practice: str, *, stops: Sequence[int]
+) -> None:
+    """Compare a training with others that stop in those steps, and go on."""
+    (calm,) = run_generation(train, 1, practice, str(folder / "calm"))
+    for stop_after in stops:
+        cut = str(folder / f"cut-{stop_after}")
+        assert run_generation(train, 1, practice, cut, stop_after) == [None]
+        (resumed,) = run_generation(train, 1, practice, cut)
+        for one, other in zip(calm, resumed, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
 def wrap(practice: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elasticrun
+from elasticrun.replicas.gpus import count_gpus
 from elasticrun.testing import run_generation
 from tests.support.held import held_writer
 from tests.support.stage import wait_until
@@ -99,7 +104,8 @@ def hold_memory_until_stopped(checkpoint_dir: str) -> None:
             held[0] = float(x[0])
 
 
-def test_status_shows_the_memory_on_the_gpu(tmp_path: Path) -> None:
+def test_status_shows_memory_and_utilization(tmp_path: Path) -> None:
+    """The latter only where nvidia-ml-py is there to ask; a slice is not told of."""
     job = elasticrun.launch(
         hold_memory_until_stopped, str(tmp_path), replicas=1, wait=False
     )
@@ -108,6 +114,9 @@ def test_status_shows_the_memory_on_the_gpu(tmp_path: Path) -> None:
         return [each["gpu_memory"] or 0 for each in job.status()["members"]]
 
     wait_until(lambda: sum(held()) >= 2**22)
+    [utilization] = [each["gpu_utilization"] for each in job.status()["members"]]
+    if importlib.util.find_spec("pynvml") is not None and not slices():
+        assert 0 <= utilization <= 100
     job.stop()
     with pytest.raises(elasticrun.ElasticRunError, match="stopped"):
         job.result()
@@ -189,6 +198,29 @@ def test_what_the_variable_shows_is_used(visible: str, device: str) -> None:
     variables = {"CUDA_VISIBLE_DEVICES": visible}
     ((found, _),) = run_generation(device_and_warnings, 1, variables=variables)
     assert found == device
+
+
+def slices() -> list[str]:
+    """Return the slices (MIG) of this machine's GPUs, as the driver names them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=True)
+    return re.findall(r"UUID: (MIG-[^)]+)", listed.stdout)
+
+
+def test_a_slice_is_a_gpu(tmp_path: Path) -> None:
+    """It is counted as one, given to the replica, and trained on through a restart."""
+    if not slices():
+        pytest.skip("no GPU here is cut into slices (MIG)")
+    visible = {"CUDA_VISIBLE_DEVICES": slices()[0]}
+    assert count_gpus(visible) == 1
+    ((found, _),) = run_generation(device_and_warnings, 1, variables=visible)
+    assert found == "cuda:0"
+    path = str(tmp_path)
+    assert run_generation(train, 1, path, 4, variables=visible) == [None]
+    (resumed,) = run_generation(train, 1, path, variables=visible)
+    assert resumed["devices"] == {"cuda:0"}
 
 
 class Kept:

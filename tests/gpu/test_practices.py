@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elasticrun.testing import run_generation
-from tests.gpu.practices import contexts, train
+from tests.gpu.practices import check_that_a_restart_does_not_show, contexts, train
 
 # How far a sum in another order, in the precision of the practice, may lead away.
 TOLERANCES = {
@@ -26,14 +26,7 @@ TOLERANCES = {
 @pytest.mark.parametrize("practice", TOLERANCES)
 def test_a_restart_does_not_show(tmp_path: Path, practice: str) -> None:
     """Steps 2 and 3 are in the middle of an epoch and at its end, 4 in the next."""
-    (calm,) = run_generation(train, 1, practice, str(tmp_path / "calm"))
-    for stop_after in (2, 3, 4):
-        cut = str(tmp_path / f"cut-{stop_after}")
-        stopped = run_generation(train, 1, practice, cut, stop_after)
-        assert stopped == [None]
-        (resumed,) = run_generation(train, 1, practice, cut)
-        for one, other in zip(calm, resumed, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    check_that_a_restart_does_not_show(tmp_path, practice, stops=(2, 3, 4))
 
 
 @pytest.mark.gpus

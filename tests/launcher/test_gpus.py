@@ -66,6 +66,8 @@ def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(
     with running(stage, "--replicas", 1, script=script, **ON_GPU) as job:
         wait_until(lambda: (tmp_path / "held").exists(), "the second epoch")
         wait_until(lambda: job.status()["state"] == "training")
+        [member] = job.status()["members"]
+        assert (member["gpu_memory"], member["gpu_utilization"]) == (0, 7)
         refused = job.ask("scale", 2, job.pid)
         assert refused.returncode != 0
         assert "2 replicas: the job trains on GPUs, of which 1 can be" in refused.stderr

@@ -94,6 +94,7 @@ def _pretend(torch: Any) -> None:
         "memory_reserved": lambda device=None: 0,
         "set_device": gpus.choose,
         "set_rng_state": gpus.set_state,
+        "utilization": lambda device=None: 7,
         "synchronize": lambda device=None: gpus.begin(),
     }.items():
         setattr(torch.cuda, name, stand_in)
