@@ -11,6 +11,9 @@ IN_PARALLEL := -n auto --dist worksteal
 # Many tests start processes, which compile every module anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Several processes run the tests at once: more threads would wait for each other's cores.
+fast test soak docs: export OMP_NUM_THREADS ?= 1
+
 .PHONY: demo style check fast matrix test soak gpu bench docs installed clean
 
 demo: $(INSTALLED)  ## interrupt a training four times; compare it with one that ran through

@@ -78,7 +78,7 @@ def test_demo_passes() -> None:
         [sys.executable, str(ROOT / "examples" / "demo.py")],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The same samples, batches and model." in done.stdout

@@ -19,10 +19,10 @@ from elasticrun import (
     CombinedLoader,
     ElasticRunError,
     init,
-    request_stop,
 )
 from elasticrun.testing import run_generation
 from tests.support.generations import run_once
+from tests.support.programs import request_stop_and_wait
 from tests.support.steps import network, samples, sgd, state_of
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ class Training:
                 optimizer.step()
                 num_steps += both.is_step
                 if num_steps == stop_in:
-                    request_stop()
+                    request_stop_and_wait()
         return state_of(net)
 
 

@@ -29,6 +29,7 @@ from elasticrun import (
 )
 from elasticrun.testing import run_generation
 from tests.support import losses, steps
+from tests.support.programs import request_stop_and_wait
 from tests.support.steps import Elastic
 
 pytestmark = pytest.mark.slow
@@ -121,7 +122,7 @@ class Compressed:
                 mse_loss(model(x), x).backward()
                 optimizer.step()
                 if number == self.stop_in:
-                    elasticrun.request_stop()
+                    request_stop_and_wait()
         return steps.state_of(net)
 
     def run(self, world_size: int, directory: Path) -> list[Any]:
@@ -167,7 +168,7 @@ class Partitioned:
             mse_loss(model(x), y).backward()
             optimizer.step()
             if number == self.stop_in:
-                elasticrun.request_stop()
+                request_stop_and_wait()
         return steps.state_of(net)
 
     def run(self, world_size: int, directory: Path) -> list[Any]:

@@ -174,7 +174,7 @@ class Interrupted:
                 optimizer.step()
                 scheduler.step()
                 if (epoch, number) == self.stop:
-                    elasticrun.request_stop()
+                    request_stop_and_wait()
         return steps.state_of(net), scheduler.get_last_lr()[0]
 
     def run(self, world_size: int, directory: Path) -> list[Any]:
