@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticrun.testing import assert_restart_equivalent
-from tests.check.checking import ROOT, SCRIPTS, check, run
+from tests.check.checking import ROOT, SCRIPTS, check
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +38,8 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
 def test_the_digits_example(tmp_path: Path) -> None:
     (tmp_path / "digits.py").write_bytes((ROOT / "examples/digits.py").read_bytes())
     kept = tmp_path / "digits-checkpoints"
-    options = ("--at", "0:0:2", "--at", "0:1:1", "--replicas", "1,2,1")
-    limits = ("--max-epochs", 2, "--max-batches", 2)
+    options = ("--at", "0:1:1")
+    limits = ("--max-epochs", 1, "--max-batches", 1)
     arguments = ("--", "--checkpoint-dir", kept)
     found = check(tmp_path, "digits.py", *options, *limits, *arguments)
     assert found.code == 0, found.report
@@ -51,11 +51,18 @@ def test_from_pytest(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes((SCRIPTS / name).read_bytes())
     options = {"at": "0:1:1", "max_epochs": 1, "max_batches": 2, "directory": tmp_path}
     assert_restart_equivalent(tmp_path / "correct.py", **options)
-    with pytest.raises(
-        AssertionError, match=r"lr_scheduler.last_epoch 1 != 2"
-    ) as error:
+    with pytest.raises(AssertionError) as error:
         assert_restart_equivalent(tmp_path / "scheduler_between_loops.py", **options)
-    assert "ER101" in str(error.value)
+    lines = str(error.value).splitlines()
+    assert lines[0].endswith("elasticrun check ended with exit code 1")
+    assert lines[4:7] == [
+        "different when restarted at epoch 0, loop 1, batch 1, 1 replica",
+        "  lr_scheduler.last_epoch 1 != 2 at the end of loop 1 of epoch 0",
+        "  replayed code in zone B changed lr_scheduler.last_epoch 1 -> 2",
+    ]
+    assert ": ER101: LR scheduler stepped in zone B" in lines[7]
+    options_of_it = "--at 0:1:1 --replicas 1 --max-epochs 1 --max-batches 2"
+    assert f"  reproduce: elasticrun check {options_of_it} " in str(error.value)
 
 
 def test_writing_to_the_users_own_files_is_refused(tmp_path: Path) -> None:
@@ -68,26 +75,6 @@ def test_writing_to_the_users_own_files_is_refused(tmp_path: Path) -> None:
     assert found.code == 4
     assert "outside of the copy" in found.report["problem"]
     assert target.read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("--at", "first"), "EPOCH:LOOP:BATCH"),
-        (("--at", "0:0:0"), "counted from 1"),
-        (("--replicas", "none"), "numbers from 1 up"),
-        (("--replicas", "1,2,3", "--at", "0:0:1"), "2 generations"),
-        (("--max-batches", "-1"), "or 0 for all"),
-        (("--link", "data"), "there is no such file or folder"),
-        (("--hang-timeout", "soon"), "give seconds above 0"),
-    ],
-)
-def test_wrong_usage_says_what_is_right(
-    tmp_path: Path, options: tuple[object, ...], text: str
-) -> None:
-    found = check(tmp_path, "correct.py", *options)
-    assert found.code == 2
-    assert text in found.report["problem"]
 
 
 def test_a_place_that_is_never_reached(tmp_path: Path) -> None:
@@ -104,23 +91,8 @@ def test_a_script_without_loops_cannot_be_checked(tmp_path: Path) -> None:
     assert "nothing to restart in" in found.report["problem"]
 
 
-def test_the_text_report(tmp_path: Path) -> None:
-    script = tmp_path / "scheduler_between_loops.py"
-    script.write_bytes((SCRIPTS / script.name).read_bytes())
-    options = ("--at", "0:1:1", "--max-epochs", 1, "--max-batches", 1)
-    process = run(tmp_path, *options, script.name)
-    assert process.returncode == 1
-    assert process.stdout.splitlines()[3:6] == [
-        "different when restarted at epoch 0, loop 1, batch 1, 1 replica",
-        "  lr_scheduler.last_epoch 1 != 2 at the end of loop 1 of epoch 0",
-        "  replayed code in zone B changed lr_scheduler.last_epoch 1 -> 2",
-    ]
-    reproduce = f"--replicas 1 --max-epochs 1 --max-batches 1 {script.name}"
-    assert f"  reproduce: elasticrun check --at 0:1:1 {reproduce}" in process.stdout
-
-
 def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None:
-    options = ("--replicas", "1,2", "--max-epochs", 2, "--max-batches", 2)
+    options = ("--replicas", "1,2", "--max-epochs", 1, "--max-batches", 2)
     found = check(tmp_path, "dropout.py", *options)
     assert found.code == 0, found.report
     (note,) = found.report["notes"]

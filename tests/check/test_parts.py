@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elasticrun.__main__ import main
 from elasticrun.check.baseline import samples_of
 from elasticrun.check.comparing import Mask, compare_fields, compare_files
 from elasticrun.check.replica.fields import fields_of_state, flatten
@@ -95,6 +96,31 @@ def test_a_cut_loop_keeps_the_size_of_its_last_batch(
 ) -> None:
     assert Limits(max_batches=4).samples(num_samples, 8) == expected
     assert Limits(max_batches=0).samples(num_samples, 8) == num_samples
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--at", "first"), "EPOCH:LOOP:BATCH"),
+        (("--at", "0:0:0"), "counted from 1"),
+        (("--replicas", "none"), "numbers from 1 up"),
+        (("--replicas", "1,2,3", "--at", "0:0:1"), "2 generations"),
+        (("--max-batches", "-1"), "or 0 for all"),
+        (("--link", "data"), "there is no such file or folder"),
+        (("--hang-timeout", "soon"), "give seconds above 0"),
+    ],
+)
+def test_wrong_usage_says_what_is_right(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["check", "--format", "json", *options, "train.py"]) == 2
+    assert text in json.loads(capsys.readouterr().out)["problem"]
 
 
 # Comparing.

@@ -1,4 +1,4 @@
-"""The warm-up counts steps in a plain variable."""
+"""Replayed code changes what is kept: weights in P, a list in A, a file in B."""
 
 import torch
 from torch import nn
@@ -7,6 +7,7 @@ from torch.utils.data import TensorDataset
 from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
+    Variables,
     remaining_epochs_until,
 )
 
@@ -18,13 +19,19 @@ optimizer = torch.optim.SGD(net.parameters(), 0.05, 0.9)
 
 model = AdaptiveDataParallel(net, optimizer)
 train = AdaptiveDataLoader(TensorDataset(inputs, targets), 8, shuffle=True)
+valid = AdaptiveDataLoader(TensorDataset(inputs, targets), 16)
+history = Variables(epochs=[])
+first_weights = {name: torch.zeros_like(v) for name, v in net.state_dict().items()}
+net.load_state_dict(first_weights)
 
-num_steps = 0
-for _epoch in remaining_epochs_until(3):
+for epoch in remaining_epochs_until(3):
+    history.epochs.append(epoch)
     for x, y in train:
-        num_steps += 1
-        for group in optimizer.param_groups:
-            group["lr"] = 0.05 * min(1.0, num_steps / 10)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
+    with open("log.txt", "a") as file:
+        file.write(f"epoch {epoch} trained\n")
+    for x, _ in valid:
+        with torch.no_grad():
+            model(x)
