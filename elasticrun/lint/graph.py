@@ -111,32 +111,35 @@ class Spot(NamedTuple):
     step: Step
 
 
-class EpochLoop:
-    """A loop over `remaining_epochs_until`."""
+class Standing:
+    """What stands at a node of a module."""
 
-    __slots__ = (
-        "bound", "bound_value", "call", "guards", "head", "module", "node", "number",
-        "outer", "turns",
-    )  # fmt: skip
-
-    def __init__(self, number: int, node: ast.AST, module: Module) -> None:
-        self.number = number
+    def __init__(self, node: ast.AST, module: Module) -> None:
         self.node = node
         self.module = module
-        self.call: Call | None = None
-        self.outer: EpochLoop | None = None
-        self.head = -1
-        self.bound: ast.expr | None = None
-        self.bound_value: Value | None = None
-        self.guards: tuple[Guard, ...] = ()
-        self.turns: tuple[ast.AST, ...] = ()
 
     @property
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
 
-class DataLoop:
+class EpochLoop(Standing):
+    """A loop over `remaining_epochs_until`."""
+
+    call: Call | None = None
+    outer: EpochLoop | None = None
+    head = -1
+    bound: ast.expr | None = None
+    bound_value: Value | None = None
+    guards: tuple[Guard, ...] = ()
+    turns: tuple[ast.AST, ...] = ()
+
+    def __init__(self, number: int, node: ast.AST, module: Module) -> None:
+        super().__init__(node, module)
+        self.number = number
+
+
+class DataLoop(Standing):
     """A loop over a loader: while it runs, the job may save or stop.
 
     `remaining_steps_until` is one too, without a loader.
@@ -148,27 +151,18 @@ class DataLoop:
         is_elastic: False for a loop over a plain DataLoader.
     """
 
-    __slots__ = (
-        "call", "epoch", "head", "is_elastic", "loader", "module", "node", "outer",
-        "sure", "text", "turns",
-    )  # fmt: skip
+    call: Call | None = None
+    epoch: EpochLoop | None = None
+    outer: DataLoop | None = None
+    head = -1
+    sure = True
+    is_elastic = True
+    turns: tuple[ast.AST, ...] = ()
 
     def __init__(self, node: ast.AST, module: Module, text: str, loader: Value) -> None:
-        self.node = node
-        self.module = module
+        super().__init__(node, module)
         self.text = text
         self.loader = loader
-        self.call: Call | None = None
-        self.epoch: EpochLoop | None = None
-        self.outer: DataLoop | None = None
-        self.head = -1
-        self.sure = True
-        self.is_elastic = True
-        self.turns: tuple[ast.AST, ...] = ()
-
-    @property
-    def line(self) -> int:
-        return getattr(self.node, "lineno", 1)
 
     @property
     def is_inner(self) -> bool:
@@ -183,31 +177,22 @@ class DataLoop:
             loop = loop.outer
 
 
-class Step:
+class Step(Standing):
     """A statement or head of a loop, in one chain of calls."""
 
-    __slots__ = (
-        "call", "epoch", "following", "frame", "guards", "head_of", "loop", "module",
-        "node", "number", "reads", "writes",
-    )  # fmt: skip
+    call: Call | None = None
+    epoch: EpochLoop | None = None
+    loop: DataLoop | None = None
+    frame = 0
+    guards: tuple[Guard, ...] = ()
+    head_of: DataLoop | EpochLoop | None = None
 
     def __init__(self, number: int, node: ast.AST, module: Module) -> None:
+        super().__init__(node, module)
         self.number = number
-        self.node = node
-        self.module = module
         self.following: list[int] = []
-        self.call: Call | None = None
-        self.epoch: EpochLoop | None = None
-        self.loop: DataLoop | None = None
-        self.frame = 0
-        self.guards: tuple[Guard, ...] = ()
-        self.head_of: DataLoop | EpochLoop | None = None
         self.reads: list[Read] = []
         self.writes: list[Write] = []
-
-    @property
-    def line(self) -> int:
-        return getattr(self.node, "lineno", 1)
 
     def is_in(self, loop: DataLoop) -> bool:
         """Return whether it is in a loop's body, or in that of a loop inside."""

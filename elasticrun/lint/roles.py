@@ -75,16 +75,10 @@ ITERATED_SAMPLERS = named("""
 
 SAMPLER_BASES = named("torch.utils.data.Sampler torch.utils.data.sampler.Sampler")
 
-_CLASS_NAME_ROLES = (
-    (
-        "ema",
-        re.compile(
-            r"(?:^|_)E(?:MA|ma)(?:$|[A-Z_])|EMA|MovingAverage(?:Model|Weights)|"
-            r"^ModelEma"
-        ),
-    ),
-    ("scheduler", re.compile(r"Scheduler|Schedule$|LR$|Warmup(?:Cosine|Linear|$)")),
-)
+_CLASS_NAMES = {
+    "ema": r"(?:^|_)Ema(?:$|[A-Z_])|EMA|MovingAverage(?:Model|Weights)|^ModelEma",
+    "scheduler": r"Scheduler|Schedule$|LR$|Warmup(?:Cosine|Linear|$)",
+}
 
 
 @functools.cache
@@ -93,6 +87,8 @@ def elastic_name(dotted: str) -> str:
     last = dotted.rpartition(".")[2]
     if _OTHER_LOADER.search(last) and dotted.startswith(ELASTIC_ROOTS):
         return "AdaptiveDataLoader"
+    if dotted == "elasticrun.integrations.accelerate.prepare":
+        return "prepare"
     if last not in ELASTIC_NAMES:
         return ""
     if dotted.split(".", 1)[0] in ELASTIC_ROOTS:
@@ -146,41 +142,25 @@ def base_role(dotted: str) -> str:
 
 def class_role(name: str) -> str:
     """Return what the name of a class of the project says about it."""
-    for role, pattern in _CLASS_NAME_ROLES:
-        if pattern.search(name):
-            return role
-    return ""
+    found = (role for role, words in _CLASS_NAMES.items() if re.search(words, name))
+    return next(found, "")
 
 
-_HINTS = (
-    (
-        "scheduler",
-        re.compile(
-            r"(?:^|_)(?:lr_?)?sched(?:ule|uler)?s?\d*(?:_?[a-z])?$|"
-            r"(?:^|_)lr_?sched\w*$"
-        ),
-    ),
-    (
-        "optimizer",
-        re.compile(
-            r"(?:^|_)opt(?:im|imizer|im_?[a-z]|imizer_?\w)?\d*$|"
-            r"^optim\w*$"
-        ),
-    ),
-    ("ema", re.compile(r"(?:^|_)(?:ema|swa)(?:_?(?:model|net))?$")),
-    ("scaler", re.compile(r"(?:^|_)(?:grad_?)?scaler$")),
-    ("loader", re.compile(r"(?:^|_)(?:data_?)?(?:loader|dl)s?\d*$|loader$")),
-    ("tracker", re.compile(r"(?:^|_)(?:writer|tb|tracker|wandb_run)$")),
-    ("model", re.compile(r"(?:^|_)(?:model|net|network|ddp)$")),
-    ("rank", re.compile(r"(?:^|_)(?:rank|is_main(?:_process)?|is_master)$")),
-)
+_HINTS = {
+    "scheduler": r"(?:^|_)(?:(?:lr_?)?sched(?:uler?)?s?\d*(?:_?[a-z])?|lr_?sched\w*)$",
+    "optimizer": r"(?:^|_)opt(?:im|imizer|im_?[a-z]|imizer_?\w)?\d*$|^optim\w*$",
+    "ema": r"(?:^|_)(?:ema|swa)(?:_?(?:model|net))?$",
+    "scaler": r"(?:^|_)(?:grad_?)?scaler$",
+    "loader": r"(?:^|_)(?:data_?)?(?:loader|dl)s?\d*$|loader$",
+    "tracker": r"(?:^|_)(?:writer|tb|tracker|wandb_run)$",
+    "model": r"(?:^|_)(?:model|net|network|ddp)$",
+    "rank": r"(?:^|_)(?:rank|is_main(?:_process)?|is_master)$",
+}
 
 
 @functools.cache
 def hint(name: str) -> str:
     """Return what a name alone suggests that a value is, or an empty text."""
     name = name.rpartition(".")[2].lower()
-    for kind, pattern in _HINTS:
-        if pattern.search(name):
-            return kind
-    return ""
+    found = (kind for kind, words in _HINTS.items() if re.search(words, name))
+    return next(found, "")

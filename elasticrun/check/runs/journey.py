@@ -89,15 +89,7 @@ class Journey:
                 each.discard()
             return
         leg = self._leg
-        options = Options(
-            program=self._program,
-            replicas=Replicas(leg.size, leg.size, leg.size),
-            name="check",
-            is_named=False,
-            checkpoint_dir=Path(self._plan.checkpoints),
-            local_dir=Path(self._plan.checkpoints),
-            log_dir=self.run.folder / "logs",
-        )
+        options = self._options(leg)
         before = self.run.route.legs[: self._number]
         plan = replace(
             self._plan,
@@ -105,16 +97,10 @@ class Journey:
             until=leg.until,
             resumed=before[-1].until if before else None,
             ending=leg.ending,
-            watched=self._watched if self._number else (),
+            watched=self._watched if before else (),
         )
-        round_ = Round(
-            number=self._number,
-            share=leg.size,
-            offset=0,
-            size=leg.size,
-            address=LOOPBACK,
-            port=parked[0].ports[0],
-        )
+        port = parked[0].ports[0]
+        round_ = Round(self._number, leg.size, 0, leg.size, LOOPBACK, port)
         orders = make_orders(options, round_)
         self.run.output = {}
         generation = self._generation = Generation(
@@ -131,6 +117,18 @@ class Journey:
         self._clock.setting = _TIMES_BEFORE_TRAINING * self._hang_timeout
         self._watchdog.begin(generation)
         generation.start([_observed(order, plan, self.run.trace) for order in orders])
+
+    def _options(self, leg: Leg) -> Options:
+        folder = Path(self._plan.checkpoints)
+        return Options(
+            program=self._program,
+            replicas=Replicas(leg.size, leg.size, leg.size),
+            name="check",
+            is_named=False,
+            checkpoint_dir=folder,
+            local_dir=folder,
+            log_dir=self.run.folder / "logs",
+        )
 
     # As a listener.
 

@@ -59,12 +59,14 @@ def call_elastic(walk: Walk, name: str, site: Site) -> Value:
     sink = SAVE if name == "Variables" else VALUE
     given = site.given or arguments(walk, node, frame, sink)
     if name in roles.LOADERS:
-        for key in ("sampler", "batch_sampler"):
-            if key in given.keywords:
-                _note_draws(walk, key, given.keywords[key], site)
-        return _make_loader(walk, name, node, given)
+        return _make_loader(walk, name, site, given)
     if name == "AdaptiveDataParallel":
         return _make_parallel(walk, node, given)
+    if name == "prepare":  # of Accelerate: (accelerator, model, optimizer, ...)
+        given = given._replace(args=given.args[1:])
+        model = _make_parallel(walk, node, given)
+        rest = given.args[1:]
+        return Value("tuple", parts=[model, *rest]) if rest else model
     if name in _BOUNDS:
         kind, keyword = _BOUNDS[name]
         bound = given.args[:1] or [given.keywords.get(keyword, unknown())]
@@ -97,7 +99,11 @@ def _register(walk: Walk, node: ast.Call, frame: Frame, given: Arguments) -> Val
     return constant(None)
 
 
-def _make_loader(walk: Walk, name: str, node: ast.Call, given: Arguments) -> Value:
+def _make_loader(walk: Walk, name: str, site: Site, given: Arguments) -> Value:
+    for key in ("sampler", "batch_sampler"):
+        if key in given.keywords:
+            _note_draws(walk, key, given.keywords[key], site)
+    node = site.node
     value = walk.made(Value("loader", name, node=node))
     value.parts = given.values if name == "CombinedLoader" else given.args[:1]
     walk.note(node, StateMade(name), value)

@@ -33,11 +33,10 @@ class Frame:
         statement: The one that runs.
     """
 
-    __slots__ = (
-        "call", "cls", "env", "exits", "fixed", "function", "globals",
-        "instance", "loops", "module", "nonlocals", "outer", "returned", "statement",
-        "uid", "yields",
-    )  # fmt: skip
+    returned: Value | None = None
+    yields: Callable[[Value], None] | None = None
+    instance: Value | None = None
+    cls: Class | None = None
 
     def __init__(
         self,
@@ -58,10 +57,6 @@ class Frame:
         self.nonlocals: set[str] = set()
         self.exits: list[int] = []
         self.loops: list[Leaving] = []
-        self.returned: Value | None = None
-        self.yields: Callable[[Value], None] | None = None
-        self.instance: Value | None = None
-        self.cls: Class | None = None
         self.statement: ast.AST = function
 
     def owner(self, name: str) -> Frame | None:
@@ -108,8 +103,6 @@ class Frame:
 
 class Leaving:
     """Where `break` and `continue` of one loop lead from."""
-
-    __slots__ = ("breaks", "continues", "of")
 
     def __init__(self, of: DataLoop | EpochLoop | None = None) -> None:
         self.of = of
