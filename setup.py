@@ -35,6 +35,7 @@ setup(
         "remote": ["fsspec>=2024.10"],  # and s3fs, gcsfs, ...: one a kind of store
         "examples": ["scikit-learn"],
         "accelerate": ["accelerate>=1.0"],
+        "lightning": ["lightning>=2.6"],
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],
     },

@@ -17,7 +17,7 @@ from tests.docs.documents import ROOT, blocks_of
 sys.path.insert(0, str(ROOT / "examples"))
 import demo
 
-EXAMPLES = ["accelerated.py", "digits.py", "gpt.py", "text.py"]
+EXAMPLES = ["accelerated.py", "lightning_digits.py", "digits.py", "gpt.py", "text.py"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -54,8 +54,9 @@ def test_gpt_learns_the_same_through_a_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_accelerated_learns_through_a_stop(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "accelerated.py")]
+@pytest.mark.parametrize("name", ["accelerated.py", "lightning_digits.py"])
+def test_script_of_a_framework_learns_through_a_stop(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / name)]
     command += ["--epochs", "6", "--checkpoint-dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
         assert stopped.stdout is not None

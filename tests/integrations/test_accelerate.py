@@ -31,7 +31,7 @@ from tests.integrations.accelerated import (
 from tests.support.data import Numbers
 from tests.support.foreign import delivered, deliveries
 from tests.support.generations import Crash, run_once
-from tests.support.programs import request_stop_and_wait
+from tests.support.programs import StopOnce
 
 TIMEOUT = 600.0
 
@@ -102,11 +102,6 @@ def die_in_last_batch(count: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop_soon(count: Any) -> None:
-    if rank() == world_size() - 1:
-        request_stop_and_wait()
-
-
 @pytest.mark.slow
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, calm: Any
@@ -116,7 +111,7 @@ def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
         "ELASTICRUN_TRACE": str(tmp_path / "trace"),
         "ELASTICRUN_CHECKPOINT_DIR": script.directory,
     }
-    stopping = replace(script, on_batch=stop_soon)
+    stopping = replace(script, on_batch=StopOnce())
     left = run_generation(stopping, 2, timeout=TIMEOUT, variables=variables)
     assert left == [None] * 2
     dying = replace(
@@ -134,7 +129,7 @@ def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
 def test_a_loader_of_ours_is_not_prepared_by_accelerate(job: Any) -> None:
     loader = AdaptiveDataLoader(Numbers(4), 2)
     with pytest.raises(TypeError, match=r"as accelerator.prepare\(loader\) does"):
-        Accelerator(cpu=True).prepare(loader)
+        list(Accelerator(cpu=True).prepare(loader))
 
 
 def test_other_accelerators_are_refused(

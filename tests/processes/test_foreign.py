@@ -12,7 +12,7 @@ import pytest
 from elasticrun import rank, world_size
 from elasticrun.testing import run_generation, start_generation
 from tests.support.foreign import Trainer, delivered
-from tests.support.programs import request_stop_and_wait
+from tests.support.programs import StopOnce
 
 TIMEOUT = 600.0
 
@@ -22,18 +22,13 @@ def die_in_step_7(trainer: Trainer) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop_in_first_step(trainer: Trainer) -> None:
-    if rank() == world_size() - 1:
-        request_stop_and_wait()
-
-
 @pytest.mark.slow
 def test_a_foreign_loop_at_1_2_1_3_2_replicas_ends_as_a_calm_one(
     tmp_path: Path,
 ) -> None:
     calm, cut = Trainer(str(tmp_path / "calm")), Trainer(str(tmp_path / "cut"))
     (expected,) = run_generation(calm, 1, timeout=TIMEOUT, variables=traced(calm))
-    stopping = replace(cut, on_step=stop_in_first_step)
+    stopping = replace(cut, on_step=StopOnce())
     for num_replicas in (1, 2, 1):  # Each takes one or two steps of eight.
         left = run_generation(
             stopping, num_replicas, timeout=TIMEOUT, variables=traced(cut)

@@ -103,6 +103,21 @@ def request_stop_and_wait() -> None:
         threading.Event().wait(0.001)
 
 
+class StopOnce:
+    """Lets the last rank ask for a stop when a body runs first, and never again.
+
+    Who asks again after all have agreed would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._has_asked = False
+
+    def __call__(self, *_: Any) -> None:
+        if not self._has_asked and rank() == world_size() - 1:
+            self._has_asked = True
+            request_stop_and_wait()
+
+
 def draw_in_first_batches(directory: str, *, is_first: bool) -> list[Any]:
     """Return what this rank draws in a loop that was left, from its batch 1 on."""
     init(directory, save_interval="off")

@@ -437,14 +437,10 @@ class NoBatchSampler:
     would deal each batch out once more, and have neither order nor position.
     """
 
-    @property
-    def sampler(self) -> NoReturn:
+    def __iter__(self) -> NoReturn:
         raise TypeError(
             "something makes another loader from the batch sampler of an "
             "AdaptiveDataLoader, as accelerator.prepare(loader) does. That would deal "
             "each global batch out to the replicas once more, and forget its place. "
             "Use the AdaptiveDataLoader itself: it delivers this replica's part."
         )
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.sampler)
