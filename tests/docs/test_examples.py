@@ -12,12 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from elasticrun.testing import run_generation
 from tests.docs.documents import ROOT, blocks_of
+from tests.support.whole_scripts import Leave, Run, printed, run_each
 
 sys.path.insert(0, str(ROOT / "examples"))
 import demo
 
-EXAMPLES = ["accelerated.py", "lightning_digits.py", "digits.py", "gpt.py", "text.py"]
+EXAMPLES = [
+    "accelerated.py",
+    "digits.py",
+    "fixmatch.py",
+    "gpt.py",
+    "lightning_digits.py",
+    "text.py",
+]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -36,21 +45,26 @@ def test_text_learns() -> None:
 
 
 @pytest.mark.slow
-def test_gpt_learns_the_same_through_a_stop(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "gpt.py"), "--steps", "60"]
-    command += ["--eval-every", "20", "--num-bytes", "200000"]
-    run = functools.partial(subprocess.run, capture_output=True, text=True)
-    whole = run(command, check=True).stdout
-    assert re.findall(r"step +(\d+)", whole) == ["20", "40", "60"]
-    assert float(re.findall(r"held out +([\d.]+)", whole)[-1]) < 5.0
-    command += ["--checkpoint-dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
-        assert stopped.stdout is not None
-        first = stopped.stdout.readline()
-        stopped.send_signal(signal.SIGTERM)
-        first += stopped.stdout.read()
-    assert stopped.returncode == 143
-    assert first + run(command, check=True).stdout == whole
+@pytest.mark.parametrize(
+    ("name", "arguments", "last"),
+    [
+        ("gpt.py", ["--num-bytes=200000"], r"step    60  held out +[1-4]\.\d+ bits"),
+        ("fixmatch.py", [], r"step   60  accuracy [789]\d\.\d+%"),
+    ],
+)
+def test_steps_learn_the_same_through_a_stop(
+    name: str, arguments: list[str], last: str, tmp_path: Path
+) -> None:
+    calm, cut = tmp_path / "calm", tmp_path / "cut"
+    script = ROOT / "examples" / name
+    argv = str(script), "--steps=60", "--eval-every=20", *arguments
+    run = functools.partial(Run, script.read_text(), argv=argv)
+    runs = run(calm), run(cut, Leave("stop", after=25)), run(cut)
+    ((_, stopped, _),) = run_generation(run_each, 1, *runs)
+    assert stopped is None
+    assert len(printed(calm)) == 3
+    assert re.fullmatch(last, printed(calm)[-1])
+    assert printed(cut) == printed(calm)
 
 
 @pytest.mark.slow

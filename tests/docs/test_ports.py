@@ -18,14 +18,14 @@ from elasticrun.lint.engine import lint_text
 from elasticrun.lint.options import LintOptions
 from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.docs.documents import ROOT
-from tests.support.ports import Leave, Run, run_each
+from tests.support.whole_scripts import Leave, Run, printed, run_each
 
 # Each replica draws in their steps, so that two replicas train another model than one.
-DRAWING = ["vae", "nanogpt", "fixmatch", "ddpm", "reinforce", "dcgan"]
+DRAWING = ["vae", "nanogpt", "ddpm", "reinforce", "dcgan"]
 FOLDER = ROOT / "docs" / "ports"
 PORTS = sorted(path.stem for path in FOLDER.iterdir())
 
-Place = tuple[int, int, tuple[int, ...], int]  # Epoch, loop, inner loop, batch.
+Place = tuple[int, int, tuple[int, ...], str, int]  # Epoch, loops, member, batch.
 
 
 def side_of(name: str, side: str) -> str:
@@ -42,16 +42,12 @@ def delivered(directory: Path) -> dict[Place, list[int]]:
         lines, key=lambda line: (line["generation"], line["rank"], line["micro"])
     ):
         inside = tuple(line.get("inside", ()))
-        place = (line["epoch"], line["loop"], inside, line["batch"])
+        member = line.get("member", "")
+        place = (line["epoch"], line["loop"], inside, member, line["batch"])
         if generation_of.get(place) != line["generation"]:
             generation_of[place], batches[place] = line["generation"], []
         batches[place] += line["indices"][: line["num_valid"]]
     return batches
-
-
-def printed(directory: Path) -> list[str]:
-    """Return what rank 0 printed, once where a killed replica's steps came again."""
-    return list(dict.fromkeys((directory / "printed-0").read_text().splitlines()))
 
 
 def without_floats(lines: list[str]) -> list[str]:

@@ -205,8 +205,11 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign, frame: Frame) -> None:
     walk.step(node, frame)
     with walk.into(OWN):
         old = walk.evaluate(_as_load(node.target), frame)
-    with walk.into(_sink_of(walk, [node.target], frame)):
+    is_kept = old.kind == "accumulator"  # It stays the same object.
+    with walk.into(SAVE if is_kept else _sink_of(walk, [node.target], frame)):
         value = walk.evaluate(node.value, frame)
+    if is_kept:
+        return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
         write_content(walk, old, node, "grow", written(node.target))
         walk.note(node, Grown(), old)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from elasticrun.lint.events import Backward, Trained
 from elasticrun.lint.graph import OPTIMIZER, VALUE
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.values import Value, constant
+from elasticrun.lint.values import Value, constant, unknown
 from elasticrun.lint.walk.arguments import Handle, MethodCall
 from elasticrun.lint.walk.walk import Walk
 
@@ -80,6 +80,9 @@ def model_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name in _CHAINING:
         it.arguments(walk)
         return it.receiver
+    if it.name == "weigh":  # Which is told a loader, and does not loop over it.
+        it.arguments(walk)
+        return unknown()
     if it.name in _PARAMETERS:
         return Value("param", it.name, sure=it.receiver.sure, owner=it.receiver)
     return None

@@ -1,4 +1,4 @@
-"""Well-known scripts and their ports, run in replicas; left at steps of optimizers."""
+"""Whole scripts, run in replicas; left at steps of optimizers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ class Run:
     Attributes:
         directory: Has the checkpoints, the trace, what each rank printed, and in `work`
             what the script writes.
+        argv: The script's path and arguments, as it finds them.
     """
 
     source: str
     directory: Path
     leave: Leave | None = None
+    argv: tuple[str, ...] = ("script",)
 
     def __call__(self) -> list[np.ndarray] | None:
         """Return what the optimizers' parameters are at the end; None after a stop."""
@@ -54,7 +56,8 @@ class Run:
         os.environ["ELASTICRUN_SAVE_EVERY"] = "3"
         os.environ["ELASTICRUN_JOB"] = "port"
         sys.modules["sklearn.datasets"] = digits_alone()
-        sys.argv = ["script"]
+        sys.argv = list(self.argv)
+        sys.path.insert(0, os.path.dirname(self.argv[0]))
         torch.set_num_threads(1)
         self._optimizers: dict[int, Optimizer] = {}
         self._num_steps = 0
@@ -93,6 +96,11 @@ class Run:
 def run_each(*runs: Run) -> list[list[np.ndarray] | None]:
     """Run scripts one after another in this process."""
     return [run() for run in runs]
+
+
+def printed(directory: Path) -> list[str]:
+    """Return what rank 0 printed, once where a killed replica's steps came again."""
+    return list(dict.fromkeys((directory / "printed-0").read_text().splitlines()))
 
 
 def digits_alone() -> types.ModuleType:
