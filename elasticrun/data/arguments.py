@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Mapping
 from operator import index
@@ -97,6 +98,18 @@ def check_seed(seed: Any) -> int:
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed={seed!r} must be a whole number.")
     return index(seed)
+
+
+def check_progress_bar() -> None:
+    """Refuse to promise a bar that cannot be shown.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+    if importlib.util.find_spec("tqdm") is None:
+        raise ImportError(
+            "progress=True needs tqdm: pip install 'elasticrun[progress]'."
+        )
 
 
 def check_seed_each(seed_each: str) -> None:

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.arguments import check_place
-from elasticrun.data.fingerprint import Fingerprint
+from elasticrun.data.arguments import check_place, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.loop import NO_BATCH, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
@@ -17,7 +16,6 @@ from elasticrun.data.order.batches import Batches, EqualBatches
 from elasticrun.data.order.of_loader import MAX_LISTS
 from elasticrun.data.order.plan import NOTHING, MicroBatch, Order, Part
 from elasticrun.data.order.together import Member, Together
-from elasticrun.data.progress_bar import check_progress_bar
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
@@ -100,7 +98,7 @@ class CombinedLoader(Looped):
             name=name,
             batches=_Steps(list(members.values()), mode),
             seed=0,
-            fingerprint=Fingerprint({"mode": mode, "members": names}),
+            fingerprint={"mode": mode, "members": names},
             made={},
             progress=progress,
         )
@@ -131,7 +129,7 @@ class CombinedLoader(Looped):
     @property
     def has_one_weight(self) -> bool:
         """Whether all losses have one weight, here and in steps that are in sight."""
-        if self._together is None:
+        if self._together is None:  # Outside of a loop, or with one at a time.
             return True
         return self._together.unlike_step(self.running_loop.current[0]) is None
 
@@ -236,31 +234,26 @@ class CombinedLoader(Looped):
     ) -> Iterator[Any]:
         """Yield a batch of each member; None of those that have come to their end."""
         members = list(self._members.items())
-        try:
-            for step in range(loop.begin, loop.end):
-                is_step = False
-                while not is_step:
-                    turn: dict[str | int, Any] = {}
-                    for (key, member), (own, batches) in zip(
-                        members, reads, strict=True
-                    ):
-                        running = member.running_loop
-                        turn[key], running.current = None, NO_BATCH
-                        if step < running.end:
-                            turn[key] = next(batches)
-                            running.current = own.popleft()
-                    part = _joined(
-                        tuple(
-                            member.running_loop.part
-                            for _, member in members
-                            if _delivers(member)
-                        )
+        for step in range(loop.begin, loop.end):
+            is_step = False
+            while not is_step:
+                turn: dict[str | int, Any] = {}
+                for (key, member), (own, batches) in zip(members, reads, strict=True):
+                    running = member.running_loop
+                    turn[key], running.current = None, NO_BATCH
+                    if step < running.end:
+                        turn[key] = next(batches)
+                        running.current = own.popleft()
+                part = _joined(
+                    tuple(
+                        member.running_loop.part
+                        for _, member in members
+                        if _delivers(member)
                     )
-                    is_step = part.is_step
-                    in_flight.append((step, None, part))
-                    yield list(turn.values()) if self._is_list else turn
-        finally:
-            reads.clear()  # An exception may keep this frame.
+                )
+                is_step = part.is_step
+                in_flight.append((step, None, part))
+                yield list(turn.values()) if self._is_list else turn
 
     def _one_after_another(
         self, loop: RunningLoop, in_flight: deque[MicroBatch]
@@ -293,6 +286,7 @@ class CombinedLoader(Looped):
         for member in self._members.values():
             if member.running_loop.part_of == self.name:
                 _let_go(member)
+        self._together = None
 
     def _trace(self, trace: Trace) -> None:
         for member in self._members.values():

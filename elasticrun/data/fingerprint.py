@@ -28,40 +28,32 @@ _WORDS = {
 }
 
 
-class Fingerprint:
-    """What the order and the batches of a loader depend on, as plain values."""
+# What the order and the batches of a loader depend on, as plain values.
+Fingerprint = dict[str, Any]
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
 
-    def encode(self) -> dict[str, Any]:
-        """Return the fingerprint as plain values."""
-        return dict(self._values)
+def check_fingerprint(saved: Any, own: Fingerprint, *, name: str) -> None:
+    """Raise if a saved fingerprint is not that of the loader of a name.
 
-    def check(self, saved: Any, *, name: str) -> None:
-        """Raise if an encoded fingerprint is not this one.
-
-        Raises:
-            CheckpointError: It differs, or is none.
-        """
-        own = self.encode()
-        if not isinstance(saved, dict) or set(saved) != set(own):
-            raise CheckpointError(
-                f"{saved!r} is not the fingerprint of a loader, which has the keys "
-                f"{', '.join(own)}. The state was not written by elasticrun, or was "
-                "changed."
-            )
-        differing = [key for key in own if saved[key] != own[key]]
-        if differing:
-            values = "; ".join(
-                f"{saved[key]!r} {_WORDS[key]}, but now {own[key]!r}"
-                for key in differing
-            )
-            raise CheckpointError(
-                f"the checkpoint's loader `{name}` had {values}. Its batches would be "
-                "others, and samples skipped or seen twice. Give the job what it had, "
-                "or start anew with another checkpoint directory."
-            )
+    Raises:
+        CheckpointError: It differs, or is none.
+    """
+    if not isinstance(saved, dict) or set(saved) != set(own):
+        raise CheckpointError(
+            f"{saved!r} is not the fingerprint of a loader, which has the keys "
+            f"{', '.join(own)}. The state was not written by elasticrun, or was "
+            "changed."
+        )
+    differing = [key for key in own if saved[key] != own[key]]
+    if differing:
+        values = "; ".join(
+            f"{saved[key]!r} {_WORDS[key]}, but now {own[key]!r}" for key in differing
+        )
+        raise CheckpointError(
+            f"the checkpoint's loader `{name}` had {values}. Its batches would be "
+            "others, and samples skipped or seen twice. Give the job what it had, or "
+            "start anew with another checkpoint directory."
+        )
 
 
 class LoaderState(BaseState):
@@ -84,7 +76,7 @@ class LoaderState(BaseState):
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the fingerprint as JSON, and what else there is."""
-        values = self.fingerprint.encode()
+        values = dict(self.fingerprint)
         if self.cursor.place:
             values[_CURSOR] = self.cursor.encode()
         if self.run is not None:
@@ -101,7 +93,7 @@ class LoaderState(BaseState):
         has_keys = isinstance(values, dict)
         cursor = values.pop(_CURSOR, None) if has_keys else None
         run = values.pop(_RUN, None) if has_keys else None
-        self.fingerprint.check(values, name=self._loader_name)
+        check_fingerprint(values, self.fingerprint, name=self._loader_name)
         if cursor is not None:
             self.cursor.decode(cursor, resume=current_job().progress.body)
         if run is not None:
@@ -122,7 +114,7 @@ def encode_state(
         values[_CURSOR] = state.cursor.encode()
     return {
         "format": _STATE_FORMAT,
-        "fingerprint": state.fingerprint.encode(),
+        "fingerprint": state.fingerprint,
         **values,
     }
 
@@ -147,7 +139,7 @@ def decode_state(
             f"of elasticrun reads {_STATE_FORMAT}. Load it with the version that wrote "
             "it."
         )
-    state.fingerprint.check(values["fingerprint"], name=name)
+    check_fingerprint(values["fingerprint"], state.fingerprint, name=name)
     index = values["index"]
     place = {key: values[key] for key in Position().encode() if key != "loader"}
     place["index"] = 0 if index is None else index

@@ -14,16 +14,15 @@ from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
     check_dataset,
     check_place,
+    check_progress_bar,
     check_seed,
     check_seed_each,
     check_sizes,
     keep_in_order,
 )
-from elasticrun.data.fingerprint import Fingerprint
 from elasticrun.data.loop import LoopStart, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.of_loader import (
-    EveryPosition,
     ListedOrder,
     NoBatchSampler,
     SampleOrder,
@@ -34,7 +33,6 @@ from elasticrun.data.order.of_loader import (
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import NOTHING, LoopPlan, MicroBatch, Order, Seeding
 from elasticrun.data.order.together import Together
-from elasticrun.data.progress_bar import check_progress_bar
 from elasticrun.data.workers.device import is_read_ahead, on_device
 from elasticrun.data.workers.reader import BatchReader
 from elasticrun.job.current import current_job
@@ -140,12 +138,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             check_progress_bar()
         check_place(job, name)
         dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)
-        DataLoader.__init__(
-            self,
-            dataset,
-            sampler=EveryPosition(dataset) if sampler is None else sampler,
-            **dataloader_kwargs,
-        )
+        DataLoader.__init__(self, dataset, sampler=sampler, **dataloader_kwargs)
         self.shuffle = bool(shuffle)
         self.seed_each = seed_each
         self.device = None if device is None else torch.device(device)
@@ -189,7 +182,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             name=name,
             batches=self._order,
             seed=seed,
-            fingerprint=Fingerprint(fingerprint),
+            fingerprint=fingerprint,
             made={"even_batches": self._shares.is_padded, "seed_each": seed_each},
             progress=progress,
         )

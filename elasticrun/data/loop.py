@@ -10,7 +10,6 @@ import torch
 
 from elasticrun.data.order.batches import Batches, EqualBatches
 from elasticrun.data.order.plan import NOTHING, MicroBatch, Part
-from elasticrun.data.progress_bar import ProgressBar
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.trace import Trace
@@ -118,7 +117,7 @@ class RunningLoop:
         self.num_batches = num_batches
         self.key = key
         self.part_of = part_of
-        self.bar: ProgressBar | None = None
+        self.bar: Any = None
         self.reading: Iterator[Any] = iter(())
         self.counter: IndexCounter = InnerCounter()
         self.reach: Callable[[], None] = _reach_nothing
@@ -144,7 +143,7 @@ class RunningLoop:
         """Its index before the current batch."""
         return self.batches.start(self.current[0]) - self.batches.start(self.first)
 
-    def enter(self, job: Job, bar: ProgressBar | None) -> None:
+    def enter(self, job: Job, bar: Any) -> None:
         """Be the loop that the job's position is in."""
         self.counter = job.progress
         self.reach = job.boundary.reach
@@ -160,7 +159,6 @@ class RunningLoop:
             self.reach()
 
     def _update_and_reach(self) -> None:
-        assert self.bar is not None
         self.bar.update()
         current_job().boundary.reach()
 

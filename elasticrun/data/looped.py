@@ -22,7 +22,6 @@ from elasticrun.data.fingerprint import (
 from elasticrun.data.loop import Ending, LoopStart, RunningLoop
 from elasticrun.data.order.batches import Batches
 from elasticrun.data.order.plan import NOTHING, MicroBatch, Part, loop_key, passes_key
-from elasticrun.data.progress_bar import open_progress_bar
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
@@ -79,7 +78,7 @@ class Looped(ABC):
         self._loop_batches = batches
         self._state = LoaderState(name=name, default=self.name, fingerprint=fingerprint)
         job.register(self._state)
-        self._made = fingerprint.encode() | made
+        self._made = fingerprint | made
         publish(job, self.name, self._made)
         self._is_compared = False
         self.running_loop = RunningLoop()
@@ -371,9 +370,17 @@ class Looped(ABC):
         return reading
 
     def _bar(self, job: Job, loop: RunningLoop) -> Any:
+        """Return a bar that begins where the loop does, if one is wanted."""
         if not self.progress or job.rank != 0:
             return None
-        return open_progress_bar(self.name, loop.begin - loop.first, loop.num_batches)
+        from tqdm.auto import tqdm
+
+        return tqdm(
+            total=loop.num_batches,
+            initial=loop.begin - loop.first,
+            desc=self.name,
+            unit="batch",
+        )
 
     def _end(self, job: Job, start: LoopStart, ending: Ending) -> None:
         """Leave a loop."""

@@ -16,7 +16,7 @@ from elasticrun.data.order.batches import (
     PlannedBatches,
     SizePlan,
 )
-from elasticrun.data.order.passes import Passes
+from elasticrun.data.order.of_loader import passes
 from elasticrun.data.order.permutation import Permutation
 
 sizes = st.integers(1, 30)
@@ -101,12 +101,9 @@ def test_passes_follow_one_another(length: int, start: int, num: int, far: int) 
         return Permutation(length, number)
 
     far *= length
-    passes = Passes(length, lambda number: order(number).take, start=start + far)
     expected = [
         order(far // length + place // length)[place % length]
         for place in range(start, start + num)
     ]
-    assert passes.take(np.arange(num)).tolist() == expected
-    # Two loops one after the other are one loop.
-    rest = Passes(length, lambda n: order(n).take, start=start + far + num // 2)
-    assert rest.take(np.arange(num - num // 2)).tolist() == expected[num // 2 :]
+    places = np.arange(start, start + num) + far
+    assert passes(length, lambda n: order(n).take)(places).tolist() == expected

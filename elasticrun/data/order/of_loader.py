@@ -31,7 +31,6 @@ from elasticrun.data.order.batches import (
     PlannedBatches,
     SizePlan,
 )
-from elasticrun.data.order.passes import Passes
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
 
@@ -210,7 +209,7 @@ class SampleOrder:
         def of_pass(number: int) -> Order:
             return self._order(derive_seed(key, 1, number))
 
-        return Passes(length, of_pass).take
+        return passes(length, of_pass)
 
     def _order(self, key: int) -> Order:
         if self._sampler is not None:
@@ -316,6 +315,24 @@ def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
     return indices
 
 
+def passes(length: int, order_of_pass: Callable[[int], Order]) -> Order:
+    """Return the order of passes one after another, each of which has its own.
+
+    Place p is place p mod length of pass p div length. Nothing before a place is
+    computed, however many passes lie before it.
+    """
+
+    def order(places: NDArray[np.int64]) -> NDArray[np.int64]:
+        numbers, own_places = np.divmod(places, length)
+        indices = np.empty_like(places)
+        for number in np.unique(numbers):
+            is_own = numbers == number
+            indices[is_own] = order_of_pass(int(number))(own_places[is_own])
+        return indices
+
+    return order
+
+
 def order_of(num_samples: int, *, key: int | None) -> Order:
     """Return the function from positions to indices.
 
@@ -415,19 +432,6 @@ def _is_index(entry: Any) -> bool:
     except TypeError:
         return False
     return not isinstance(entry, bool)
-
-
-class EveryPosition:
-    """Stands for the sampler where torch wants one: the loader has its own order."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self._dataset)))
 
 
 class NoBatchSampler:
