@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
