@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -62,6 +63,19 @@ def test_every_public_name_is_in_the_reference() -> None:
     text = API.read_text(encoding="utf-8")
     missing = [name for name in elasticrun.__all__ if f"`{name}" not in text]
     assert not missing
+
+
+def test_every_parameter_is_listed() -> None:
+    text = API.read_text(encoding="utf-8")
+    for name, listed in re.findall(r"`(\w+)\(([^`]*)\)`", text):
+        if name in elasticrun.__all__ and "..." not in listed:
+            made = getattr(elasticrun, name)
+            made = made.__init__ if name == "State" else made
+            real = [
+                each for each in inspect.signature(made).parameters if each != "self"
+            ]
+            values = re.sub(r"=\([^)]*\)", "", listed)
+            assert re.findall(r"(?:^|, )\**(\w+)", values) == real, name
 
 
 def test_every_variable_is_documented_and_read() -> None:
