@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -32,7 +31,7 @@ from elasticrun.checkpoint.manifest import Manifest, check_job
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
-from elasticrun.errors import CheckpointError, CheckpointWarning
+from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 logger = logging.getLogger(__name__)
 
@@ -375,12 +374,8 @@ def wait_until_seen(look: Callable[[], T]) -> T:
 
 def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
     for name, reason in damaged.items():
-        warnings.warn(
-            f"{name} is skipped: {reason} The job goes on from {found}.",
-            CheckpointWarning,
-            stacklevel=3,
-        )
+        _warn(f"{name} is skipped: {reason} The job goes on from {found}.")
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, CheckpointWarning, stacklevel=4)
+    warn_at_program(text, CheckpointWarning)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Mapping
 from operator import index
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from elasticrun.data.order.batches import SizePlan
-from elasticrun.errors import LoopOrderError, StateNameError
+from elasticrun.errors import LoopOrderError, StateNameError, warn_at_program
 from elasticrun.job.job import Job
 
 
@@ -125,10 +124,9 @@ def check_seed_each(seed_each: str) -> None:
 def keep_in_order(dataloader_kwargs: dict[str, Any]) -> bool:
     """Return True, with a warning if the user asked for anything else."""
     if not dataloader_kwargs.get("in_order", True):
-        warnings.warn(
+        warn_at_program(
             "in_order=False is not followed: batches keep their order, since the "
-            "position of a job means nothing without one.",
-            stacklevel=3,
+            "position of a job means nothing without one."
         )
     return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
@@ -22,7 +21,7 @@ from elasticrun.checkpoint.states.values import (
     load_state,
     save_state,
 )
-from elasticrun.errors import CheckpointError, CheckpointWarning
+from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 from elasticrun.replicas.gathering import gather, num_replicas
 
 _DTENSOR = "DTensor"
@@ -106,14 +105,13 @@ class StatefulState(BaseState):
         lost = _find_lost(self.target)
         if lost:
             self._has_warned = True
-            warnings.warn(
+            warn_at_program(
                 f"register({self.name}={type(self.target).__name__}): its state_dict() "
                 f"is empty, so nothing of it is in the checkpoint, though it has "
                 f"{', '.join(lost)}. It begins anew at each restart. Let state_dict() "
                 "return what it needs (a buffer by persistent=True), or do not "
                 "register it.",
                 CheckpointWarning,
-                stacklevel=2,
             )
 
     @property

@@ -13,7 +13,6 @@ import logging
 import secrets
 import threading
 import time
-import warnings
 from dataclasses import dataclass, replace
 
 from elasticrun.checkpoint.storage.claimant import (
@@ -26,7 +25,7 @@ from elasticrun.checkpoint.storage.claimant import (
 )
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.objects import Objects
-from elasticrun.errors import CheckpointError, CheckpointWarning
+from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 logger = logging.getLogger(__name__)
 
@@ -99,12 +98,11 @@ class StoreClaim:
     def _note_taken_from(self, claim: Claim | None) -> None:
         if claim is not None and not claim.is_over:
             self.left_behind = claim.folder
-            warnings.warn(
+            warn_at_program(
                 f"{self._objects.place} is taken over from {claim.owner}, of which "
                 "nothing was heard for a while. If that job still lives, it stops at "
                 "its next save.",
                 CheckpointWarning,
-                stacklevel=5,
             )
 
     def check(self) -> None:

@@ -13,13 +13,12 @@ import stat
 import struct
 import threading
 import time
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.recorded import open_plain
-from elasticrun.errors import CheckpointError, CheckpointWarning
+from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 POLL_INTERVAL = 0.05
 _LARGEST_LOCK = 4096  # Bytes; one that is larger is not elasticrun's.
@@ -183,12 +182,11 @@ def _warn_of_others_who_can_write(directory: Path) -> None:
         who, right = f"the group {_group_name(status.st_gid)}", "g-w"
     else:
         return
-    warnings.warn(
+    warn_at_program(
         f"{directory} can be written to by {who} (mode "
         f"{stat.S_IMODE(status.st_mode):o}). Who can change a checkpoint decides what "
         f"the job computes. Take that right away: chmod {right} {directory}",
         CheckpointWarning,
-        stacklevel=5,
     )
 
 
