@@ -129,7 +129,7 @@ class AdaptiveDataParallel(nn.Module):
             weighing=self._weighing,
         )
         job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
-        job.register(ParallelState(name, self))
+        job.register(ParallelState(name, self, _bare(module)))
         for state_name, target in (optimizers | schedulers).items():
             job.register(state_of(state_name, target))
             if isinstance(target, Optimizer):

@@ -8,13 +8,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.checkpoint.states.metrics import MetricState
 
 _NUM_PARTS = 64  # What is sent does not grow with the number of tensors,
 _NUM_ELEMENTS = 4096  # nor what is read with their size.
 
 
-class ParallelState(StatefulState):
+class ParallelState(MetricState):
     """The state of a module that all replicas train alike."""
 
     target: nn.Module

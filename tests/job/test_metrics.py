@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,36 @@ from elasticrun.testing import run_generation
 from elasticrun.testing.replicas import GenerationFailed
 from tests.support.generations import run_once
 
+TIMEOUT = 600.0  # Of what hangs: importing torchmetrics may take a minute.
+
 pytest.importorskip("torchmetrics", reason="requirements-dev.txt installs it")
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 1), (2, 3), pytest.param((3, 1), marks=pytest.mark.slow)]
+    ("sizes", "is_parallel"),
+    [
+        ((1, 1), False),
+        ((2, 3), True),
+        pytest.param((3, 1), False, marks=pytest.mark.slow),
+    ],
 )
 def test_metrics_of_torchmetrics_are_merged(
-    tmp_path: Path, sizes: tuple[int, int]
+    tmp_path: Path, sizes: tuple[int, int], is_parallel: bool
 ) -> None:
     from tests.support.metrics import measure
 
     def run(directory: str, *, leaves: bool) -> Any:
-        return measure(directory, leaves=leaves)
+        return measure(directory, leaves=leaves, is_parallel=is_parallel)
 
     first, second = sizes
-    run_generation(lambda d: run(d, leaves=True), first, str(tmp_path))
-    found = run_generation(lambda d: run(d, leaves=False), second, str(tmp_path))
+    found = []
+    for leaves, world_size in ((True, first), (False, second)):
+        found = run_generation(
+            functools.partial(run, leaves=leaves),
+            world_size,
+            str(tmp_path),
+            timeout=TIMEOUT,
+        )
     numbers = torch.arange(24.0)
     for each in found:
         assert each["all"] == numbers.tolist()
@@ -50,7 +64,7 @@ def test_what_counts_on_each_replica_is_refused_when_it_is_saved(
         GenerationFailed,
         match=r"'metric' \(Counting\) has another state on rank 1 than on rank 0\.",
     ):
-        run_generation(count, 2, str(tmp_path))
+        run_generation(count, 2, str(tmp_path), timeout=TIMEOUT)
     assert list(tmp_path.glob("checkpoint-*")) == []
 
 
@@ -59,11 +73,11 @@ def test_a_metric_that_does_not_say_how_it_is_merged_is_refused(
 ) -> None:
     from tests.support.metrics import register_correlation
 
-    run_generation(register_correlation, 1, str(tmp_path))
+    run_generation(register_correlation, 1, str(tmp_path), timeout=TIMEOUT)
     with pytest.raises(
         GenerationFailed, match=r"metric 'metric.mean_x' \(PearsonCorrCoef\) cannot be"
     ):
-        run_generation(register_correlation, 2, str(tmp_path))
+        run_generation(register_correlation, 2, str(tmp_path), timeout=TIMEOUT)
 
 
 class Forgetful:

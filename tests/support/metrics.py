@@ -10,6 +10,7 @@ from torch import nn
 
 from elasticrun import (
     AdaptiveDataLoader,
+    AdaptiveDataParallel,
     init,
     register,
     remaining_epochs_until,
@@ -27,8 +28,12 @@ class WithMetric(nn.Module):
         self.mean = torchmetrics.MeanMetric()
 
 
-def measure(directory: str, *, leaves: bool) -> dict[str, float]:
-    """Measure the numbers from 0 to 23; with `leaves`, save and go in batch 3."""
+def measure(directory: str, *, leaves: bool, is_parallel: bool) -> dict[str, float]:
+    """Measure the numbers from 0 to 23; with `leaves`, save and go in batch 3.
+
+    Args:
+        is_parallel: Whether a model with a metric is in an AdaptiveDataParallel.
+    """
     init(directory, save_interval="off")
     metrics = {
         "sum": torchmetrics.SumMetric(),
@@ -44,7 +49,11 @@ def measure(directory: str, *, leaves: bool) -> dict[str, float]:
         ),
     }
     model = WithMetric()
-    register(model=model, **metrics)
+    if is_parallel:
+        AdaptiveDataParallel(model)
+        register(**metrics)
+    else:
+        register(model=model, **metrics)
     loader = AdaptiveDataLoader(Numbers(24), 4, shuffle=True, even_batches=False)
     for _ in remaining_epochs_until(1):
         for x in loader:

@@ -34,18 +34,23 @@ _MERGED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 
 
 class MetricState(StatefulState):
-    """A metric, or a module with metrics in it.
+    """A metric, or a module that may have metrics in it.
 
     It is saved as a module is, with all states of its metrics, merged.
+
+    Args:
+        module: The one whose names its state has, if the target is a wrapper of that.
 
     Raises:
         CheckpointError: A metric does not say how its states are merged, and there are
             several replicas.
     """
 
-    def __init__(self, name: str, target: nn.Module) -> None:
+    def __init__(
+        self, name: str, target: nn.Module, module: nn.Module | None = None
+    ) -> None:
         super().__init__(name, target)
-        self._module = target
+        self._module = target if module is None else module
         self._merged: dict[str, Any] = {}
         for key, metric, state in self._states():
             kind = _kind_of(metric, state)
@@ -61,6 +66,8 @@ class MetricState(StatefulState):
 
     def sync(self) -> None:
         """Bring all replicas' states to rank 0, and merge them. Collective."""
+        if not find_metrics(self._module):
+            return
         _share_state_in_groups(self._module)
         own = {key: getattr(metric, state) for key, metric, state in self._states()}
         own |= {
@@ -91,6 +98,9 @@ class MetricState(StatefulState):
 
     def take(self, values: Any) -> None:
         """Give each metric its states: of a sum, all of it to rank 0."""
+        if not find_metrics(self._module):
+            super().take(values)
+            return
         values = type(values)(values)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         counts = {
