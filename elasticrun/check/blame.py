@@ -21,6 +21,7 @@ from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
 _DRAW_RULES = ("ER109", "ER501")
+_SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
 
 
 class Change(NamedTuple):
@@ -208,9 +209,18 @@ class Detective:
 
     def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
         causes = []
+        seeded: set[tuple[int, str]] = set()  # In a replay, a generator.
         for line in lines:
             if line.field.startswith("random.") and line.zone in self.drawing:
                 path = original_path(line.path, self._source)
+                drawn_from = (line.leg, line.field)
+                if _SEEDING.search(source_line(path, line.line)):
+                    seeded.add(drawn_from)
+                    continue
+                # No replay skips anything before the first loop: what is drawn there
+                # from a generator with a seed is what was drawn the first time.
+                if line.zone == "A" and drawn_from in seeded:
+                    continue
                 rule, message = self._rule_at(path, line.line, _DRAW_RULES)
                 cause = Cause(
                     "drawn", line.field, line.zone, None, None, path, line.line,

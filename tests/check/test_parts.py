@@ -12,10 +12,11 @@ import torch
 
 from elasticrun.__main__ import main
 from elasticrun.check.baseline import samples_of
+from elasticrun.check.blame import Detective
 from elasticrun.check.comparing import Mask, compare_fields, compare_files
 from elasticrun.check.replica.fields import fields_of_state, flatten
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import Key
+from elasticrun.check.runs.moments import Key, LineChange
 from elasticrun.check.runs.places import LoopPlace, RestartPlace, parse_place
 from elasticrun.check.runs.plan import KILL, STOP, Limits, Plan, decode_plan
 from elasticrun.check.runs.routes import straight, through
@@ -303,3 +304,33 @@ def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
     first, second = waits_of({0: lines}, 2, source)
     assert first.describe() == f"rank 0 waits in all_reduce at {script}:12 in train"
     assert second.describe() == "rank 1 said nothing"
+
+
+# Causes.
+
+
+def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "torch.manual_seed(0)\n"
+        "net = nn.Linear(4, 3)\n"
+        "shift = random.random()\n"
+        "noise = torch.randn(3)\n"
+    )
+    source = find_source(str(script), directory=str(tmp_path), linked=[])
+    detective = Detective(source, [], mask=Mask(), noise=set(), drawing={"A", "B"})
+    run = CheckedRun(straight(1), tmp_path)
+
+    def lines_blamed(*drawn: tuple[str, str, int]) -> list[int]:
+        lines = [
+            LineChange(f"random.{name}", zone, str(script), line, "", 0, 1, 1)
+            for name, zone, line in drawn
+        ]
+        return [cause.line for cause in detective.causes(run, [], lines)]
+
+    assert lines_blamed(("torch", "A", 1), ("torch", "A", 2)) == [0]  # Unknown.
+    assert lines_blamed(("torch", "A", 2)) == [2]
+    assert lines_blamed(("torch", "A", 1), ("python", "A", 3)) == [3]
+    assert lines_blamed(("torch", "A", 1), ("torch", "B", 4)) == [4]
