@@ -88,6 +88,9 @@ class GradientHooks:
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._is_active = True  # Whether there is more to do than to look for weights.
         self._plain_part: Share | None = None  # Needs none, and nothing hidden.
+        self._sole_part: Share | None = None  # Is to be weighed, and nothing besides.
+        self._sole_weight = 1.0
+        self._hides_too = False  # Whether the hooks are also those that hide.
         self._micro_batch: object = None
         self._counted_in: object = None
         self._checked_loop: object = None
@@ -106,7 +109,7 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
-        self._weighing.end_pass()  # In case that an exception has left it.
+        self._weighing.parts = None  # In case that an exception has left them.
         if self._rehearsal is not None:
             self._rehearse(loader)
         part = None
@@ -117,13 +120,18 @@ class GradientHooks:
                 self._unstepped.note_forward(loop)
         if part is self._plain_part and not self._is_active:
             return True
-        is_step, is_plain = True, True
+        is_step = True
+        weight: float | None = 1.0  # None where each loss has its own.
         if loader is not None:
             is_step = loader.is_step
-            is_plain = loader.has_one_weight and loader.loss_weight == 1.0
+            weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
-        if self._partial.hides or not is_plain or not is_step:
-            self._hook()
+        hides = self._partial.hides or not is_step
+        self._sole_part = None
+        if hides or weight != 1.0:
+            self._hook(hides=hides)
+            if weight and not (hides or self._searches_unused):
+                self._sole_part, self._sole_weight = part, weight
         else:
             self.unhook()
             self._plain_part = part
@@ -237,11 +245,12 @@ class GradientHooks:
 
         return evaluate
 
-    def _hook(self) -> None:
+    def _hook(self, *, hides: bool) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]
-        if hooked == self._hooked:
-            return
+        if hooked == self._hooked and (self._hides_too or not hides):
+            return  # Those that hide do no harm; another change of hooks costs more.
         self.unhook()
+        self._hides_too = hides
         for parameter in self._parameters:
             if parameter.requires_grad:
                 self._hook_one(parameter)
@@ -250,8 +259,10 @@ class GradientHooks:
     def _hook_one(self, parameter: Tensor) -> None:
         node = get_gradient_edge(parameter).node
         before = functools.partial(self._before_adding, parameter)
-        after = functools.partial(self._after_adding, parameter)
         self._hooks += [_Held(node), node.register_prehook(before)]
+        if not self._hides_too:
+            return
+        after = functools.partial(self._after_adding, parameter)
         if self._searches_unused:
             # After DDP's, which takes a parameter for unused if it sees no gradient.
             self._hooks.append(node.register_hook(after))
@@ -280,6 +291,10 @@ class GradientHooks:
         gradient = gradients[0]
         loader = running_loader()
         parts = self._weighing.parts
+        if parts is None and loader is not None and gradient is not None:
+            loop = loader.running_loop
+            if loop is self._checked_loop and loop.current[2] is self._sole_part:
+                return (gradient * self._sole_weight,)  # What most have to do.
         with self._lock:
             if loader is None or loader.is_step:
                 self._awaits_backward = False
