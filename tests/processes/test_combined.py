@@ -49,7 +49,7 @@ class Training:
         net = network()
         optimizer = sgd(net)
         model = AdaptiveDataParallel(net, optimizer, name=f"{self.name}-model")
-        x, y = samples()
+        x, y = samples(23)
         members = {
             "first": AdaptiveDataLoader(
                 TensorDataset(x, y),

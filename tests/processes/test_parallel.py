@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,102 +20,187 @@ from torch.nn.functional import mse_loss
 
 import elasticrun
 from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from elasticrun.testing import GenerationFailed, run_generation
-from tests.support import losses, steps
+from elasticrun.errors import STOPPED
+from elasticrun.testing import GenerationFailed, run_generation, start_generation
+from tests.support import losses, practices, steps
 from tests.support.data import Numbers
 from tests.support.programs import request_stop_and_wait
+from tests.support.stage import Stage
 from tests.support.steps import Case, Elastic, Torch
 
-TIMEOUT = 300.0
-WORLD_SIZES = [1, 2, 3, 4]
-MAX_LOCAL_BATCH_SIZES = [None, 1, 2, 3]
+TIMEOUT = 1800.0  # Of what hangs: every process trains by all rows.
+WORLD_SIZES = [1, 2, 3]
+MAX_LOCAL_BATCH_SIZES = (None, 1, 2)
 ZEROED = ["before forward", "before backward", "after step"]
 
 
-def named(function: Any, **options: Any) -> tuple[str, Case]:
-    label = "-".join([function.__name__, *map(str, options.values())])
-    return label.replace(" ", "-"), functools.partial(function, **options)
+@dataclass(frozen=True)
+class Row:
+    """A practice, and how it is compared with plain torch.
+
+    Attributes:
+        sizes: Into micro-batches of at most how many samples batches are cut.
+        tolerance: None if its steps are those of as many replicas only.
+    """
+
+    case: Case
+    sizes: tuple[int | None, ...] = MAX_LOCAL_BATCH_SIZES
+    tolerance: float | None = 1e-12
 
 
-CASES: dict[str, Case] = dict(
+def row(
+    practice: Any,
+    *,
+    sizes: tuple[int | None, ...] = MAX_LOCAL_BATCH_SIZES,
+    tolerance: float | None = 1e-12,
+    **options: Any,
+) -> tuple[str, Row]:
+    label = "-".join([practice.__name__, *map(str, options.values())])
+    case = functools.partial(practice, **options)
+    return label.replace(" ", "-"), Row(case, sizes, tolerance)
+
+
+WHOLE = (None,)  # It depends on how a batch is cut, or cannot be cut.
+ROWS: dict[str, Row] = dict(
     [
         *(
-            named(steps.everything, zeroed=zeroed, by=by, set_to_none=set_to_none)
-            for zeroed, by, set_to_none in itertools.product(
-                ZEROED, ["optimizer", "model"], [True, False]
-            )
+            row(steps.everything, zeroed=zeroed, by=by)
+            for zeroed, by in itertools.product(ZEROED, ["optimizer", "model"])
         ),
-        named(steps.everything, is_scaled=False),
-        named(steps.everything, gradient_as_bucket_view=True, set_to_none=False),
-        named(steps.two_adversaries),
-        named(steps.gradients_after_the_step),
-        named(steps.several_optimizers),
-        named(steps.regularised),
-        named(steps.gradients_as_values),
-        *(named(steps.structured_output, kind=kind) for kind in ["tuple", "dict"]),
-        named(steps.structured_output, kind="dataclass"),
+        row(steps.everything, set_to_none=False),
+        row(steps.everything, is_scaled=False),
+        row(steps.everything, gradient_as_bucket_view=True, set_to_none=False),
+        row(steps.two_adversaries),
+        row(steps.gradients_after_the_step),
+        row(steps.several_optimizers),
+        row(steps.different_rates),
+        row(steps.regularised),
+        row(steps.gradients_as_values),
         *(
-            named(steps.accumulated_by_hand, zeroed=when)
-            for when in ["before", "after"]
+            row(steps.structured_output, kind=kind)
+            for kind in ["tuple", "dict", "dataclass"]
         ),
-        named(steps.several_passes),
-        named(steps.with_closure),
-        *(named(steps.asking_for_steps, zeroed=when) for when in ["before", "after"]),
-        named(steps.unused_parameters),
-        named(steps.unused_parameters, gradient_as_bucket_view=True),
-        named(steps.unused_parameters, looks_first=True, bucket_cap_mb=1),
-        *(named(steps.left_midway, how=how) for how in ["break", "exception"]),
+        *(row(steps.accumulated_by_hand, zeroed=when) for when in ["before", "after"]),
+        row(steps.several_passes),
+        row(steps.with_closure),
+        *(row(steps.asking_for_steps, zeroed=when) for when in ["before", "after"]),
+        row(steps.unused_parameters),
+        row(steps.unused_parameters, gradient_as_bucket_view=True),
+        row(steps.unused_parameters, looks_first=True, bucket_cap_mb=1),
         *(
-            named(losses.over_tokens, kind=kind)
+            row(losses.over_tokens, kind=kind)
             for kind in ["plain", "scaled", "weighted"]
         ),
-        named(losses.summed),
-        named(losses.weighed_and_not),
-        *(named(losses.frozen_in_turns, in_turns=turns) for turns in [True, False]),
-        named(losses.reading_gradients),
-        named(losses.averaged_by_hand),
+        row(losses.summed),
+        row(losses.weighed_and_not),
+        *(row(losses.frozen_in_turns, in_turns=turns) for turns in [True, False]),
+        row(losses.reading_gradients),
+        *(
+            row(losses.averaged_by_hand, is_module=is_module)
+            for is_module in [True, False]
+        ),
+        row(losses.contrastive, sizes=WHOLE),
+        *(
+            row(losses.global_loss, sizes=WHOLE, has_gradients=has)
+            for has in [True, False]
+        ),
+        row(losses.different_means, sizes=WHOLE),
+        *(
+            row(losses.line_search, sizes=WHOLE, tolerance=1e-9, counts=counts)
+            for counts in [True, False]
+        ),
+        *(
+            row(practices.compiled, sizes=(2,), what=what)
+            for what in ["inside", "in place", "layer", "around", "loss"]
+        ),
+        row(practices.autocast, tolerance=0.01),
+        *(row(practices.checkpointed, use_reentrant=use) for use in [True, False]),
+        *(
+            row(practices.transformer, kind=kind, tolerance=1e-9)
+            for kind in ["GPT-2", "ViT"]
+        ),
+        row(practices.gradient_penalty),
+        row(practices.adversaries_in_turns, sizes=WHOLE),
+        row(practices.muon, tolerance=0.01),
+        row(practices.schedule_free),
+        row(practices.sharded, sizes=WHOLE),
+        row(practices.partitioned),
+        *(
+            row(practices.compressed, sizes=WHOLE, tolerance=None, kind=kind)
+            for kind in ["fp16", "PowerSGD"]
+        ),
     ]
 )
-# What depends on how a batch is cut, or cannot be cut.
-WHOLE: dict[str, Case] = dict(
-    [
-        named(losses.contrastive),
-        *(named(losses.global_loss, has_gradients=has) for has in [True, False]),
-        named(losses.different_means),
-        *(named(losses.line_search, counts=counts) for counts in [True, False]),
-    ]
+
+
+HARMLESS = (
+    "a loss was computed after",
+    "find_unused_parameters=True was",
+    "The .grad attribute of a Tensor",  # Read by torch.compile.
+    "Grad strides do not match",  # DDP, of a gradient of one row.
 )
-EVERY = CASES | WHOLE
 
 
-def sizes_of(label: str) -> list[int | None]:
-    return [None] if label in WHOLE else MAX_LOCAL_BATCH_SIZES
+Loops = tuple[tuple[int | None, list[str]], ...]  # A size each, and its rows.
+ALL: Loops = tuple(
+    (size, [label for label, each in ROWS.items() if size in each.sizes])
+    for size in MAX_LOCAL_BATCH_SIZES
+)
+# Each row once: cut, if it can be.
+EACH_ONCE: Loops = tuple(
+    (size, [label for label, each in ROWS.items() if each.sizes[-1] == size])
+    for size in (None, 2)
+)
+Results = dict[tuple[str, int | None], list[Any]]
 
 
-def run_all_cases() -> dict[tuple[str, int | None], list[Any]]:
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="a loss was computed after")
-    warnings.filterwarnings("ignore", message="find_unused_parameters=True was")
-    return {
-        (label, size): case(Elastic(f"{label}.{size}", size))
-        for label, case in EVERY.items()
-        for size in sizes_of(label)
-    }
+class Table:
+    """A program that trains by the rows of each loop together.
 
+    Args:
+        leave_in: The size of the loop and the number of the global batch before which
+            rank 0 leaves.
+        leave: How it does.
+    """
 
-Results = list[dict[tuple[str, int | None], list[Any]]]
+    def __init__(
+        self,
+        loops: Loops,
+        leave_in: tuple[int | None, int] | None = None,
+        leave: Callable[[], None] = request_stop_and_wait,
+    ) -> None:
+        self._loops = loops
+        self._leave_in = leave_in
+        self._leave = leave
+
+    def __call__(self) -> Results:
+        torch.set_num_threads(1)
+        warnings.simplefilter("error")
+        for harmless in HARMLESS:
+            warnings.filterwarnings("ignore", message=harmless)
+        results = {}
+        for size, labels in self._loops:
+
+            def on_batch(number: int, size: int | None = size) -> None:
+                if (size, number) == self._leave_in and elasticrun.rank() == 0:
+                    self._leave()
+
+            cases = {label: ROWS[label].case for label in labels}
+            trained = steps.train_together(cases, size, on_batch)
+            results |= {(label, size): result for label, result in trained.items()}
+        return results
 
 
 @functools.cache
-def outcome(world_size: int) -> Results | GenerationFailed:
+def outcome(world_size: int) -> list[Results] | GenerationFailed:
     try:
-        return run_generation(run_all_cases, world_size, timeout=TIMEOUT)
+        return run_generation(Table(ALL), world_size, timeout=TIMEOUT)
     except GenerationFailed as failure:
         return failure
 
 
-def results(world_size: int) -> Results:
+def calm(world_size: int) -> list[Results]:
+    """Return what all rows end with on each replica, if nothing interrupts them."""
     given = outcome(world_size)
     if isinstance(given, GenerationFailed):
         raise given
@@ -121,147 +209,112 @@ def results(world_size: int) -> Results:
 
 @functools.cache
 def expected(label: str) -> list[Any]:
-    return EVERY[label](Torch())
+    return steps.train_plainly(ROWS[label].case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("label", EVERY)
+@pytest.mark.parametrize("label", ROWS)
 def test_training_equals_plain_torch(label: str, world_size: int) -> None:
-    for size in sizes_of(label):
-        for result in results(world_size):
+    assert_plain(calm(world_size), label)
+
+
+def assert_plain(results: list[Results], label: str) -> None:
+    """Compare what replicas ended with with plain torch, if that does the same."""
+    each, first = ROWS[label], results[0]
+    for size in each.sizes:
+        if (label, size) not in first:
+            continue
+        for result in results:  # Replicas never differ.
+            assert_same(result[label, size], first[label, size])
+        if each.tolerance is not None:
             torch.testing.assert_close(
-                result[label, size], expected(label), rtol=1e-12, atol=1e-12
+                first[label, size],
+                expected(label),
+                rtol=each.tolerance,
+                atol=each.tolerance,
             )
 
 
-class Interrupted:
-    """Trains over two epochs, and stops the job once, at a given batch."""
+def assert_same(result: Any, other: Any) -> None:
+    torch.testing.assert_close(result, other, rtol=0, atol=0)
 
-    num_samples, batch_size = 57, 10
 
-    def __init__(
-        self, stop: tuple[int, int] | None = None, *, max_local_batch_size: int = 2
-    ) -> None:
-        self.stop = stop
-        self.max_local_batch_size = max_local_batch_size
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
 
-    def module(self) -> nn.Module:
-        net = steps.network()
-        net.append(nn.Linear(2, 2).double())
-        return net
 
-    def __call__(self) -> tuple[list[Tensor], float]:
-        torch.set_num_threads(1)
-        warnings.simplefilter("error")
-        net = self.module()
-        optimizer = steps.sgd(net)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-        model = AdaptiveDataParallel(net, optimizer, scheduler)
-        generator = torch.Generator().manual_seed(3)
-        data = torch.randn(self.num_samples, 7, generator=generator).double()
-        train = AdaptiveDataLoader(
-            torch.utils.data.TensorDataset(data[:, :5], data[:, 5:]),
-            self.batch_size,
-            shuffle=True,
-            max_local_batch_size=self.max_local_batch_size,
+def leave(stage: Stage, world_size: int, *where: Any, exit_code: int = STOPPED) -> None:
+    """Run a generation that leaves in the middle of a loop, in which it saves."""
+    variables = stage.variables(ELASTICRUN_SAVE_EVERY=2, ELASTICRUN_ASYNC_SAVE="off")
+    program = Table(EACH_ONCE, *where)
+    with start_generation(program, world_size, variables=variables) as started:
+        outcomes = started.wait(timeout=TIMEOUT)
+    assert outcomes[0].exit_code == exit_code, outcomes[0].error
+    assert stage.committed()
+
+
+def kill_this() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(stage: Stage, world_size: int) -> list[Results]:
+    variables = stage.variables()
+    program = Table(EACH_ONCE)
+    return run_generation(program, world_size, timeout=TIMEOUT, variables=variables)
+
+
+@pytest.mark.slow
+def test_a_stop_and_a_kill_change_no_bit(stage: Stage) -> None:
+    for size in (None, 2):
+        leave(stage, 2, (size, 1))
+        leave(stage, 2, (size, 5), kill_this, exit_code=-signal.SIGKILL)
+    for result, uninterrupted in zip(go_on(stage, 2), calm(2), strict=True):
+        assert_same(result, {key: uninterrupted[key] for key in result})
+
+
+@pytest.mark.slow
+def test_restarts_at_other_world_sizes_end_alike(stage: Stage) -> None:
+    leave(stage, 2, (None, 1))
+    leave(stage, 1, (2, 1))
+    results = go_on(stage, 3)
+    for label in ROWS:
+        assert_plain(results, label)
+
+
+def leave_midway() -> dict[tuple[str, int | None], list[Any]]:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    return {
+        (how, size): steps.left_midway(
+            Elastic(f"{how}.{size}", steps.make_loader(f"{how}.{size}", size)), how=how
         )
-        for epoch in remaining_epochs_until(2):
-            for number, (x, y) in train.enumerate():
-                optimizer.zero_grad()
-                mse_loss(model(x), y).backward()
-                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-                optimizer.step()
-                scheduler.step()
-                if (epoch, number) == self.stop:
-                    request_stop_and_wait()
-        return steps.state_of(net), scheduler.get_last_lr()[0]
-
-    def run(self, world_size: int, directory: Path) -> list[Any]:
-        variables = {
-            "ELASTICRUN_CHECKPOINT_DIR": str(directory),
-            "ELASTICRUN_SAVE_INTERVAL": "off",
-            "ELASTICRUN_JOB": "test",
-        }
-        return run_generation(self, world_size, timeout=TIMEOUT, variables=variables)
+        for how in ("break", "exception")
+        for size in MAX_LOCAL_BATCH_SIZES
+    }
 
 
 @pytest.mark.slow
-def test_restarts_at_other_world_sizes_end_alike(tmp_path: Path) -> None:
-    (uninterrupted,) = Interrupted(max_local_batch_size=57).run(1, tmp_path / "once")
-    directory = tmp_path / "often"
-    assert Interrupted(stop=(0, 1)).run(2, directory) == [None] * 2
-    assert Interrupted(stop=(0, 4)).run(1, directory) == [None]
-    assert Interrupted(stop=(1, 2)).run(4, directory) == [None] * 4
-    for result in Interrupted().run(3, directory):
-        torch.testing.assert_close(result, uninterrupted, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_loop_left_midway_leaves_nothing(world_size: int) -> None:
+    for results in run_generation(leave_midway, world_size, timeout=TIMEOUT):
+        for (how, _), result in results.items():
+            plain = steps.left_midway(Torch(), how=how)
+            torch.testing.assert_close(result, plain, rtol=1e-12, atol=1e-12)
+
+
+def train_shortly() -> list[Tensor]:
+    return steps.train_together({"summed": losses.summed}, None)["summed"]
 
 
 @pytest.mark.slow
-def test_restart_at_the_same_world_size_is_exact_to_the_bit(tmp_path: Path) -> None:
-    uninterrupted = Interrupted().run(3, tmp_path / "once")
-    Interrupted(stop=(0, 3)).run(3, tmp_path / "often")
-    again = Interrupted().run(3, tmp_path / "often")
-    torch.testing.assert_close(again, uninterrupted, rtol=0, atol=0)
-
-
-class Stepwise:
-    """Runs cases one after another; asks for a stop in a batch of one of them."""
-
-    cases = (
-        "several_optimizers",
-        "over_tokens-scaled",
-        "frozen_in_turns-False",
-        "averaged_by_hand",
-        "contrastive",
-        "line_search-False",
-    )
-
-    def __init__(self, stop_in: str | None = None) -> None:
-        self.stop_in = stop_in
-
-    def __call__(self) -> list[Any]:
-        torch.set_num_threads(1)
-        return [EVERY[label](Stopping(label, self.stop_in)) for label in self.cases]
-
-    def run(self, directory: Path) -> list[Any]:
-        variables = {
-            "ELASTICRUN_CHECKPOINT_DIR": str(directory),
-            "ELASTICRUN_SAVE_INTERVAL": "off",
-            "ELASTICRUN_JOB": "test",
-        }
-        return run_generation(self, 2, timeout=TIMEOUT, variables=variables)
-
-
-class Stopping(Elastic):
-    def __init__(self, name: str, stop_in: str | None) -> None:
-        super().__init__(name, None if name in WHOLE else 2)
-        self._stops = name == stop_in
-
-    def batches(self) -> Iterator[tuple[int, Any]]:
-        for number, batch in super().batches():
-            if self._stops and elasticrun.rank() == 0:
-                self._stops = False
-                request_stop_and_wait()
-            yield number, batch
-
-
-@pytest.mark.slow
-def test_a_stop_in_any_case_changes_no_bit(tmp_path: Path) -> None:
-    calm = Stepwise().run(tmp_path / "calm")
-    for label in Stepwise.cases:
-        assert Stepwise(stop_in=label).run(tmp_path / "often") == [None] * 2
-    again = Stepwise().run(tmp_path / "often")
-    torch.testing.assert_close(again, calm, rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_checkpoint_of_replicas_loads_into_the_bare_module(tmp_path: Path) -> None:
-    result, _ = Interrupted().run(2, tmp_path)
-    (path,) = tmp_path.glob("checkpoint-*/model")
-    bare = Interrupted().module()
+def test_checkpoint_of_replicas_loads_into_the_bare_module(stage: Stage) -> None:
+    result, _ = run_generation(train_shortly, 2, variables=stage.variables())
+    (path,) = stage.checkpoints.glob("checkpoint-*/size-None.summed-1")
+    bare = steps.network()
     bare.load_state_dict(torch.load(path, weights_only=True))
-    torch.testing.assert_close(steps.state_of(bare), result[0], rtol=0, atol=0)
+    assert_same(steps.state_of(bare), result)
 
 
 def train_and_evaluate_unevenly() -> tuple[list[Tensor], int, int]:
@@ -329,11 +382,9 @@ def count_reductions() -> tuple[int, int]:
         num_reductions += 1
         return allreduce_hook(group, bucket)
 
-    assert model._reduction is not None
-    model._reduction.register_comm_hook(None, reduce)
+    model.register_comm_hook(None, reduce)
     num_passes = 0
-    data = torch.utils.data.TensorDataset(*steps.samples())
-    for x, y in AdaptiveDataLoader(data, 10, max_local_batch_size=1):
+    for x, y in steps.make_loader("train", 1):
         optimizer.zero_grad()
         mse_loss(model(x), y).backward()
         optimizer.step()
@@ -344,15 +395,14 @@ def count_reductions() -> tuple[int, int]:
 @pytest.mark.slow
 def test_a_global_batch_has_one_reduction() -> None:
     for num_reductions, num_passes in run_generation(count_reductions, 2):
-        assert (num_reductions, num_passes) == (3, 5 + 5 + 2)
+        assert (num_reductions, num_passes) == (3, 4 + 4 + 1)
 
 
 def skip_the_last_backward_pass() -> None:
     net = steps.network()
     optimizer = steps.sgd(net)
     model = AdaptiveDataParallel(net, optimizer)
-    data = torch.utils.data.TensorDataset(*steps.samples())
-    loader = AdaptiveDataLoader(data, 10, max_local_batch_size=3)
+    loader = steps.make_loader("train", 2)
     for x, y in loader:
         loss = mse_loss(model(x), y)
         if not loader.is_step:

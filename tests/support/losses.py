@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from elasticrun import world_size
 from tests.support.steps import (
-    NUM_LOOPS,
-    Elastic,
+    NUM_BATCHES,
+    Practice,
     Torch,
+    is_spread,
     network,
     sgd,
     state_of,
+    train_by,
 )
 
 
@@ -38,17 +41,17 @@ class _Gather(torch.autograd.Function):
 
 def gather(given: Torch, rows: Tensor) -> tuple[Tensor, int]:
     """Return the rows of all replicas without padding, and where this one's begin."""
-    if not isinstance(given, Elastic) or world_size() == 1:
+    if not is_spread(given):
         return rows, 0
-    num_valid = torch.tensor([given.loader.num_valid])
-    counts = [torch.empty_like(num_valid) for _ in range(world_size())]
-    dist.all_gather(counts, num_valid)
+    own = torch.tensor([given.num_valid(rows)])
+    counts = [torch.empty_like(own) for _ in range(world_size())]
+    dist.all_gather(counts, own)
     lengths = [int(count) for count in counts]
     longest = max(*lengths, 1)
     padded = torch.cat([rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])])
     parts = _Gather.apply(padded)
-    own = [part[:length] for part, length in zip(parts, lengths, strict=True)]
-    return torch.cat(own), sum(lengths[: dist.get_rank()])
+    real = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    return torch.cat(real), sum(lengths[: dist.get_rank()])
 
 
 def weigh(model: Any, loss: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -59,26 +62,23 @@ def weigh(model: Any, loss: Tensor, *args: Any, **options: Any) -> Tensor:
     return weighed
 
 
-def num_valid(given: Torch, rows: Tensor) -> int:
-    return given.loader.num_valid if isinstance(given, Elastic) else len(rows)
-
-
-def contrastive(given: Torch) -> list[Any]:
+def contrastive(given: Torch) -> Practice:
     """Each sample is to find its pair among those of all replicas."""
     net = nn.ModuleList([network(2), network(2, 2)])
     optimizer = sgd(net)
     model = given.parallel(Pair(net), optimizer)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            first, second = model(x, y)
-            others, begin = gather(given, second)
-            own = torch.arange(len(x)) + begin
-            loss = cross_entropy(first @ others.T, own % len(others))
-            weigh(model, loss).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-            optimizer.step()
-    return state_of(net)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        first, second = model(x, y)
+        others, begin = gather(given, second)
+        own = torch.arange(len(x)) + begin
+        loss = cross_entropy(first @ others.T, own % len(others))
+        weigh(model, loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+
+    return step, lambda: state_of(net)
 
 
 class Pair(nn.Module):
@@ -90,31 +90,32 @@ class Pair(nn.Module):
         return normalize(self.net[0](x)), normalize(self.net[1](y))
 
 
-def global_loss(given: Torch, *, has_gradients: bool) -> list[Any]:
+def global_loss(given: Torch, *, has_gradients: bool) -> Practice:
     """Each replica computes the loss of all, of which it has all gradients or its."""
     net = network(2)
     optimizer = sgd(net)
     model = given.parallel(net, optimizer)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            output = model(x)
-            targets, _ = gather(given, y)
-            outputs, begin = gather(given, output)
-            if not has_gradients:
-                own = output[: num_valid(given, x)]
-                rest = outputs.detach()
-                outputs = torch.cat([rest[:begin], own, rest[begin + len(own) :]])
-            loss = ((outputs - targets).mean(0) ** 2).sum()  # Not a sum over samples.
-            if has_gradients:
-                weigh(model, loss).backward()
-            else:
-                weigh(model, loss, reduction="sum").backward()
-            optimizer.step()
-    return state_of(net)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        output = model(x)
+        targets, _ = gather(given, y)
+        outputs, begin = gather(given, output)
+        if not has_gradients:
+            own = output[: given.num_valid(x)]
+            rest = outputs.detach()
+            outputs = torch.cat([rest[:begin], own, rest[begin + len(own) :]])
+        loss = ((outputs - targets).mean(0) ** 2).sum()  # Not a sum over samples.
+        if has_gradients:
+            weigh(model, loss).backward()
+        else:
+            weigh(model, loss, reduction="sum").backward()
+        optimizer.step()
+
+    return step, lambda: state_of(net)
 
 
-def over_tokens(given: Torch, *, kind: str) -> list[Any]:
+def over_tokens(given: Torch, *, kind: str) -> Practice:
     """A mean over those of each sample's tokens that count, some samples having none.
 
     Args:
@@ -130,161 +131,178 @@ def over_tokens(given: Torch, *, kind: str) -> list[Any]:
     weights = None
     if kind == "weighted":
         weights = torch.tensor([0.3, 2.0], dtype=torch.float64)
-    for _ in range(NUM_LOOPS):
-        for _, (x, _y) in given.batches():
-            optimizer.zero_grad()
-            logits = model(x).reshape(-1, 2)
-            labels = (x[:, :3] > 0).long()
-            labels[torch.cumsum(x.abs(), 1)[:, :3] > 2.0] = -100
-            labels = labels.flatten()
-            is_counted = labels != -100
-            total = is_counted.sum()
-            if weights is not None:
-                total = weights[labels[is_counted]].sum()
-            loss = cross_entropy(logits, labels, weights, reduction="sum") / (
-                total.clamp(min=1e-9)
-            )
-            loss = weigh(model, loss, total)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-            scaler.step(optimizer)
-            scaler.update()
-    return state_of(net)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        logits = model(x).reshape(-1, 2)
+        labels = (x[:, :3] > 0).long()
+        labels[torch.cumsum(x.abs(), 1)[:, :3] > 2.0] = -100
+        labels = labels.flatten()
+        is_counted = labels != -100
+        total = is_counted.sum()
+        if weights is not None:
+            total = weights[labels[is_counted]].sum()
+        loss = cross_entropy(logits, labels, weights, reduction="sum") / (
+            total.clamp(min=1e-9)
+        )
+        loss = weigh(model, loss, total)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step, lambda: state_of(net)
 
 
-def summed(given: Torch) -> list[Any]:
+def summed(given: Torch) -> Practice:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    model = given.parallel(net, optimizer)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            loss = mse_loss(model(x), y, reduction="sum")
-            weigh(model, loss, reduction="sum").backward()
-            nn.utils.clip_grad_value_(net.parameters(), 1.0)
-            optimizer.step()
-    return state_of(net)
+
+    def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        loss = mse_loss(model(x), y, reduction="sum")
+        return weigh(model, loss, reduction="sum")
+
+    return train_by(given, net, loss_of, optimizer)
 
 
-def different_means(given: Torch) -> list[Any]:
+def different_means(given: Torch) -> Practice:
     """A loss over positive values, one over samples, and a penalty, in one pass."""
-    net = network()
-    optimizer = sgd(net)
-    model = given.parallel(net, optimizer)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            output = model(x)
-            positive = y > 0.5
-            count = positive.sum().item()
-            over_positive = ((output - y)[positive] ** 2).sum() / max(count, 1)
-            over_samples = ((output.mean(1) - 1) ** 2).mean()
-            penalty = sum((each**2).sum() for each in net.parameters())
-            loss = weigh(model, over_positive, count)
-            loss = loss + weigh(model, over_samples + 0.1 * penalty)
-            loss.backward()
-            optimizer.step()
-    return state_of(net)
+
+    def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        output = model(x)
+        positive = y > 0.5
+        count = positive.sum().item()
+        over_positive = ((output - y)[positive] ** 2).sum() / max(count, 1)
+        over_samples = ((output.mean(1) - 1) ** 2).mean()
+        penalty = sum((each**2).sum() for each in model.parameters())
+        loss = weigh(model, over_positive, count)
+        return loss + weigh(model, over_samples + 0.1 * penalty)
+
+    return train_by(given, network(), loss_of)
 
 
-def weighed_and_not(given: Torch) -> list[Any]:
+def weighed_and_not(given: Torch) -> Practice:
     """Two passes in a turn, of which one needs no weighing."""
     net = network()
     optimizer = sgd(net)
     model = given.parallel(net, optimizer)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            mse_loss(model(x), y).backward()
-            loss = ((model(-x) - 1) ** 2).mean()
-            weigh(model, loss).backward()
-            optimizer.step()
-    return state_of(net)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        loss = ((model(-x) - 1) ** 2).mean()
+        weigh(model, loss).backward()
+        optimizer.step()
+
+    return step, lambda: state_of(net)
 
 
-def line_search(given: Torch, *, counts: bool) -> list[Any]:
+def line_search(given: Torch, *, counts: bool) -> Practice:
     """LBFGS, which decides by its closure's loss how often it calls that."""
     net = network()
     optimizer = torch.optim.LBFGS(
         net.parameters(), max_iter=4, line_search_fn="strong_wolfe"
     )
     model = given.parallel(net, optimizer)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
 
-            def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
-                optimizer.zero_grad()
-                if counts:
-                    positive = y > 0.2
-                    total = positive.sum()
-                    loss = ((model(x) - y)[positive] ** 2).sum() / total.clamp(min=1)
-                    loss = weigh(model, loss, total)
-                else:
-                    loss = mse_loss(model(x), y)
-                loss.backward()
-                return loss
+    def step(x: Tensor, y: Tensor) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            if counts:
+                positive = y > 0.2
+                total = positive.sum()
+                loss = ((model(x) - y)[positive] ** 2).sum() / total.clamp(min=1)
+                loss = weigh(model, loss, total)
+            else:
+                loss = mse_loss(model(x), y)
+            loss.backward()
+            return loss
 
-            optimizer.step(closure)
-    return state_of(net)
+        optimizer.step(closure)
+
+    return step, lambda: state_of(net)
 
 
-def frozen_in_turns(given: Torch, *, in_turns: bool) -> list[Any]:
+def frozen_in_turns(given: Torch, *, in_turns: bool) -> Practice:
     """A layer is unfrozen in the second loop, and (in turns) another frozen."""
     net = network()
     net[0].requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
-    model = given.parallel(net, optimizer)
-    for loop in range(NUM_LOOPS):
-        net[0].requires_grad_(loop == 1)
-        net[2].weight.requires_grad_(loop == 0 or not in_turns)
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            mse_loss(model(x), y).backward()
-            optimizer.step()
-    return state_of(net)
+
+    def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        is_first = given.number < NUM_BATCHES
+        net[0].requires_grad_(not is_first)
+        net[2].weight.requires_grad_(is_first or not in_turns)
+        return mse_loss(model(x), y)
+
+    return train_by(given, net, loss_of, optimizer)
 
 
-def reading_gradients(given: Torch) -> list[Any]:
+def reading_gradients(given: Torch) -> Practice:
     """Changes each gradient after each pass, without asking whether there is one."""
     net = network()
     optimizer = sgd(net)
     model = given.parallel(net, optimizer)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            mse_loss(model(x), y).backward()
-            for parameter in net.parameters():
-                assert parameter.grad is not None
-                parameter.grad.add_(0.01).clamp_(-0.05, 0.05)
-            optimizer.step()
-    return state_of(net)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        for parameter in net.parameters():
+            assert parameter.grad is not None
+            parameter.grad.add_(0.01).clamp_(-0.05, 0.05)
+        optimizer.step()
+
+    return step, lambda: state_of(net)
 
 
-class HandwrittenAverage(nn.Module):
+class Average:
     """An average of parameters that is not torch's."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        super().__init__()
-        self.decay = decay
-        self.average = nn.ParameterList(each.detach() for each in module.parameters())
+    def __init__(self, module: nn.Module) -> None:
+        self.values = [each.detach().clone() for each in module.parameters()]
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        for mean, each in zip(self.average, module.parameters(), strict=True):
-            mean.lerp_(each, 1 - self.decay)
+        for mean, each in zip(self.values, module.parameters(), strict=True):
+            mean.lerp_(each, 0.2)
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        self.values = state["values"]
 
 
-def averaged_by_hand(given: Torch) -> list[Any]:
+class AverageModule(nn.Module):
+    """One that is a module, of which timm's is a kind."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module)
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        pairs = zip(self.module.parameters(), module.parameters(), strict=True)
+        for mean, each in pairs:
+            mean.lerp_(each, 0.2)
+
+
+def averaged_by_hand(given: Torch, *, is_module: bool) -> Practice:
     net = network()
     optimizer = sgd(net)
     model = given.parallel(net, optimizer)
-    ema = HandwrittenAverage(net, 0.8)
+    ema = AverageModule(net) if is_module else Average(net)
     given.keep(ema=ema)
-    for _ in range(NUM_LOOPS):
-        for _, (x, y) in given.batches():
-            optimizer.zero_grad()
-            mse_loss(model(x), y).backward()
-            optimizer.step()
-            ema.update(model)
-    return state_of(net, ema)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        ema.update(model)
+
+    def result() -> list[Any]:
+        of_average = state_of(ema) if isinstance(ema, AverageModule) else ema.values
+        return [*state_of(net), *of_average]
+
+    return step, result
