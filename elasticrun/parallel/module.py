@@ -166,7 +166,8 @@ class AdaptiveDataParallel(nn.Module):
                 _check_even(loader)
                 object.__setattr__(self, "_even_loop", loop)
             output = ddp(*args, **kwargs)
-            self._pace.end(loop)
+            if not torch.compiler.is_compiling():  # It would warn of the clock.
+                self._pace.end(loop)
         if (
             self._has_common_buffers
             and ddp.module.training
