@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.data.loader import AdaptiveDataLoader
@@ -91,16 +92,18 @@ class Elastic(Callback):
 
     def _stand_in(self, loader: Any) -> Any:
         """Return what Lightning iterates in place of a loader."""
+        is_fitting = self._trainer.state.fn == TrainerFn.FITTING
         if not isinstance(loader, AdaptiveDataLoader):
+            if not is_fitting:
+                return loader
             raise TypeError(
                 f"fit() got a {type(loader).__name__}, whose batches depend on the "
                 "number of devices and whose place is lost at a restart. Make it an "
                 "AdaptiveDataLoader(data, batch_size) with the batch size of all "
                 "devices together."
             )
-        if self._trainer.training:
-            return _Batches(loader, self)
-        return _Batches(loader, None)
+        is_for_training = is_fitting and self._trainer.training
+        return _Batches(loader, self if is_for_training else None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put back the averages over the epoch, and what was logged last."""
@@ -115,15 +118,13 @@ class Elastic(Callback):
     def _reset_epoch(self) -> None:
         """Reset the loop of an epoch; ours are never left within a batch.
 
-        Lightning would skip a validation or count one step more after a restart.
+        Lightning would skip a validation, and the schedulers on a plateau.
         """
         epoch_loop: Any = self._trainer.fit_loop.epoch_loop
-        num_steps = epoch_loop._batches_that_stepped
         was_restarting = epoch_loop.restarting
         self._reset_of_lightning()
         if was_restarting:
             epoch_loop.restarting = False  # And the loops within.
-            epoch_loop._batches_that_stepped = num_steps
             self._trainer.fit_loop._restarting = False
 
     # In the loop.

@@ -83,6 +83,7 @@ class Log(Callback):
         values = [float(trainer.callback_metrics[name]) for name in names]
         loop = trainer.fit_loop
         counts = [trainer.global_step, trainer.current_epoch, loop.total_batch_idx]
+        counts.append(loop.epoch_loop._batches_that_stepped)  # What loggers count by.
         self.lines.append([*counts, *values])
 
 

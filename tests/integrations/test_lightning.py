@@ -60,10 +60,18 @@ def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
     assert len({generation for generation, _ in deliveries(tmp_path / "trace")}) > 6
 
 
-@pytest.mark.parametrize("accumulated", [1, 3])
-@pytest.mark.parametrize("died_in", EVERY_BATCH)
+@pytest.fixture(scope="module")
+def calm_accumulating(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("accumulating")
+    return run(directory, Fit(str(directory), accumulated=3))
+
+
+@pytest.mark.parametrize(
+    ("died_in", "accumulated"),
+    [*((batch, 1) for batch in EVERY_BATCH), (2, 3), (4, 3), (7, 3)],
+)
 def test_kills_do_not_show(
-    tmp_path: Path, calm: Any, died_in: int, accumulated: int
+    tmp_path: Path, calm: Any, calm_accumulating: Any, died_in: int, accumulated: int
 ) -> None:
     def die(trainer: Trainer) -> None:
         if trainer.fit_loop.total_batch_idx + 1 == died_in:
@@ -71,12 +79,7 @@ def test_kills_do_not_show(
 
     fit = Fit(str(tmp_path), accumulated=accumulated)
     assert run(tmp_path, replace(fit, on_batch=die), save_interval=0) is None
-    ended = run(tmp_path, fit)
-    expected = calm[0]
-    if accumulated != 1:
-        other = tmp_path / "other"
-        expected = run(other, replace(fit, directory=str(other)))
-    assert ended == expected
+    assert run(tmp_path, fit) == (calm[0] if accumulated == 1 else calm_accumulating)
     assert delivered(tmp_path / "trace") == calm[1]
 
 
@@ -120,3 +123,19 @@ def test_what_is_not_supported_is_refused(job: Any) -> None:
         Trainer(max_steps=3, **elastic).fit(Net(), loader)
     with pytest.raises(TypeError, match="got a DataLoader, whose batches depend"):
         Trainer(max_epochs=1, **elastic).fit(Net(), DataLoader(data, 6))
+
+
+def test_after_the_fit_any_loader_is_taken(job: Any) -> None:
+    data = Fit("")._data()[0]
+    trainer = Trainer(
+        max_epochs=1,
+        callbacks=[Elastic()],
+        logger=False,
+        enable_checkpointing=False,
+        **Elastic.devices(),
+    )
+    own = AdaptiveDataLoader(data, 6, shuffle=True)
+    net = Net()
+    trainer.fit(net, own)
+    first, again = (trainer.validate(net, x) for x in (own, DataLoader(data, 6)))
+    assert first[0]["valid"] == pytest.approx(again[0]["valid"], rel=1e-5)
