@@ -269,7 +269,7 @@ def _leave(
 
 
 def _remove_all_but(kept: Path, folder: Path) -> None:
-    """Remove a folder but for one of its folders, and those that this is in."""
+    """Remove what is in a folder, except `kept` and the folders above it."""
     for path in folder.iterdir():
         if path in kept.parents:
             _remove_all_but(kept, path)

@@ -128,7 +128,7 @@ def _aside(directory: Path, number: int) -> Path:
 
 
 def _fingerprint(program: Program) -> str:
-    """Return what differs when the program or its arguments do."""
+    """Return a digest of the program's file and of its arguments."""
     digest = hashlib.sha256(
         json.dumps([program.kind, program.target, program.arguments]).encode()
     )

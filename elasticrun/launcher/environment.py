@@ -33,7 +33,7 @@ def replace_variables(new: dict[str, str]) -> None:
 
 
 def changes(before: Mapping[str, str]) -> Changes:
-    """Return this process's variables that were others before; None if removed."""
+    """Return the variables whose values differ from `before`; None if removed."""
     return {
         name: os.environ.get(name)
         for name in before.keys() | os.environ.keys()

@@ -286,7 +286,7 @@ class Exchange:
 
     @property
     def num_said(self) -> int:
-        """How much of what this end has said is still there."""
+        """How many keys this end has put into the store and not removed."""
         return len(self._said)
 
     def forget(self, number: int) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore
 
 from elasticrun.errors import AgreementError
 from elasticrun.replicas.devices import choose_device
-from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.environment import Environment, keep_gloo_on_loopback
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.gloo import wait_for_threads_at_exit
@@ -21,8 +23,7 @@ from elasticrun.replicas.open_files import (
     largest_world,
 )
 from elasticrun.replicas.opening_store import open_store
-from elasticrun.replicas.process_group import start_process_group
-from elasticrun.replicas.store import ALL_LEAVE, LEAVING, JobStore
+from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
 
 _LEAVING_SECONDS = 10.0
 
@@ -114,7 +115,7 @@ def join(
     links: Links
     links = Hub(store) if environment.rank == 0 else Spoke(store, environment.rank)
     if owns_group:
-        start_process_group(environment, store, device, timeout=timeout)
+        _start_process_group(environment, store, device, timeout=timeout)
     return Membership(environment, device, store, links, owns_group)
 
 
@@ -140,3 +141,28 @@ def _as_in_group(environment: Environment) -> Environment:
         world_size=len(hosts),
         local_world_size=hosts.count(hosts[rank]),
     )
+
+
+def _start_process_group(
+    environment: Environment,
+    store: JobStore,
+    device: torch.device,
+    *,
+    timeout: float | None = None,
+) -> None:
+    """Start the default process group over this generation's own store. Collective."""
+    if environment.local_world_size == environment.world_size:
+        keep_gloo_on_loopback(_loopback_interface())
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore(PROCESS_GROUP, store.client),
+        rank=environment.rank,
+        world_size=environment.world_size,
+        device_id=device if device.type == "cuda" else None,
+        timeout=None if timeout is None else timedelta(seconds=timeout),
+    )
+
+
+def _loopback_interface() -> str:
+    names = {name for _, name in socket.if_nameindex()}
+    return "lo" if "lo" in names else "lo0"

@@ -156,7 +156,7 @@ class SignalPipe:
         self._previous.clear()
 
     def _give_up_turn(self) -> None:
-        """Leave the pipes that were installed one over another; it is not the last."""
+        """Be left out of the chain of pipes, although another was installed over it."""
         inner = _active
         while inner is not None and inner._outer is not self:
             inner = inner._outer

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _has_variables(wanted: dict[str, str | None]) -> bool:
-    """Return whether imports have set here what they, or the program, set there."""
+    """Return whether imports gave this process the variables that a replica has."""
     own = environment.variables()
     return all(own.get(name) == value for name, value in wanted.items())
 

@@ -51,7 +51,7 @@ def preload(wanted: Sequence[str], *, names_culprit: bool) -> tuple[str, int]:
 
 
 def _import(name: str) -> str:
-    """Import a module; return why what it did holds for one process, or nothing.
+    """Import a module; return why replicas cannot share what it did, or nothing.
 
     Replicas that shared a temporary folder would spoil it for each other, and the first
     one to end would remove it; and all would have what one of them derives from its

@@ -143,7 +143,7 @@ class NodesListener(Protocol):
         """A replica has failed, or hangs, on another node."""
 
     def on_broken(self, text: str) -> None:
-        """A node is gone, and what its replicas did with it."""
+        """A node is gone, and with it replicas that the generation needs."""
 
     def on_verdict(self, verdict: Verdict) -> None:
         """This is how the generation ended, on all nodes."""

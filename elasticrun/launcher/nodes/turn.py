@@ -76,7 +76,7 @@ class Turn:
 
     @property
     def addresses(self) -> list[str]:
-        """At which nodes reach each other, by number."""
+        """The addresses at which nodes reach each other, by number."""
         return [str(note["address"]) for note in self._in_order()]
 
     def _in_order(self) -> list[Note]:

@@ -88,8 +88,6 @@ class Reporter:
     def _handle(self, message: Message) -> None:
         if message["type"] == "stop":
             self._stop_cause = message["cause"]
-        elif message["type"] == "look":
-            self._last = {}
 
     def _ask_to_stop(self, job: Job) -> None:
         """Pass the launcher's wish on, once there is a job that can be asked."""
