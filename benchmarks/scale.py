@@ -3,13 +3,14 @@
     python benchmarks/scale.py [--replicas 100 1000 10000]
 
 Rank 0 is real: its watcher and the connections to the others, the store and what is
-said over it, capturing, the manifest and the commit. The others are one process that
-answers for all of them, over a connection of each to rank 0's watcher but a single one
-to the store; their files are small and not flushed.
+said over it, capturing, the files of random states, the manifest and the commit. The
+others are one process that answers for all of them, over a connection of each to rank
+0's watcher but a single one to the store.
 
 CPU seconds are those of rank 0's process without its training thread. That thread waits
-as for a GPU, half a millisecond at a time; a hold is how much longer it waited while
-other threads of its process were at work, `capture_ms` its own CPU time for a save.
+as for a GPU, half a millisecond at a time; a hold is how much longer it waited, though
+not for a free CPU, while other threads of its process were at work. `capture_ms` is its
+own CPU time for a save.
 Bytes that leave rank 0 are those of messages and of the store's values.
 """
 
@@ -23,11 +24,9 @@ import statistics
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -35,11 +34,9 @@ import torch
 from machine import report
 from torch.distributed import TCPStore
 
-from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.generators import Generators
-from elasticrun.checkpoint.states.state import replica_file_name
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.replicas.agreement import CHECKPOINT
 from elasticrun.replicas.environment import Environment
@@ -116,6 +113,7 @@ class Others:
     def __init__(self, address: str, directory: str, num_replicas: int) -> None:
         store = JobStore(Address.parse(address), None)
         self._directory = directory
+        self._random = Generators(torch.device("cpu")).capture()
         self._selector = selectors.DefaultSelector()
         self._exchanges = {
             rank: Exchange(store, rank=rank, world_size=num_replicas)
@@ -149,14 +147,12 @@ class Others:
         said = {rank: end.num_said for rank, end in self._exchanges.items()}
         for end in self._exchanges.values():
             end.hear(save_begun(number), timeout=PATIENCE)
-        path = Path(CheckpointStore(self._directory, job="scale").join(number).path)
-        content = bytes(10_000)
+        CheckpointStore(self._directory, job="scale").join(number)
+        written = Written(position, gathered={"random": self._random})
+        report, parts = written.encode(), written.encode_gathered()
         for rank, end in self._exchanges.items():
-            name = replica_file_name("random", rank)
-            (path / name).write_bytes(content)
-            record = FileRecord(name, len(content), zlib.crc32(content))
             end.forget(said[rank])
-            end.tell(save_written(number), Written(position, (record,)).encode())
+            end.tell(save_written(number), report, parts=parts)
         for end in self._exchanges.values():
             end.hear(save_ended(number), timeout=PATIENCE)
 
@@ -183,14 +179,23 @@ def be_the_others(
 
 @dataclass
 class Clocks:
-    """What has gone by for the training thread, and for the others of its process."""
+    """What has gone by for the training thread, and for the others of its process.
+
+    Attributes:
+        ready: How long that thread has waited for nothing but a CPU, as on a machine
+            that other programs use as well.
+    """
 
     wall: float
     others: float
+    ready: float
 
     @classmethod
     def now(cls) -> Clocks:
-        return cls(time.perf_counter(), time.process_time() - time.thread_time())
+        with open("/proc/thread-self/schedstat") as file:
+            ready = int(file.read().split()[1]) / 1e9
+        others = time.process_time() - time.thread_time()
+        return cls(time.perf_counter(), others, ready)
 
 
 def train_until(is_over: Callable[[], object]) -> float:
@@ -200,8 +205,8 @@ def train_until(is_over: Callable[[], object]) -> float:
     while not is_over():
         time.sleep(LOOK_SECONDS)
         now = Clocks.now()
-        wall, others = now.wall - last.wall - LOOK_SECONDS, now.others - last.others
-        longest, last = max(longest, min(wall, others)), now
+        wall = now.wall - last.wall - (now.ready - last.ready) - LOOK_SECONDS
+        longest, last = max(longest, min(wall, now.others - last.others)), now
     return longest
 
 

@@ -17,7 +17,8 @@ from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
 from elasticrun.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
+_OLDEST_FORMAT = 1  # Of which this elasticrun can read the states.
 MANIFEST_NAME = "manifest.json"
 _END_OF_TIME = 253402300800  # The year 10000, which nothing can show.
 VERSIONS_JOB = "AtomicDirectory"  # In the place of a job's name: no job has them.
@@ -119,15 +120,16 @@ def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
         )
     try:
         fields = json.loads(data)
-        if fields["format"] == FORMAT:
+        if fields["format"] in range(_OLDEST_FORMAT, FORMAT + 1):
             return _decode_fields(fields)
     except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise DamagedFileError(f"{source} is no manifest: {error!r}.") from error
     raise CheckpointError(
         f"{source} has checkpoint format {fields['format']}, written by elasticrun "
         f"{fields.get('elasticrun_version', 'of an unknown version')}; this elasticrun "
-        f"reads format {FORMAT}. Its states cannot be understood here. Go on with the "
-        "elasticrun that wrote it, or start anew in another checkpoint directory."
+        f"reads formats {_OLDEST_FORMAT} to {FORMAT}. Its states cannot be understood "
+        "here. Go on with the elasticrun that wrote it, or start anew in another "
+        "checkpoint directory."
     )
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_file
 from elasticrun.errors import (
     CheckpointError,
@@ -79,9 +80,11 @@ class Registry:
         if checkpoint is None:
             return False
         _check_kind(state, checkpoint)
-        if not checkpoint.has(file_name):
-            return False
         try:
+            if isinstance(state, GatheredState):
+                return state.load_from(checkpoint, self._rank)
+            if not checkpoint.has(file_name):
+                return False
             with checkpoint.open(file_name) as file:
                 state.load_with(file, checkpoint.open)
         except CheckpointError as error:
@@ -131,11 +134,7 @@ class Registry:
 
     def file_names(self, world_size: int) -> list[str]:
         """Return the files that the states of all ranks make, without carry-overs."""
-        return [
-            state.file_name(rank)
-            for state in self
-            for rank in (range(world_size) if state.is_per_replica else (0,))
-        ]
+        return [name for state in self for name in state.file_names(world_size)]
 
     def carried_over(self, checkpoint: Checkpoint | None) -> list[str]:
         """Return the files of the checkpoint that no registered state has claimed."""

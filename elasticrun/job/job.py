@@ -118,7 +118,7 @@ class Job:
         self.start = start.position or Position()
         self.progress = Progress(start.position)
         self._generators = Generators(self.device)
-        self._register_generators(start.newest)
+        self.register(self._generators)
         self._schedule = Schedule(
             self.settings,
             generation=self.generation,
@@ -364,14 +364,6 @@ class Job:
     def _on_gone(self, rank: int, fate: str) -> None:
         if self._saver is not None:
             self._saver.note_gone(rank, fate)
-
-    def _register_generators(self, newest: Checkpoint | None) -> None:
-        if self.register(self._generators) or newest is None:
-            return
-        another = f"{self._generators.name}.rank-0"
-        if newest.has(another):
-            with newest.open(another) as file:
-                self._generators.derive(file, self.rank)
 
     def _open_trace(self) -> Trace | None:
         if self.settings.trace_dir is None:

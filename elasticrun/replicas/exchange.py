@@ -4,6 +4,7 @@ What is said stands in the job's store, under keys that this module and `store` 
 conversation has a topic, which is the same on all replicas and used once:
 
     <topic>/<rank>          what a replica tells rank 0
+    <topic>/<rank>/<part>   what else it tells, which rank 0 fetches when it needs it
     <topic>/verdict         what rank 0 has decided, or why it could not
     <topic>/heard/<rank>    that a replica knows it, when rank 0 asks back
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ _LAST_WORD_SECONDS = 5.0  # For those who live to hear why nothing begins.
 _SHORTEST_PAUSE = 0.001  # Between two looks into the store,
 _LONGEST_PAUSE = 0.05  # which rank 0 serves: with many replicas they look less often.
 _PAUSE_EACH = 1e-4
+_MOST_AT_ONCE = 256  # Replicas of which one call asks.
 
 
 class RankZeroError(ElasticRunError):
@@ -209,20 +211,24 @@ class Exchange:
         if self._store is None:
             return Gathered(Told(told))
         deadline = time.monotonic() + timeout
-        pause, longest = _SHORTEST_PAUSE, self._longest_pause / 5  # It is at hand.
-        while not self._store.has(self._keys(topic, but=self._gone)):
-            if time.monotonic() > deadline or not self._may_wait(pause):
-                break
-            pause = min(2 * pause, longest)
-        keys = {rank: f"{topic}/{rank}" for rank in self._others}
-        if not self._store.has(list(keys.values())):  # Only then one by one.
-            keys = {rank: key for rank, key in keys.items() if self._store.has([key])}
-        texts = self._store.take_all(list(keys.values()))
-        told |= zip(keys, texts, strict=True)
+        for ranks in self._some_others():
+            self._wait_for(self._store, topic, ranks, deadline)
+            keys = {rank: f"{topic}/{rank}" for rank in ranks}
+            if not self._store.has(list(keys.values())):  # Only then one by one.
+                keys = {rank: k for rank, k in keys.items() if self._store.has([k])}
+            texts = self._store.take_all(list(keys.values()))
+            told |= zip(keys, texts, strict=True)
         missing = [rank for rank in self._others if rank not in told]
         gone = {rank: self._gone[rank] for rank in missing if rank in self._gone}
         silent = [rank for rank in missing if rank not in gone]
         return Gathered(Told(told), gone, silent, timeout)
+
+    def fetch(self, topic: str, name: str, ranks: Iterable[int]) -> list[Any]:
+        """Return that part of what these ranks have told, which `gather` has heard."""
+        keys = [f"{topic}/{rank}/{name}" for rank in ranks]
+        if self._store is None or not keys:
+            return []
+        return [json.loads(text) for text in self._store.take_all(keys)]
 
     def say(self, topic: str, verdict: Any, *, is_end: bool = False) -> None:
         """Tell all the verdict; at the end, return when those who live know it."""
@@ -243,18 +249,23 @@ class Exchange:
         if self._store is None:
             return
         deadline = time.monotonic() + timeout
-        pause = _SHORTEST_PAUSE
-        while not self._store.has(self._keys(f"{topic}/heard", but=self._gone)):
-            if time.monotonic() > deadline:
-                return
-            time.sleep(pause)
-            pause = min(2 * pause, self._longest_pause / 5)
+        for ranks in self._some_others():
+            self._wait_for(self._store, f"{topic}/heard", ranks, deadline)
 
     # What the others call.
 
-    def tell(self, topic: str, value: Any) -> None:
-        """Tell rank 0."""
-        self._put(f"{topic}/{self._rank}", value)
+    def tell(
+        self, topic: str, value: Any, *, parts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Tell rank 0.
+
+        Args:
+            parts: More to tell, by name, for `fetch`.
+        """
+        key = f"{topic}/{self._rank}"
+        for name, part in (parts or {}).items():
+            self._put(f"{key}/{name}", part)
+        self._put(key, value)
 
     def hear(
         self, topic: str, *, timeout: float = START_TIMEOUT, is_late: bool = False
@@ -308,8 +319,20 @@ class Exchange:
             self._store.put(key, value)
             self._said.append(key)
 
-    def _keys(self, topic: str, *, but: dict[int, str]) -> list[str]:
-        return [f"{topic}/{rank}" for rank in self._others if rank not in but]
+    def _some_others(self) -> Iterator[range]:
+        """Yield all others, so many at a time that training runs meanwhile."""
+        for first in range(0, len(self._others), _MOST_AT_ONCE):
+            yield self._others[first : first + _MOST_AT_ONCE]
+
+    def _wait_for(
+        self, store: JobStore, topic: str, ranks: range, deadline: float
+    ) -> None:
+        """Wait until all of these that take part have told something."""
+        pause = _SHORTEST_PAUSE
+        while not store.has([f"{topic}/{r}" for r in ranks if r not in self._gone]):
+            if time.monotonic() > deadline or not self._may_wait(pause):
+                return
+            pause = min(2 * pause, _LONGEST_PAUSE / 5)  # The store is at hand.
 
     def _look_for(self, store: JobStore, key: str, *, timeout: float) -> Any:
         deadline = time.monotonic() + timeout

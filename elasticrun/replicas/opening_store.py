@@ -7,7 +7,7 @@ import math
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -32,6 +32,7 @@ _QUIET_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
 _TELLING_SECONDS = 5.0
 _FOR_EVER = 24 * 3600.0  # Rank 0 ends it, or its store is gone.
+_NUM_HERE = "num here"
 _TOLD = "told"
 _STEP = "step"
 _ELSEWHERE = "192.0.2.1"  # No machine has it (RFC 5737); so it is on no loopback.
@@ -131,33 +132,46 @@ def _call_roll(
         seconds: Between two looks.
         look: Called before each of them.
     """
-    missing = list(range(1, environment.world_size))
-    last_came = looked_at = time.monotonic()
+    others = range(1, environment.world_size)
+    num_here = 0
+    last_came = time.monotonic()
     quiet = last_came + _QUIET_SECONDS
-    while missing:
+    while True:
         look()
-        if store.has([here(rank) for rank in missing]):
-            break
         now = time.monotonic()
-        if now - looked_at >= _LOOK_SECONDS:  # One call for each that is missing.
-            looked_at = now
-            left = [rank for rank in missing if not store.has([here(rank)])]
-            last_came = now if len(left) < len(missing) else last_came
-            missing = left
+        # One number, however many there are; who lost the store has come twice.
+        if (number := store.client.add(_NUM_HERE, 0)) > num_here:
+            num_here, last_came = number, now
+        missing: list[int] | None = None
+        if num_here >= len(others) or now > quiet or now - last_came > patience:
+            missing = _missing_of(store, others)
+        if missing == []:
+            break
         if now > quiet and missing:
             quiet = math.inf
             logger.warning("waiting for %s", _describe(missing, environment))
-        if now - last_came > patience:
+        if now - last_came > patience and missing:
             store.put(EVERYBODY, missing)
-            _wait_until_told(store, environment.world_size - 1 - len(missing))
+            _wait_until_told(store, len(others) - len(missing))
             raise _absent(missing, environment, patience)
         time.sleep(seconds)
     store.put(EVERYBODY, [])
 
 
+def _missing_of(store: JobStore, ranks: Sequence[int]) -> list[int]:
+    """Return those that are not here; few calls if that are few, or all are."""
+    if store.has([here(rank) for rank in ranks]):
+        return []
+    if len(ranks) == 1:
+        return list(ranks)
+    half = len(ranks) // 2
+    return _missing_of(store, ranks[:half]) + _missing_of(store, ranks[half:])
+
+
 def _answer_roll(store: JobStore, environment: Environment) -> None:
     """Say that this replica is here, and wait until all are."""
     store.put(here(environment.rank), True)
+    store.client.add(_NUM_HERE, 1)
     missing = store.take(EVERYBODY, timeout=_FOR_EVER)
     if missing:
         store.client.add(_TOLD, 1)
@@ -278,26 +292,40 @@ def _open_through_agent(environment: Environment, patience: float) -> JobStore:
 def _answer_until_all_are_here(
     agent: TCPStore, store: JobStore, environment: Environment, patience: float
 ) -> None:
-    others = range(1, environment.world_size)
-    asking = [_ask(environment.world_size, rank) for rank in others]
-    answered: set[bytes] = set()
+    asks = _asks(environment.world_size)
+    answered = f"{asks}/answered"
+    num_seen = agent.add(answered, 0)
+    open_asks: dict[str, int] = {}
 
     def answer() -> None:
-        # Each rank that has asked is answered before the others have: what it asked as
-        # one of a dead generation may stand there for one that has not come yet.
-        present = asking
-        if not agent.check(present):
+        # Each that has asked is answered before the others have, also what one of a
+        # dead generation has asked: who that was cannot be told.
+        nonlocal num_seen
+        num_asked = agent.add(asks, 0)
+        open_asks.update(
+            (f"{asks}/{number}", number)
+            for number in range(num_seen + 1, num_asked + 1)
+        )
+        num_seen = num_asked
+        present = list(open_asks)
+        if not agent.check(present):  # One has its number, and has not asked yet.
             present = [key for key in present if agent.check([key])]
-        for nonce in set(agent.multi_get(present)) - answered:
-            answered.add(nonce)
-            agent.set(_answer(nonce.decode()), str(store.address))
+        if present:
+            answers = [_answer(nonce.decode()) for nonce in agent.multi_get(present)]
+            agent.multi_set(answers, [str(store.address)] * len(answers))  # type: ignore[attr-defined]
+            for key in present:
+                del open_asks[key]
 
     _call_roll(store, environment, patience, seconds=0.002, look=answer)
+    agent.set(answered, str(min(open_asks.values(), default=num_seen + 1) - 1))
 
 
-def _ask(world_size: int, rank: int) -> str:
-    """Return the key in the agent's store under which a rank asks, by a nonce."""
-    return f"elasticrun/ask/{world_size}/{rank}"
+def _asks(world_size: int) -> str:
+    """Return the key in the agent's store that counts who has asked.
+
+    With that number behind it, it is the key under which one has asked, by a nonce.
+    """
+    return f"elasticrun/asks/{world_size}"
 
 
 def _answer(nonce: str) -> str:
@@ -309,7 +337,8 @@ def _ask_for_store(
     agent: TCPStore, environment: Environment, patience: float
 ) -> JobStore:
     nonce = uuid.uuid4().hex
-    agent.set(_ask(environment.world_size, environment.rank), nonce)
+    asks = _asks(environment.world_size)
+    agent.set(f"{asks}/{agent.add(asks, 1)}", nonce)
     key = _answer(nonce)
     try:
         agent.wait([key], timedelta(seconds=patience))

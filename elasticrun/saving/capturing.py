@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -19,6 +21,7 @@ from elasticrun.checkpoint.files.memory import (
 )
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointWarning, text_of, warn_at_program
 
@@ -73,6 +76,7 @@ class Capture:
     Attributes:
         position: The job's, encoded.
         files: Those that this rank writes.
+        gathered: What it tells rank 0 of small states, which that one writes.
         carried: Files of the newest checkpoint that no state has claimed yet; on rank
             0, which copies them.
         values: What the best checkpoint is told by.
@@ -86,6 +90,7 @@ class Capture:
     number: int
     position: dict[str, Any]
     files: tuple[OwnFile, ...] = ()
+    gathered: dict[str, bytes] = field(default_factory=dict)
     carried: tuple[str, ...] = ()
     values: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
@@ -93,6 +98,22 @@ class Capture:
     is_in_memory: bool = False
     checksums: dict[str, int] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Let Python not look for garbage while training waits and much is made to be kept.
+
+    For each 700 new containers it would, now and then through everything that the
+    program has: with 1,000 states that took longer than all the copies.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Capturer:
@@ -120,6 +141,7 @@ class Capturer:
         self._memory = Memory() if is_async else None
         self._has_warned = False
 
+    @_no_garbage_collected()
     def capture(
         self, number: int, position: dict[str, Any], newest: Checkpoint | None
     ) -> Capture:
@@ -129,8 +151,11 @@ class Capturer:
             Exception: What a state's `save` raised, other than OSError.
         """
         _wait_for_gpus()
+        small = [s for s in self._registry if isinstance(s, GatheredState)]
         own = [
-            state for state in self._registry if self._rank == 0 or state.is_per_replica
+            state
+            for state in self._registry
+            if (self._rank == 0 or state.is_per_replica) and state not in small
         ]
         files = tuple(
             OwnFile(state.file_name(self._rank), _told(state, state.save))
@@ -155,6 +180,7 @@ class Capturer:
             number,
             position,
             files,
+            gathered={state.name: state.capture() for state in small},
             carried=tuple(self._registry.carried_over(newest)) if is_first else (),
             values=self._values(),
             problem=problem,

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
@@ -190,14 +191,14 @@ class Saver:
                 exchange.forget(num_said)  # Rank 0 is past the saves before.
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
+            topic = save_written(number)
             told = exchange.decide(
                 save_ended(number),
                 lambda: writer.commit(
                     capture,
                     own,
-                    lambda: exchange.gather(
-                        save_written(number), None, timeout=timeout
-                    ),
+                    gather=lambda: exchange.gather(topic, None, timeout=timeout),
+                    fetch=partial(exchange.fetch, topic),
                 ),
                 timeout=2 * timeout,
                 is_heard=True,
@@ -276,7 +277,8 @@ class Saver:
 
     def _report(self, own: Written, number: int, exchange: Exchange) -> None:
         """Tell rank 0 what this one has written, and raise a mistake in its states."""
-        exchange.tell(save_written(number), own.encode())
+        topic = save_written(number)
+        exchange.tell(topic, own.encode(), parts=own.encode_gathered())
         if own.error is not None and own.is_mistake:
             raise own.error
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.manifest import Manifest, version
 from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.states.gathered import write_gathered
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, ElasticRunError, text_of
 from elasticrun.replicas.exchange import Gathered
@@ -33,6 +36,7 @@ class Written:
     """What a rank has written.
 
     Attributes:
+        gathered: Small states of its own, which rank 0 writes.
         checksums: Of what is to be the same on all ranks, by its name.
         samples: Of states that must not have drifted apart, by state and part.
         error: Why it has not written everything, or None.
@@ -40,6 +44,7 @@ class Written:
 
     position: dict[str, Any]
     files: tuple[FileRecord, ...] = ()
+    gathered: dict[str, bytes] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
     error: Exception | None = None
@@ -61,6 +66,10 @@ class Written:
             "error": None if self.error is None else text_of(self.error),
             "is_mistake": self.is_mistake,
         }
+
+    def encode_gathered(self) -> dict[str, str]:
+        """Return the small states as what rank 0 fetches when it writes them."""
+        return {name: b64encode(each).decode() for name, each in self.gathered.items()}
 
 
 class CheckpointWriter:
@@ -112,7 +121,11 @@ class CheckpointWriter:
         except Exception as error:
             return Written(capture.position, error=error)
         return Written(
-            capture.position, tuple(files), capture.checksums, capture.samples
+            capture.position,
+            tuple(files),
+            capture.gathered,
+            capture.checksums,
+            capture.samples,
         )
 
     def _write_files(
@@ -136,13 +149,19 @@ class CheckpointWriter:
             raise SaveFailed(str(error)) from error
 
     def commit(
-        self, capture: Capture, own: Written, gather: Callable[[], Gathered]
+        self,
+        capture: Capture,
+        own: Written,
+        *,
+        gather: Callable[[], Gathered],
+        fetch: Callable[[str, Iterable[int]], list[str]],
     ) -> dict[str, Any]:
         """Commit what all ranks have written; rank 0 only.
 
         Args:
             own: What this rank has written.
             gather: Waits for what the others have.
+            fetch: Returns one of the small states of other ranks, encoded.
 
         Returns:
             What the others know the checkpoint from, which does not grow with them.
@@ -157,9 +176,18 @@ class CheckpointWriter:
             if own.error is not None:
                 raise own.error
             heard = gather()
-            files = [*own.files, *_files_of_others(heard, own)]
-            _check_complete(capture, files)
+            others = _files_of_others(heard, own)
             assert self._draft is not None
+            files: list[FileRecord] = []
+            for name in own.gathered:
+                files += write_gathered(
+                    self._draft,
+                    name,
+                    partial(_gathered, name, own, fetch),
+                    world_size=self._world_size,
+                )
+            files += [*own.files, *others]
+            _check_complete(capture, files)
             made = self._made = self._draft.commit(self._manifest(capture, files))
         self._draft = None
         self._warn_of_differences(own.checksums, heard)
@@ -266,6 +294,19 @@ def _files_of_others(heard: Gathered, own: Written) -> list[FileRecord]:
             f"boundary within {heard.seconds:g} s."
         )
     return files
+
+
+def _gathered(
+    name: str,
+    own: Written,
+    fetch: Callable[[str, Iterable[int]], list[str]],
+    ranks: range,
+) -> dict[int, bytes]:
+    """Return what each of some ranks has of a small state."""
+    others = [rank for rank in ranks if rank != 0]
+    found = {0: own.gathered[name]} if 0 in ranks else {}
+    found.update(zip(others, map(b64decode, fetch(name, others)), strict=True))
+    return found
 
 
 def _check_alike(rank: int, own: Samples, told: dict[str, list[list[float]]]) -> None:

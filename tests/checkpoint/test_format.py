@@ -18,11 +18,14 @@ def resumed(directory: str) -> dict[str, Any]:
     return kept.train(directory, saves=False)
 
 
-@pytest.mark.parametrize(("num_saved", "num_loading"), [(1, 1), (2, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("kind", "num_saved", "num_loading"),
+    [("format_1", 1, 1), ("format_1", 2, 2), ("format_1", 2, 1), ("format_2", 2, 2)],
+)
 def test_a_kept_checkpoint_is_resumed_as_by_those_who_wrote_it(
-    tmp_path: Path, num_saved: int, num_loading: int
+    tmp_path: Path, kind: str, num_saved: int, num_loading: int
 ) -> None:
-    source = kept.FOLDER / f"{num_saved}_replicas"
+    source = kept.FOLDER / kind / f"{num_saved}_replicas"
     directory = shutil.copytree(source, tmp_path / "checkpoints")
     with open(source.with_suffix(".jsonl")) as file:
         saved = [json.loads(line) for line in file]

@@ -178,7 +178,7 @@ NONSENSE = {
 }
 STATES = [
     *("model", "optimizer", "scheduler", "variables", "count", "accumulator"),
-    *("once", "loader.train", "random.rank-0"),
+    *("once", "loader.train", "random.ranks-0"),
 ]
 
 

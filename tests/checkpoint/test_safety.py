@@ -352,7 +352,7 @@ def test_trust_in_one_state_is_no_trust_in_another(tmp_path: Path) -> None:
         run_once(lambda: script(Custom(3)), tmp_path, trust_pickle=["holder"])
 
 
-@pytest.mark.parametrize("name", ["model", "variables", "random.rank-0"])
+@pytest.mark.parametrize("name", ["model", "variables", "random.ranks-0"])
 def test_a_crafted_file_executes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -107,7 +107,7 @@ def test_the_shards_are_raw_bytes_in_files_of_their_own(tmp_path: Path) -> None:
     saved, _ = run_once(lambda: script(1), tmp_path)
     path = tmp_path / "checkpoint-00000001"
     names = {each.name for each in path.iterdir()}
-    assert names == {"manifest.json", "random.rank-0", *FILES}
+    assert names == {"manifest.json", "random.ranks-0", *FILES}
     with open(path / "model", "rb") as file:
         state = SavedState.decode(load_values(file))
     assert state is not None
@@ -265,7 +265,7 @@ def test_an_import_replaces_all_shards(tmp_path: Path) -> None:
     torch.save(net.state_dict(), tmp_path / "other.pt")
     assert run(tmp_path, "import", tmp_path / "other.pt", "--state", "model").code == 0
     names = {each.name for each in (tmp_path / "checkpoint-00000002").iterdir()}
-    assert names == {"manifest.json", "random.rank-0", *FILES} - {"model.rank-0"}
+    assert names == {"manifest.json", "random.ranks-0", *FILES} - {"model.rank-0"}
     loaded, _ = run_once(lambda: script(0), tmp_path)
     same(loaded, dict(net.state_dict()))
 

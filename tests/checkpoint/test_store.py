@@ -315,7 +315,7 @@ def test_other_job_is_refused(store: CheckpointStore) -> None:
 
 def test_other_format_is_refused(store: CheckpointStore) -> None:
     save(store)
-    newer = store.begin(2).commit(Manifest(**{**vars(manifest(2)), "format": 2}))
+    newer = store.begin(2).commit(Manifest(**{**vars(manifest(2)), "format": 3}))
     text = re.escape(f"{newer.path}/manifest.json has check")
     with pytest.raises(CheckpointError, match=text):
         store.find_newest()

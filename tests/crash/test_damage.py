@@ -35,7 +35,7 @@ def job(memory: Path) -> Path:
     run_once(script, memory / "job")
     # The words of the generators are many, and of the same kind as the others.
     for name in (OLD, NEW):
-        assert (memory / "job" / name / "random.rank-0").stat().st_size > 10_000
+        assert (memory / "job" / name / "random.ranks-0").stat().st_size > 10_000
     return memory / "job"
 
 
@@ -52,7 +52,7 @@ def damages(data: bytes, step: int) -> Iterator[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("manifest.json", 1), ("variables", 1), ("model", 3), ("random.rank-0", 101)],
+    [("manifest.json", 1), ("variables", 1), ("model", 3), ("random.ranks-0", 101)],
 )
 def test_any_byte_of_a_checkpoint(job: Path, name: str, step: int) -> None:
     path = job / NEW / name
@@ -78,7 +78,7 @@ def test_any_byte_of_a_checkpoint(job: Path, name: str, step: int) -> None:
 
 def test_a_job_goes_on_from_the_one_before(job: Path) -> None:
     """The whole of it once for each file: the older values, a warning, a new save."""
-    for name in ("manifest.json", "variables", "model", "random.rank-0"):
+    for name in ("manifest.json", "variables", "model", "random.ranks-0"):
         directory = job.with_name(f"after-{name}")
         shutil.copytree(job, directory)
         path = directory / NEW / name

@@ -423,7 +423,7 @@ def test_what_is_per_replica_has_a_file_for_each(tmp_path: Path) -> None:
 
     assert run_once(first, tmp_path) == [
         "manifest.json",
-        "random.rank-0",
+        "random.ranks-0",
         "tokens.rank-0",
     ]
     assert run_once(lambda: Own().seen, tmp_path) == 5

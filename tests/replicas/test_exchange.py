@@ -170,3 +170,19 @@ def test_the_number_of_calls_of_rank_0_does_not_grow_with_the_ranks(
         assert len(world.ends[0].gather("topic", 0).told) == size
         numbers.append(len(calls))
     assert numbers[0] == numbers[1]
+
+
+def test_many_are_heard_in_pieces_and_fetched_from() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = JobStore(Address("127.0.0.1", server.port), server)
+    size = 600
+    for rank in range(1, size):
+        end = Exchange(store, rank=rank, world_size=size)
+        if rank != 300:
+            end.tell("topic", rank, parts={"more": [rank]})
+    zero = Exchange(store, rank=0, world_size=size, gone={300: "died"})
+    heard = zero.gather("topic", 0)
+    assert dict(heard.told) == {rank: rank for rank in range(size) if rank != 300}
+    assert (heard.gone, heard.silent) == ({300: "died"}, [])
+    assert zero.fetch("topic", "more", [599, 2]) == [[599], [2]]
+    assert zero.fetch("topic", "more", []) == []

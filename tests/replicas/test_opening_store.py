@@ -15,8 +15,15 @@ import pytest
 from elasticrun.errors import AgreementError
 from elasticrun.replicas import opening_store
 from elasticrun.replicas.environment import Environment
-from elasticrun.replicas.opening_store import _serve, open_store
-from elasticrun.replicas.store import Address, JobStore
+from elasticrun.replicas.opening_store import (
+    _NUM_HERE,
+    _TOLD,
+    _call_roll,
+    _missing_of,
+    _serve,
+    open_store,
+)
+from elasticrun.replicas.store import Address, JobStore, here
 from tests.support.sockets import kept_port
 from tests.support.stage import DEADLINE
 
@@ -119,3 +126,22 @@ def test_another_jobs_store_is_not_written_to() -> None:
     with pytest.raises(AgreementError, match="replicas of another job meet at"):
         open_store(place)
     assert not store.has(["here/1"])
+
+
+def test_those_who_are_missing_are_found_among_many() -> None:
+    server, port = _serve("127.0.0.1", 0)
+    store = JobStore(Address("127.0.0.1", port), server)
+    missing = {1, 7, 8, 127, 299}
+    for rank in set(range(1, 300)) - missing:
+        store.put(here(rank), True)
+    assert _missing_of(store, range(1, 300)) == sorted(missing)
+
+
+def test_a_replica_that_comes_twice_is_not_taken_for_another() -> None:
+    server, port = _serve("127.0.0.1", 0)
+    store = JobStore(Address("127.0.0.1", port), server)
+    store.put(here(1), True)
+    store.client.add(_NUM_HERE, 2)
+    store.client.add(_TOLD, 1)
+    with pytest.raises(AgreementError, match="rank 2 of 3 did not come"):
+        _call_roll(store, Environment(world_size=3), 0.0, seconds=0.0)

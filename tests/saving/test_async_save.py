@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from pathlib import Path
@@ -87,7 +88,8 @@ def test_what_is_saved_is_what_was_at_the_boundary(tmp_path: Path, held: Held) -
     assert torch.equal(state["net.0"]["exp_avg"], moments)
     assert (path / "text").read_text() == text == "step 2"
     assert torch.load(path / "variables", weights_only=True) == {"steps": steps}
-    random = torch.load(path / "random.rank-0", weights_only=True)
+    of_ranks = torch.load(path / "random.ranks-0", weights_only=True)
+    random = torch.load(io.BytesIO(of_ranks[0]), weights_only=True)
     assert torch.equal(random["torch"], generator)
     assert read_checkpoint(path).manifest.position["index"] == position == 3
 

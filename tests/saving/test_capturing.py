@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import BinaryIO
 
 import pytest
@@ -42,3 +43,25 @@ def test_gpus_come_to_their_end_first(
     Noting(events)
     save_all_states()
     assert events == ["waited for 0", "waited for 2", "saved"]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_garbage_collector_is_left_as_the_program_has_it(
+    job: Job, is_enabled: bool
+) -> None:
+    class Looking(Noting):
+        def save(self, fileobj: BinaryIO) -> None:
+            assert not gc.isenabled()
+            super().save(fileobj)
+            raise ValueError("a mistake")
+
+    was_enabled = gc.isenabled()
+    events: list[str] = []
+    Looking(events)
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with pytest.raises(ValueError, match="a mistake"):
+            save_all_states()
+        assert (events, gc.isenabled()) == (["saved"], is_enabled)
+    finally:
+        (gc.enable if was_enabled else gc.disable)()

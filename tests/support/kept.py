@@ -1,4 +1,4 @@
-"""The training that wrote the checkpoints in tests/data/format_1, and resumes them.
+"""The training that wrote the checkpoints in tests/data, and resumes them.
 
 It uses public names only, since the elasticrun that wrote them ran it, too:
 
@@ -35,7 +35,7 @@ from elasticrun import (
 )
 from elasticrun.testing import run_generation
 
-FOLDER = Path(__file__).parents[1] / "data" / "format_1"
+FOLDER = Path(__file__).parents[1] / "data"
 VARIABLES = {"ELASTICRUN_JOB": "kept"}
 SAVED_IN = (1, 2)  # The epoch and the batch, which is delivered again.
 

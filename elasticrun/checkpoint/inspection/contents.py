@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +14,11 @@ import torch
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.inspection.entries import InspectionError
+from elasticrun.checkpoint.states.gathered import parts_of
 from elasticrun.checkpoint.states.numpy_scalars import plain_number
 from elasticrun.checkpoint.states.parameter_names import by_numbers
 from elasticrun.checkpoint.states.shards import SavedState, read_whole_state
-from elasticrun.checkpoint.states.state import state_of_file
+from elasticrun.checkpoint.states.state import has_many_ranks, state_of_file
 from elasticrun.checkpoint.states.values import UnsafeValuesError, load_values
 from elasticrun.errors import CheckpointError, text_of
 
@@ -126,6 +128,9 @@ def _is_torchs(file: BinaryIO) -> bool:
 
 
 def _put_together(checkpoint: Checkpoint, name: str, values: Any) -> Any:
+    if has_many_ranks(name):
+        parts = parts_of(values).items()
+        return {rank: load_values(io.BytesIO(part)) for rank, part in parts}
     saved = SavedState.decode(values)
     if saved is not None:
         values = read_whole_state(name, saved, checkpoint.open)

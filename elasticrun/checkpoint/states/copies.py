@@ -141,13 +141,13 @@ def _check_attributes(values: Any) -> None:
     are_plain = set(map(type, rows)) <= {dict} and is_plain(
         [value for row in rows for value in row.values()]
     )
-    if not are_plain or any(True for _ in find_doubtful(attributes)):
+    if not are_plain or (attributes and any(True for _ in find_doubtful(attributes))):
         raise _NotCopied
 
 
 def _concatenate(tensors: list[Tensor], used: Tensor | None) -> Tensor:
     num_values = sum(map(Tensor.numel, tensors))
-    if used is None or len(used) != num_values:
+    if used is None or used.numel() != num_values:
         used = torch.empty(num_values, dtype=tensors[0].dtype)
     return torch.cat(tensors, out=used)
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.values import load_values, save_values
 
 
-class Generators(BaseState):
+class Generators(GatheredState):
     """Python's, NumPy's and torch's global generators: the CPU's and those of GPUs.
 
     This replica's own GPU is known as that, whatever its number is in the next
@@ -23,8 +23,6 @@ class Generators(BaseState):
     `load` only remembers them: replayed code may still draw. `restore` puts them back
     when the program moves on from the position that was saved with them.
     """
-
-    is_per_replica = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__("random")
@@ -49,7 +47,7 @@ class Generators(BaseState):
             _apply(self._loaded, *generators)
 
     def derive(self, fileobj: BinaryIO, rank: int) -> None:
-        """Remember a seed for a rank that did not exist before, from another's file."""
+        """Remember a seed of this rank's own."""
         self._seed = derive_seed(zlib.crc32(fileobj.read()), rank)
 
     def restore(self) -> None:

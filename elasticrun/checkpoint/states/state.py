@@ -11,7 +11,8 @@ from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.errors import StateNameError
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
-_REPLICA_SUFFIX = re.compile(r"(?P<name>.+)\.rank-\d+")
+_REPLICA_SUFFIX = re.compile(r"(?P<name>.+)\.rank(?P<has_many>s?)-\d+")
+RANKS_A_FILE = 64  # Fewer files than there are nodes, each soon read.
 _EPOCH_SUFFIX = re.compile(r"accumulator(-\d+)?\.epoch-(?P<epoch>\d+)")
 
 
@@ -27,7 +28,7 @@ def check_state_name(name: str) -> None:
         raise StateNameError(
             f"{name!r} cannot name a state: it becomes a file name in each checkpoint. "
             "Use at most 100 letters, digits, '_', '-' and '.', and do not begin with "
-            f"a dot or {MANIFEST_NAME!r}, nor end in '.rank-' and a number."
+            f"a dot or {MANIFEST_NAME!r}, nor end in '.rank-', '.ranks-' and a number."
         )
 
 
@@ -108,16 +109,32 @@ class BaseState(ABC):
         """Return the name of the file that `rank` loads."""
         return replica_file_name(self.name, rank) if self.is_per_replica else self.name
 
+    def file_names(self, world_size: int) -> list[str]:
+        """Return the files that all ranks make of it together."""
+        ranks = range(world_size if self.is_per_replica else 1)
+        return list(dict.fromkeys(map(self.file_name, ranks)))
+
 
 def replica_file_name(name: str, rank: int) -> str:
     """Return the name of the file in which `rank` has its own of a state."""
     return f"{name}.rank-{rank}"
 
 
+def gathered_file_name(name: str, rank: int) -> str:
+    """Return the name of the file in which rank 0 writes a rank's own, with others'."""
+    return f"{name}.ranks-{rank - rank % RANKS_A_FILE}"
+
+
 def state_of_file(file_name: str) -> str:
     """Return the name of the state that a file of a checkpoint belongs to."""
     match = _REPLICA_SUFFIX.fullmatch(file_name)
     return match["name"] if match else file_name
+
+
+def has_many_ranks(file_name: str) -> bool:
+    """Return whether a file of a checkpoint is one of `gathered_file_name`."""
+    match = _REPLICA_SUFFIX.fullmatch(file_name)
+    return match is not None and match["has_many"] != ""
 
 
 def name_in_epoch(name: str, epoch: int) -> str:

@@ -40,7 +40,7 @@ def test_a_whole_checkpoint_is_shown(tmp_path: Path) -> None:
     assert "  job         test" in lines
     assert "  position    the beginning" in lines
     assert [line.split()[0] for line in lines if not line.startswith(" ")][1:] == [
-        *("random.rank-0", "model", "variables"),
+        *("random.ranks-0", "model", "variables"),
     ]
     assert len(lines) < 30  # The words of generators are not shown one by one.
     states = run(tmp_path, "show", 1, "--json").values["states"]
@@ -162,7 +162,7 @@ def test_changed_tensors_are_measured(tmp_path: Path) -> None:
     said = run(tmp_path, "diff", 1, 2)
     assert said.code == 1
     assert said.lines == [
-        "random.rank-0  same",
+        "random.ranks-0  same",
         "model",
         "  changed  weight  float32 [2, 3], 6 of 6, at most 0.5, 50.00% of the norm",
         "  changed  bias    float32 [2], 2 of 2, at most 0.5, 50.00% of the norm",

@@ -1,0 +1,104 @@
+"""Small states of each rank's own: rank 0 writes them, those of many ranks a file.
+
+With a file a rank, thousands of replicas would make thousands of files of some
+kilobytes in each checkpoint, and a manifest that names them all; with a single file,
+each rank would have to read what all have saved.
+"""
+
+from __future__ import annotations
+
+import io
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import BinaryIO
+
+from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.states.state import (
+    RANKS_A_FILE,
+    BaseState,
+    gathered_file_name,
+    replica_file_name,
+)
+from elasticrun.checkpoint.states.values import load_values, save_values
+
+
+class GatheredState(BaseState):
+    """A state of which each rank has its own, of some kilobytes."""
+
+    is_per_replica = True
+
+    @abstractmethod
+    def derive(self, fileobj: BinaryIO, rank: int) -> None:
+        """Begin on a rank that did not exist before, from what rank 0 has saved."""
+
+    def capture(self) -> bytes:
+        """Return what this rank tells rank 0."""
+        buffer = io.BytesIO()
+        self.save(buffer)
+        return buffer.getvalue()
+
+    def file_name(self, rank: int) -> str:
+        return gathered_file_name(self.name, rank)
+
+    def load_from(self, checkpoint: Checkpoint, rank: int) -> bool:
+        """Load what the rank has saved, or derive it; return whether either could be.
+
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        if (own := self._open(checkpoint, rank)) is not None:
+            self.load(own)
+        elif (first := self._open(checkpoint, 0)) is not None:
+            self.derive(first, rank)
+        else:
+            return False
+        return True
+
+    def _open(self, checkpoint: Checkpoint, rank: int) -> BinaryIO | None:
+        """Return what a rank has saved, None if there was no such rank."""
+        name = self.file_name(rank)
+        if not checkpoint.has(name):
+            name = replica_file_name(self.name, rank)  # As format 1 has it.
+            return checkpoint.open(name) if checkpoint.has(name) else None
+        with checkpoint.open(name) as file:
+            content = parts_of(load_values(file)).get(rank)
+        return None if content is None else io.BytesIO(content)
+
+
+def write_gathered(
+    draft: Draft,
+    name: str,
+    fetch: Callable[[range], Mapping[int, bytes]],
+    *,
+    world_size: int,
+) -> list[FileRecord]:
+    """Write what all ranks have told of a state.
+
+    Args:
+        fetch: Returns what some ranks have told, when their file is written.
+
+    Raises:
+        OSError: A file could not be written.
+    """
+    records = []
+    for first in range(0, world_size, RANKS_A_FILE):
+        ranks = range(first, min(first + RANKS_A_FILE, world_size))
+        save = partial(save_values, dict(fetch(ranks)))
+        records.append(draft.write(gathered_file_name(name, first), save))
+    return records
+
+
+def parts_of(values: object) -> dict[int, bytes]:
+    """Return what a file holds of each rank, given its values.
+
+    Raises:
+        DamagedFileError: It is no such file.
+    """
+    if isinstance(values, dict) and all(
+        isinstance(rank, int) and isinstance(part, bytes)
+        for rank, part in values.items()
+    ):
+        return values
+    raise DamagedFileError("it does not hold one state a rank")
