@@ -78,6 +78,7 @@ class Checkpoint:
             ) from error
 
 
+@dataclass(frozen=True)
 class Draft:
     """A checkpoint being written, which does not exist until it is committed.
 
@@ -85,13 +86,10 @@ class Draft:
         token: What tells this draft from every other one; empty for who only writes.
     """
 
-    def __init__(
-        self, storage: Storage, folder: str, number: int, token: str = ""
-    ) -> None:
-        self.storage = storage
-        self.folder = folder
-        self.number = number
-        self.token = token
+    storage: Storage
+    folder: str
+    number: int
+    token: str = ""
 
     @property
     def path(self) -> Place:

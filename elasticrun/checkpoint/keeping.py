@@ -85,7 +85,7 @@ def parse_keep(value: int | str, *, setting: str = "keep (ELASTICRUN_KEEP)") -> 
     Raises:
         ValueError: `value` is not a whole number from 1 up.
     """
-    keep = whole_number(value)
+    keep = parse_whole_number(value)
     if keep < 1:
         raise ValueError(
             f"{setting} is {value!r}; give how many checkpoints to keep, at least 1."
@@ -101,12 +101,12 @@ def parse_keep_every(value: int | str | None) -> int | None:
     """
     if value is None:
         return None
-    if whole_number(value) < 1:
+    if parse_whole_number(value) < 1:
         raise ValueError(
             f"keep_every (ELASTICRUN_KEEP_EVERY) is {value!r}; give a whole number n "
             "from 1 up: every n-th checkpoint stays for ever."
         )
-    return whole_number(value)
+    return parse_whole_number(value)
 
 
 def parse_keep_best(value: tuple[str, str] | str | None) -> tuple[str, str] | None:
@@ -131,7 +131,7 @@ def parse_keep_best(value: tuple[str, str] | str | None) -> tuple[str, str] | No
     return pair[0], pair[1]
 
 
-def whole_number(value: Any) -> int:
+def parse_whole_number(value: Any) -> int:
     """Return a whole number, given as one or as text; 0 for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)

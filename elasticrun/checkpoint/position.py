@@ -58,14 +58,7 @@ class Position:
         Raises:
             CheckpointError: `values` is not such a position.
         """
-        kinds = {
-            "finished_epochs": int,
-            "in_epoch": bool,
-            "finished_loops": int,
-            "index": int,
-            "loader": str,
-            "breaks": list,
-        }
+        kinds = {key: type(value) for key, value in cls().encode().items()}
         is_valid = (
             isinstance(values, dict)
             and set(values) == set(kinds)

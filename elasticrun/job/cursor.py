@@ -78,7 +78,7 @@ class Cursor:
         Raises:
             CheckpointError: It is no cursor.
         """
-        kinds = {"place": list, "start": int, "end": int, "is_complete": bool}
+        kinds = {key: type(value) for key, value in Cursor().encode().items()}
         is_valid = isinstance(values, dict) and set(values) == set(kinds)
         if not is_valid or any(type(values[k]) is not kinds[k] for k in kinds):
             raise CheckpointError(

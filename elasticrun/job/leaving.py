@@ -14,29 +14,18 @@ import inspect
 import os
 from types import FrameType
 
-_POPPING = frozenset(
-    dis.opmap[name]
-    for name in ("POP_TOP", "POP_ITER", "END_FOR", "POP_BLOCK")
-    if name in dis.opmap
-)
-_DROPPING = frozenset(
-    dis.opmap[name]
-    for name in (
-        "DELETE_FAST",
-        "DELETE_NAME",
-        "DELETE_GLOBAL",
-        "STORE_FAST",
-        "STORE_NAME",
-        "STORE_GLOBAL",
-        "RETURN_VALUE",
-        "RETURN_CONST",
-    )
-    if name in dis.opmap
-)
 
-_ITERATING = frozenset(
-    dis.opmap[name] for name in ("FOR_ITER", "SEND", "YIELD_FROM") if name in dis.opmap
+def _codes(names: str) -> frozenset[int]:
+    """Return the instructions of these names that this version of Python has."""
+    return frozenset(dis.opmap[name] for name in names.split() if name in dis.opmap)
+
+
+_POPPING = _codes("POP_TOP POP_ITER END_FOR POP_BLOCK")
+_DROPPING = _codes(
+    "DELETE_FAST DELETE_NAME DELETE_GLOBAL STORE_FAST STORE_NAME STORE_GLOBAL "
+    "RETURN_VALUE RETURN_CONST"
 )
+_ITERATING = _codes("FOR_ITER SEND YIELD_FROM")
 
 
 def is_left_on_purpose(frame: FrameType | None) -> bool:

@@ -17,7 +17,7 @@ from elasticrun.checkpoint.keeping import (
     parse_keep,
     parse_keep_best,
     parse_keep_every,
-    whole_number,
+    parse_whole_number,
 )
 from elasticrun.replicas.environment import variables
 from elasticrun.replicas.signals import STOP_SIGNALS, parse_stop_signals
@@ -118,8 +118,8 @@ def parse_save_every(value: int | str) -> SaveEvery:
     for word in words:
         if isinstance(word, str) and word.strip() == "epoch":
             every = every._replace(is_each_epoch=True)
-        elif whole_number(word) > 0 and every.num_batches is None:
-            every = every._replace(num_batches=whole_number(word))
+        elif parse_whole_number(word) > 0 and every.num_batches is None:
+            every = every._replace(num_batches=parse_whole_number(word))
         else:
             raise ValueError(
                 f"save_every (ELASTICRUN_SAVE_EVERY) is {value!r}; give a number of "

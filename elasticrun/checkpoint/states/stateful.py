@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.checkpoint.states.copies import Copies
-from elasticrun.checkpoint.states.digest import digest_of
 from elasticrun.checkpoint.states.dtypes import keeping_dtypes
+from elasticrun.checkpoint.states.paths import map_paths
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import (
@@ -25,6 +28,8 @@ from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_progra
 from elasticrun.replicas.gathering import gather, num_replicas
 
 _DTENSOR = "DTensor"
+_MOST_VALUES = 1 << 12  # Of a tensor; what counts something is small.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 @runtime_checkable
@@ -81,7 +86,7 @@ class StatefulState(BaseState):
             self._check_alike()
 
     def _check_alike(self) -> None:
-        digests = gather(digest_of(self.target.state_dict()))
+        digests = gather(_digest_of(self.target.state_dict()))
         others = [rank for rank, each in enumerate(digests) if each != digests[0]]
         if others:
             kind = type(self.target).__name__
@@ -250,3 +255,28 @@ def _copies(target: object) -> bool:
         for part in target.modules()
         for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state")
     )
+
+
+def _digest_of(values: Any) -> str:
+    """Return a digest of nested values; of large tensors, of some values in them.
+
+    Of objects that are no plain values only the type counts: what they print may be
+    their place in memory. What holds itself is refused when it is saved.
+    """
+    digest = hashlib.sha256()
+    with suppress(RecursionError):
+        map_paths(
+            values,
+            lambda path, leaf: digest.update(f"{path}={_text(leaf)};".encode()),
+        )
+    return digest.hexdigest()
+
+
+def _text(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor) and not leaf.is_meta and not leaf.is_sparse:
+        flat = leaf.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // _MOST_VALUES)]
+        return f"{leaf.dtype}{list(leaf.shape)}{some.tolist()}"
+    if isinstance(leaf, (set, frozenset)):
+        return str(sorted(map(_text, leaf)))
+    return repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__name__
