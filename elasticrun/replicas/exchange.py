@@ -329,10 +329,12 @@ class Exchange:
     ) -> None:
         """Wait until all of these that take part have told something."""
         pause = _SHORTEST_PAUSE
+        # The store is at hand, but a look costs the more the more are asked about.
+        longest = max(_LONGEST_PAUSE / 5, 2 * _PAUSE_EACH * len(ranks))
         while not store.has([f"{topic}/{r}" for r in ranks if r not in self._gone]):
             if time.monotonic() > deadline or not self._may_wait(pause):
                 return
-            pause = min(2 * pause, _LONGEST_PAUSE / 5)  # The store is at hand.
+            pause = min(2 * pause, longest)
 
     def _look_for(self, store: JobStore, key: str, *, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
