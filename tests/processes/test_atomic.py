@@ -18,6 +18,7 @@ def on_each_rank(act: Callable[[Any, int], Any]) -> Callable[[], Any]:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
+        dist.barrier()  # Who leaves at once would fail those that still connect.
         try:
             return act(dist, dist.get_rank())
         finally:

@@ -310,8 +310,9 @@ def train_shortly() -> list[Tensor]:
 
 @pytest.mark.slow
 def test_checkpoint_of_replicas_loads_into_the_bare_module(stage: Stage) -> None:
-    result, _ = run_generation(train_shortly, 2, variables=stage.variables())
-    (path,) = stage.checkpoints.glob("checkpoint-*/size-None.summed-1")
+    variables = stage.variables(ELASTICRUN_SAVE_INTERVAL=0)
+    result, _ = run_generation(train_shortly, 2, variables=variables)
+    path = max(stage.checkpoints.glob("checkpoint-*/size-None.summed-1"))
     bare = steps.network()
     bare.load_state_dict(torch.load(path, weights_only=True))
     assert_same(steps.state_of(bare), result)

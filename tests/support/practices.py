@@ -45,6 +45,8 @@ def compiled(given: Torch, *, what: str) -> Practice:
     if what == "in place":
         net.compile(backend="aot_eager")
     elif what == "layer":
+        # Dynamo looks at the gradient of what the layer before gave.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
         net[1] = optimized(net[1])
     model = given.parallel(optimized(net) if what == "inside" else net, optimizer)
     called = optimized(model) if what == "around" else model

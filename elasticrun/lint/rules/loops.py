@@ -264,10 +264,11 @@ ER203 = Rule(
     ),
     wrong=f"{EPOCHS}\n    for a, b in zip(train, valid):\n        step(a, b)\n",
     right=f"""\
-both = elasticrun.CombinedLoader([train, valid])
 {EPOCHS}
-    for a, b in both:
-        step(a, b)
+    for x, y in train:
+        step(x, y)
+    for x, y in valid:
+        evaluate(x, y)
 """,
 )
 
