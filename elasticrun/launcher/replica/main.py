@@ -81,7 +81,9 @@ def _is_barred_from_gpus() -> bool:
     library's hook of forks, shows only here.
     """
     torch: Any = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+    if torch is None or not (torch.version.cuda or torch.version.hip):
+        return False  # A new interpreter, or a build for no GPU.
+    return bool(torch.cuda._is_in_bad_fork())
 
 
 def _prepare_process(order: Message, changed: environment.Changes) -> None:
