@@ -74,6 +74,7 @@ def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(
         os.kill(int((tmp_path / "held").read_text()), signal.SIGKILL)
         assert job.wait() == 0, job.events
     assert devices(job) == ["0 cuda:0", "1 cuda:0"]
+    assert "could not use GPUs" not in job.events  # It was known before the fork.
 
 
 def devices(job: Running) -> list[str]:
