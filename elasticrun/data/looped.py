@@ -326,11 +326,7 @@ class Looped(ABC):
     def _running(
         self, where: str, start: LoopStart, num_batches: int | None
     ) -> RunningLoop:
-        """Return the loop that begins there.
-
-        Raises:
-            CheckpointError: No global batch begins there.
-        """
+        """Return the loop that begins there."""
         offset = start.offset
         if offset is None:
             key = loop_key(self.seed, start.epoch, start.num_loops, start.inside)

@@ -144,11 +144,7 @@ _accumulation_of: WeakKeyDictionary[Job, _Accumulation] = WeakKeyDictionary()
 
 
 def _check(accelerator: Accelerator, job: Job) -> None:
-    """Refuse accelerators that train otherwise, and a second one.
-
-    Raises:
-        ElasticRunError: It is one.
-    """
+    """Refuse accelerators that train otherwise, and a second one."""
     kind = accelerator.distributed_type
     if kind not in _SUPPORTED:
         raise ElasticRunError(

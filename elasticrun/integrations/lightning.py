@@ -306,11 +306,7 @@ def _leave_signals() -> None:
 
 
 def _check(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Refuse what a restart would change without a word.
-
-    Raises:
-        ElasticRunError: The Trainer is told to do it.
-    """
+    """Refuse what a restart would change without a word."""
     world_size = current_job().world_size
     given: Any = trainer
     refused = {

@@ -87,11 +87,7 @@ class ExactSum:
 
 
 def _plain(number: Any) -> int | float:
-    """Return a number as Python's own.
-
-    Raises:
-        TypeError: It is no single real number.
-    """
+    """Return a number as Python's own."""
     if isinstance(number, (int, float)):
         return number
     item = getattr(number, "item", None)

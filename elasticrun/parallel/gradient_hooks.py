@@ -322,11 +322,7 @@ class GradientHooks:
             self._partial.hide(parameter)
 
     def _check_own(self, loader: Loop, weight: float) -> None:
-        """Refuse a loss that reads outputs of other replicas, which has no own weight.
-
-        Raises:
-            ElasticRunError: It does, as far as can be seen, and weights differ.
-        """
+        """Refuse a loss that reads other replicas' outputs, which has no own weight."""
         if weight == 1.0:
             return
         self._checked_loop = loader.running_loop

@@ -314,11 +314,7 @@ class AdaptiveDataParallel(nn.Module):
 
 
 def _check_even(loader: Loop) -> None:
-    """Refuse to train in a loop in which a replica may have no batch.
-
-    Raises:
-        ElasticRunError: It is one.
-    """
+    """Refuse to train in a loop in which a replica may have no batch."""
     if loader.even_batches:
         return
     raise ElasticRunError(

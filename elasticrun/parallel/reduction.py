@@ -76,11 +76,7 @@ class Reduction:
         self._trained = [each.requires_grad for each in self._parameters]
 
     def _refuse_late(self) -> None:
-        """Refuse gradients that are not reduced any more.
-
-        Raises:
-            ElasticRunError: Always.
-        """
+        """Refuse gradients that are not reduced any more."""
         raise ElasticRunError(
             f"gradients of {type(self._module).__name__} came after those of its last "
             "forward pass had been averaged over the replicas. They would stay this "

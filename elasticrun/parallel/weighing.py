@@ -218,11 +218,7 @@ def factor_of(loss: Tensor) -> Any:
 
 
 def _check_member(member: Loop, loader: Loop | None) -> None:
-    """Refuse a loader that delivers nothing in this step, so has no weight in it.
-
-    Raises:
-        ElasticRunError: It is one.
-    """
+    """Refuse a loader that delivers nothing in this step, so has no weight in it."""
     if loader is None or not member.running_loop.current[2].global_batch_size:
         where = "no loop is running" if loader is None else f"`{loader.name}` runs"
         raise ElasticRunError(
@@ -238,12 +234,7 @@ def _is_whole(share: Share) -> bool:
 
 
 def _check(count: Tensor | float | None, reduction: str) -> None:
-    """Refuse what says nothing, or two things, of what a loss is a mean over.
-
-    Raises:
-        TypeError: A count is given for a sum.
-        ValueError: The reduction is neither "mean" nor "sum".
-    """
+    """Refuse what says nothing, or two things, of what a loss is a mean over."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum'.")
     if reduction == "sum" and count is not None:

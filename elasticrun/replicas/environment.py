@@ -92,9 +92,6 @@ def _of_task(variables: Mapping[str, str]) -> dict[str, str]:
 
     The tasks cannot agree on a port before they meet, so it follows from the step's
     number; below those that systems give to outgoing connections.
-
-    Raises:
-        ValueError: srun has not said which task this is.
     """
     try:
         node = int(variables["SLURM_NODEID"])

@@ -93,11 +93,7 @@ def _check_step(store: JobStore, environment: Environment, patience: float) -> N
 
 
 def _serve_at(address: Address, environment: Environment) -> JobStore:
-    """Serve the store where the others were told that it is.
-
-    Raises:
-        AgreementError: Somebody else has the port.
-    """
+    """Serve the store where the others were told that it is."""
     host = address.host
     if environment.local_world_size < environment.world_size and _is_loopback(host):
         host = "0.0.0.0"  # This machine's name, which means another address elsewhere.

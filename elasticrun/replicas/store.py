@@ -145,11 +145,7 @@ class JobStore:
 
 @contextmanager
 def _noticing_loss() -> Iterator[None]:
-    """Tell what torch says of a lost connection as Python does.
-
-    Raises:
-        ConnectionError: The store is gone, and with it rank 0.
-    """
+    """Tell what torch says of a lost connection as Python does."""
     try:
         yield
     except dist.DistError as error:

@@ -218,11 +218,7 @@ def _find_what_rank_0_has(
 
 
 def _check_sees_no_more(checkpoints: CheckpointStore, highest: int) -> None:
-    """Refuse to start over what rank 0 does not see, whose generation may be equal.
-
-    Raises:
-        CheckpointError: There are checkpoints here that rank 0 does not have.
-    """
+    """Refuse to start over what rank 0 does not see, whose generation may be equal."""
     number = checkpoints.newest_number()
     if number > highest:
         raise CheckpointError(

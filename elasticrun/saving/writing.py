@@ -263,13 +263,7 @@ def _failing_softly() -> Iterator[None]:
 
 
 def _files_of_others(heard: Gathered, own: Written) -> list[FileRecord]:
-    """Return what the other ranks have written.
-
-    Raises:
-        SaveFailed: One could not, or is gone, or has not come to the boundary.
-        CheckpointError: A state of one could not be saved, or one is at another place,
-            or has other parameters.
-    """
+    """Return what the other ranks have written."""
     position = own.position
     files: list[FileRecord] = []
     for rank, report in heard.told.items():
@@ -310,11 +304,7 @@ def _gathered(
 
 
 def _check_alike(rank: int, own: Samples, told: dict[str, list[list[float]]]) -> None:
-    """Refuse to save rank 0's parameters for all when another rank has others.
-
-    Raises:
-        CheckpointError: It has.
-    """
+    """Refuse to save rank 0's parameters for all when another rank has others."""
     for name, parts in own.items():
         others = told.get(name, [])
         if len(others) != len(parts):  # Of another module: it shows elsewhere.
@@ -344,11 +334,7 @@ def _differ(own: list[float], other: list[float]) -> bool:
 
 
 def _check_complete(capture: Capture, files: list[FileRecord]) -> None:
-    """Refuse to commit what would resume without a state that is registered here.
-
-    Raises:
-        CheckpointError: A file of one is not among those that were written.
-    """
+    """Refuse to commit what would resume without a state that is registered here."""
     written = {record.name for record in files}
     lacking = [name for name in capture.file_names if name not in written]
     if lacking:

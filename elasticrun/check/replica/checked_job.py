@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from typing import Any
 
-from elasticrun.check.replica.perturbation import Perturbation
+import torch
+
 from elasticrun.check.replica.recorder import Recorder
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import KILL, Plan
 from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
 from elasticrun.errors import STOPPED
 from elasticrun.job.boundary import Boundary
 from elasticrun.job.job import Job
@@ -19,9 +23,15 @@ from elasticrun.replicas.agreement import STOP
 from elasticrun.replicas.environment import Environment
 from elasticrun.saving.settings import Settings
 
+_TIMES_PRECISION = 32  # So much that what depends on parameters is seen to move.
+
 
 class CheckedJob(Job):
-    """Does what its plan says; the program cannot tell it from any other job."""
+    """Does what its plan says; the program cannot tell it from any other job.
+
+    Attributes:
+        recorder: Where this replica notes what it sees; None on all but rank 0.
+    """
 
     def __init__(
         self,
@@ -42,16 +52,11 @@ class CheckedJob(Job):
                 backend=given.backend,
             ),
         )
-        self._recorder = Recorder(plan) if self.rank == 0 else None
+        self.recorder = Recorder(plan) if self.rank == 0 else None
         self._num_epochs_cut = 0
         self._loop = (0, 0, False)
         self._num_batches = 0
         self.note("start")
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """Where this replica notes what it sees, if it does."""
-        return self._recorder
 
     # Less than the whole program.
 
@@ -140,10 +145,10 @@ class CheckedJob(Job):
 
     def close(self) -> None:
         """Note what everything ended at, and leave the job."""
-        if not self.is_closed and os.getpid() == self.pid and self._recorder:
+        if not self.is_closed and os.getpid() == self.pid and self.recorder:
             self.note("exit")
-            self._recorder.close()
-            self._recorder = None
+            self.recorder.close()
+            self.recorder = None
         super().close()
 
     def next_place(self) -> RestartPlace:
@@ -156,12 +161,12 @@ class CheckedJob(Job):
 
     def note(self, kind: str, **values: Any) -> None:
         """Note what everything is at."""
-        if self._recorder is not None:
-            self._recorder.note_moment(kind, self, self.states, **values)
+        if self.recorder is not None:
+            self.recorder.note_moment(kind, self, self.states, **values)
 
     def _set_zone(self, zone: str) -> None:
-        if self._recorder is not None:
-            self._recorder.zone = zone
+        if self.recorder is not None:
+            self.recorder.zone = zone
 
 
 class CheckedBoundary(Boundary):
@@ -189,3 +194,28 @@ class CheckedBoundary(Boundary):
         if self._perturbation is not None:
             self._perturbation.apply(self._job.states)
         super().reach(ends_epoch=ends_epoch, may_end=may_end)
+
+
+class Perturbation:
+    """Multiplies each trained parameter by 1 + e or 1 - e, e some rounding errors.
+
+    Another number of replicas adds gradients up in another order, which moves
+    parameters less far. It draws from a generator of its own.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+
+    def apply(self, states: Iterable[BaseState]) -> None:
+        """Move the parameters of every registered module once."""
+        for state in states:
+            target = getattr(state, "target", None)
+            if isinstance(state, StatefulState) and isinstance(target, torch.nn.Module):
+                for parameter in target.parameters():
+                    if parameter.requires_grad and parameter.is_floating_point():
+                        self._move(own_shard(parameter.data))
+
+    def _move(self, data: torch.Tensor) -> None:
+        size = _TIMES_PRECISION * torch.finfo(data.dtype).eps
+        signs = torch.randint(2, data.shape, generator=self._generator)
+        data.mul_((1 + (signs.to(data) * 2 - 1) * size).to(data.dtype))

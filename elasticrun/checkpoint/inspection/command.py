@@ -58,11 +58,7 @@ def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _refuse_mistyped(word: str, rest: Sequence[str]) -> None:
-    """Refuse a word in the place of a directory that is rather a mistyped action.
-
-    Raises:
-        InspectionError: It is no path, and nothing here has that name.
-    """
+    """Refuse a word in the place of a directory that is rather a mistyped action."""
     makes_directory = "import" in rest
     if makes_directory or os.sep in word or "~" in word or os.path.exists(word):
         return

@@ -101,12 +101,7 @@ def _choose_doomed(
 
 
 def _check_known(name: str, entries: Iterable[Entry]) -> None:
-    """Refuse a value that no checkpoint has: the best one would go with the others.
-
-    Raises:
-        InspectionError: There are checkpoints, and none has it; or they have several of
-            that name.
-    """
+    """Refuse a value that no checkpoint has: the best one would go with the others."""
     manifests = [e.checkpoint.manifest for e in entries if e.checkpoint is not None]
     names = {each for manifest in manifests for each in manifest.values}
     meant = {each for each in names if each.endswith(f".{name}")}

@@ -130,11 +130,7 @@ class _Walk:
 
 
 def _check_attributes(values: Any) -> None:
-    """Refuse a dictionary with attributes that may not load: a module's has versions.
-
-    Raises:
-        _NotCopied: It has others.
-    """
+    """Refuse attributes of a dictionary that may not load: a module's has versions."""
     attributes = dict(vars(values))
     versions = attributes.pop("_metadata", {})
     rows = list(versions.values()) if type(versions) is OrderedDict else [versions]

@@ -92,11 +92,7 @@ class OptimizerState(StatefulState):
         return by_numbers(by_names(values, saved), self._in_groups(own))
 
     def _check_order(self, names: Sequence[str]) -> None:
-        """Refuse to go on if a state that was taken by numbers was in another order.
-
-        Raises:
-            CheckpointError: Its parameters were in another order.
-        """
+        """Refuse to go on if a state that was taken by numbers was in another order."""
         taken, self._taken_by_order = self._taken_by_order, None
         if taken is not None and set(taken) == set(names) and taken != names:
             raise CheckpointError(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
@@ -150,12 +149,7 @@ class ShardReader:
     def __enter__(self) -> ShardReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._closing.close()
 
     def open(self, ranks: set[int]) -> None:

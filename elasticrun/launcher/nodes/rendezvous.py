@@ -124,11 +124,7 @@ class Rendezvous:
             time.sleep(_RETRY_SECONDS)
 
     def _probe(self) -> None:
-        """Make sure that a store answers.
-
-        Raises:
-            OSError: None does.
-        """
+        """Make sure that a store answers."""
         if self._probing is None:
             # Its constructor keeps no time limit while nothing is answered.
             self._probing = threading.Thread(target=self._try_client, daemon=True)

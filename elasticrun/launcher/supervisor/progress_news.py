@@ -8,8 +8,7 @@ from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Generation, Member
 from elasticrun.launcher.supervisor.stragglers import Stragglers
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.terminal.output import marked
-from elasticrun.launcher.terminal.repeats import Repeats
+from elasticrun.launcher.terminal.output import Repeats, marked
 
 
 class News:

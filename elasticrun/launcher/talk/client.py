@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 from elasticrun.errors import ElasticRunError
@@ -53,12 +52,7 @@ class JobConnection:
     def __enter__(self) -> JobConnection:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:

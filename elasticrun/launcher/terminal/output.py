@@ -1,4 +1,4 @@
-"""What replicas print: cut into lines, marked with the rank, and kept."""
+"""What replicas print: cut into lines, marked with the rank, shown, and kept."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from elasticrun.checkpoint.files.recorded import open_plain
 
 _MAX_LINE = 1 << 16
 _READ_BYTES = 1 << 16
+# Messages of torch's C++ part, and the stacks that follow them.
+_MESSAGE = re.compile(rb"\[[WEF]\d{4} [\d:.]+ (\S+\.cpp:\d+)\]")
+_STACK = re.compile(rb"\s*(frame #\d+: |Exception raised from )")
+_NUM_SHOWN = 3  # Of each, before the others are hidden.
 _FOLDER = re.compile(r"generation-([0-9]{4,})")
 _FILE = re.compile(r"rank-([0-9]+)\.log")
 
@@ -102,6 +106,30 @@ class Log:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
+
+
+class Repeats:
+    """Knows which lines of one replica the console need not show; its log has all.
+
+    NCCL's threads and its store's clients warn every second, each time with another
+    time and often with a stack, which would bury why the replica died.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[bytes, int] = {}
+        self._is_hiding = False
+
+    def filtered(self, line: bytes) -> bytes:
+        """Return the line as it is to be shown; empty if it is not."""
+        message = _MESSAGE.search(line)
+        if message is None:
+            self._is_hiding = self._is_hiding and _STACK.match(line) is not None
+            return b"" if self._is_hiding else line
+        count = self._counts[message[1]] = self._counts.get(message[1], 0) + 1
+        self._is_hiding = count > _NUM_SHOWN
+        if count == _NUM_SHOWN:
+            return line.rstrip(b"\n") + b" (again; more of these only in its log)\n"
+        return b"" if self._is_hiding else line
 
 
 def log_path(directory: Path, *, generation: int, rank: int) -> Path:
