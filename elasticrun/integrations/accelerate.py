@@ -73,7 +73,7 @@ def prepare(
     job = current_job()
     _check(accelerator, job)
     if job not in _accumulation_of:
-        _accumulation_of[job] = _Accumulation(accelerator, job)
+        _accumulation_of[job] = _Accumulation(accelerator)
         if accelerator.scaler is not None:
             register(scaler=accelerator.scaler)
     # As for an evaluation, that is without Accelerate's own DDP.
@@ -106,15 +106,10 @@ class _Accumulation:
 
     remainder = -1
 
-    def __init__(self, accelerator: Accelerator, job: Job) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         # Accelerate asks the last of these, and keeps no strong reference to it.
         accelerator.gradient_state.dataloader_references += [self]
-        job.boundary.put_off_while(self._is_open)
-
-    def _is_open(self) -> bool:
-        """Return whether gradients wait for the end of an accumulation."""
-        return not self.accelerator.sync_gradients
 
     @property
     def end_of_dataloader(self) -> bool:
