@@ -83,7 +83,8 @@ class Draft:
     """A checkpoint being written, which does not exist until it is committed.
 
     Attributes:
-        token: What tells this draft from every other one; empty for who only writes.
+        token: A random text, which no other draft has; empty on ranks that only write
+            files into it.
     """
 
     storage: Storage

@@ -59,8 +59,9 @@ class Registry:
     def load(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
         """Load a state if the checkpoint has it; return whether it had.
 
-        What it overwrites is loaded once more: a scheduler that is made when its
-        optimizer is loaded already sets the learning rate of the beginning.
+        Making a scheduler sets the optimizer's learning rate back to the first one. So
+        an optimizer that was loaded before its scheduler was made is loaded once more
+        (`BaseState.overwrites`).
 
         Raises:
             CheckpointError: The file is damaged, or does not fit, or is of the other

@@ -40,7 +40,9 @@ T = TypeVar("T")
 LAG_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _COUNTER = "generation"
-_ROOM = 1_000_000  # Numbers that must be free: a job counts on from its first one.
+# A generation numbers its checkpoints on from the first, without looking again, so that
+# many numbers behind that one must be free.
+_ROOM = 1_000_000
 
 
 class CheckpointStore:
@@ -221,8 +223,10 @@ class CheckpointStore:
     def next_number(self) -> int:
         """Return a number above all checkpoints, whatever their condition; first 1.
 
-        Also above the one that a job which has lost the directory may still write. What
-        somebody else has named like a checkpoint is not counted, only kept clear of.
+        Also above that of a checkpoint which may still be being written: by a job whose
+        claim on an object store was taken over. What only is named like a checkpoint,
+        and was made by somebody else, does not raise the number; it is stepped over
+        where it would be in the way.
         """
         left = number_of(self.storage.left_behind() or "")
         free = 1 + max(left or 0, self.newest_number())

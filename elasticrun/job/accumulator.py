@@ -244,6 +244,8 @@ class _BlocksSeen:
         self._in_epoch: list[Values] = []
         self._epoch = -1
         self._num_begun = -1  # Epochs the program had begun when a block last ran.
+        # How many blocks this process has run in the epoch (True), and outside (False):
+        # the next one is a replay if as many more were seen.
         self._num_replayed = {True: 0, False: 0}
 
     def next_shown(self) -> Values | None:
@@ -401,5 +403,8 @@ def _check_key(key: object) -> None:
 
 
 def _kept(total: ExactSum | None, shown: Any, value: Any) -> ExactSum:
-    """Return the exact sum if the block left it alone, else what it assigned."""
+    """Return the exact sum if the block left it alone, else what it assigned.
+
+    What the block is shown is rounded; put back, it would round the sum.
+    """
     return total if total is not None and value is shown else ExactSum.of(value)

@@ -60,10 +60,10 @@ class Boundary:
         self._rank = rank
         self._grace = grace
         self._last_save: tuple[int, Position] | None = None
-        self._has_flight_ended = False
+        self._has_flight_ended = False  # Set in the thread that wrote the save.
         self._reasons: list[Callable[[], bool]] = []
         self._num_put_off = 0
-        self._put_off: Decision | None = None
+        self._put_off: Decision | None = None  # Agreed on, and to be done later.
         self._num_steps_outside = 0
         self._stepped_outside_at = -1  # After which boundary.
         self._has_warned = False
@@ -107,7 +107,7 @@ class Boundary:
 
     @property
     def why_none(self) -> str | None:
-        """How often an optimizer has stepped without one, if it has."""
+        """Why no boundary comes, if optimizers have stepped since the last one."""
         if self._stepped_outside_at != self._gate.number:
             return None
         return (
@@ -298,9 +298,11 @@ class Boundary:
 
 
 class LateError:
-    """For code that runs while Python closes a generator, out of which nothing comes.
+    """Keeps what is raised where an exception would be lost, to raise it later.
 
-    After `break`, that the job could not be saved would otherwise be swallowed.
+    After a `break`, the end of the epoch is saved while Python closes the generator of
+    the loop, and swallows what is raised there. The next use of the job raises it, or
+    the process ends with it.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ class Cursor:
         self._outer: object = None
 
     def begin(self, place: Place) -> int:
-        """Begin a loop at a place of the program; return where."""
+        """Begin a loop at a place of the program; return the index it starts at."""
         if place != self.place:
             self.place, self.start = place, self.end
         self.end = self.start
@@ -40,9 +40,10 @@ class Cursor:
         return self.start
 
     def begin_inside(self, place: Place, outer: object) -> int:
-        """Begin a loop in the body of another one; return where.
+        """Begin a loop in the body of another one; return the index it starts at.
 
-        Several in one body follow each other. A body that runs again begins anew.
+        Several in one body follow each other. In a body that runs again, after an
+        exception, they start where they did before.
 
         Args:
             outer: The loop whose body it is, which is another object each time.

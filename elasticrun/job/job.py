@@ -54,7 +54,8 @@ class Job:
         generation: The number of this start of the job.
         has_resumed: Whether it began with a checkpoint.
         start: The position at which it began, that of the checkpoint if it had one.
-        loader: The loader whose loop's body is running, or None.
+        loader: The loader whose loop's body is running, or None; also read by the
+            watcher's and the reporter's threads.
         loops: All loops that are open.
         is_in_epoch: Whether an epoch loop's body is running.
         num_loaders: Loaders made so far without a name.
@@ -88,7 +89,7 @@ class Job:
         self.num_loaders = 0
         self.pace = Pace()
         self.late_error = LateError()
-        self._restores_at_loop = False
+        self._restores_at_loop = False  # Whether generators come back when it goes on.
         self.states = Registry(self.rank)
         self._checkpoints = make_store(self.settings)
         try:
@@ -99,20 +100,7 @@ class Job:
 
     def _open(self) -> None:
         """Take the directory, read where to resume, and start to watch."""
-        check_all_have_directory(
-            self._membership, has_one=self._checkpoints is not None
-        )
-        start = Start.afresh()
-        self._saver: Saver | None = None
-        if self._checkpoints is not None:
-            start = open_checkpoints(self._checkpoints, self._membership)
-            self._saver = Saver(
-                self._checkpoints,
-                self.states,
-                self._membership,
-                start,
-                is_async=self.settings.async_save,
-            )
+        start = self._find_start()
         self.generation = start.generation
         self.has_resumed = start.newest is not None
         self.start = start.position or Position()
@@ -128,20 +116,7 @@ class Job:
             self.register(self._schedule.auto)
         self.trace = self._open_trace()
         self._gate = Gate()
-        self._watcher = Watcher(
-            self._gate,
-            rank=self.rank,
-            world_size=self.world_size,
-            links=self._membership.links,
-            grace=self.settings.grace,
-            save_interval=self._schedule.interval,
-            describe=self._describe,
-            on_gone=self._on_gone,
-            is_saving=lambda: self._saver is not None and self._saver.is_busy,
-            stop_signals=self.settings.stop_signals,
-            stuck_seconds=_stuck_seconds(self.device),
-            is_in_loop=lambda: self.loader is not None,
-        )
+        self._watcher = self._make_watcher()
         self.boundary = self.make_boundary(
             gate=self._gate,
             watcher=self._watcher,
@@ -153,6 +128,41 @@ class Job:
         )
         self._watcher.start()
         log_start(start, self.environment, is_saving=self._saver is not None)
+
+    def _find_start(self) -> Start:
+        """Return what all replicas begin with. Collective."""
+        self._saver: Saver | None = None
+        check_all_have_directory(
+            self._membership, has_one=self._checkpoints is not None
+        )
+        if self._checkpoints is None:
+            return Start.afresh()
+        start = open_checkpoints(self._checkpoints, self._membership)
+        self._saver = Saver(
+            self._checkpoints,
+            self.states,
+            self._membership,
+            start,
+            is_async=self.settings.async_save,
+        )
+        return start
+
+    def _make_watcher(self) -> Watcher:
+        return Watcher(
+            self._gate,
+            rank=self.rank,
+            world_size=self.world_size,
+            links=self._membership.links,
+            grace=self.settings.grace,
+            save_interval=self._schedule.interval,
+            stop_signals=self.settings.stop_signals,
+            stuck_seconds=_stuck_seconds(self.device),
+            # These four are called in the watcher's thread.
+            describe=self._describe,
+            on_gone=self._on_gone,
+            is_saving=lambda: self._saver is not None and self._saver.is_busy,
+            is_in_loop=lambda: self.loader is not None,
+        )
 
     @property
     def why_no_boundary(self) -> str | None:
@@ -342,6 +352,10 @@ class Job:
             )
 
     def _moving_on(self, move: Callable[[], None]) -> None:
+        """Move; put the saved generators back if that ends the replay.
+
+        Not sooner: code that is replayed may draw, too.
+        """
         was_replaying = self.progress.is_replaying
         move()
         if was_replaying and not self.progress.is_replaying:

@@ -54,7 +54,7 @@ class Loop(Protocol):
 
     @property
     def running_loop(self) -> Turns:
-        """This loop over the loader; another one is another object."""
+        """The running loop over the loader: a new object for each loop."""
         ...
 
     def batch_at(self, index: int) -> int:
@@ -67,13 +67,13 @@ class Loop(Protocol):
 
 
 class Turns(Protocol):
-    """The turns of one loop."""
+    """One loop over a loader, which turns once for each micro-batch."""
 
     @property
     def current(self) -> tuple[int, Any, Share]:
-        """The current one: the global batch's number, indices, and what it is of it.
+        """The current turn: its global batch's number, its indices, and its share.
 
-        Another one is another object.
+        A new tuple for each turn, so that two turns are told apart by identity.
         """
         ...
 

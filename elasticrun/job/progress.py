@@ -21,13 +21,15 @@ class Progress:
 
     def __init__(self, resume: Position | None = None) -> None:
         self._resume = resume
-        self._cursor = Position()  # Its index is in `_index`, which changes most.
+        # Where the program is; during replay that is before `_resume`. Its index is in
+        # `_index`, which changes with each batch.
+        self._cursor = Position()
         self._index = 0
-        self._before_epoch = Position()
+        self._before_epoch = Position()  # Where the running epoch began.
         self._num_epoch_loops = 0
         self._is_asked = False  # Whether a loader's own state said where to resume.
         self._is_in_loop = False
-        self._has_left_epoch = False
+        self._has_left_epoch = False  # By an exception, which may have been caught.
         self.num_begun_epochs = 0
         self.num_begun_loops = 0
 
@@ -50,7 +52,7 @@ class Progress:
 
     @property
     def body(self) -> tuple[int, ...]:
-        """Which body runs, or is run first after a restart."""
+        """What tells the body that runs, or runs first after a restart, from others."""
         position = self.position
         return (*position.place, position.index)
 
@@ -131,6 +133,7 @@ class Progress:
         resume = self._resume
         if resume is None:
             return self._cursor.finished_epochs
+        # Of an epoch loop that `break` has left nothing remains, below `limit` or not.
         left_after = dict(resume.breaks).get(self._num_epoch_loops)
         finished = min(resume.finished_epochs, left_after or limit)
         if finished > self._cursor.finished_epochs:

@@ -53,12 +53,16 @@ class OwnFile:
 def _told(
     state: BaseState, write: Callable[[BinaryIO], object]
 ) -> Callable[[BinaryIO], object]:
-    """Return what writes a state; a stream that lacks something is no failing disk."""
+    """Return `write`, with an error of its own where it needs what the stream lacks.
+
+    `io.UnsupportedOperation` is an OSError, so it would be taken for a failing disk,
+    and training would go on without checkpoints.
+    """
 
     def save(fileobj: BinaryIO) -> object:
         try:
             return write(fileobj)
-        except io.UnsupportedOperation as error:  # Of all things an OSError.
+        except io.UnsupportedOperation as error:
             raise TypeError(
                 f"the save of the state {state.name!r} ({type(state).__name__}) asked "
                 f"its stream for what that cannot do: {error}. Checkpoints are written "
@@ -76,15 +80,16 @@ class Capture:
     Attributes:
         position: The job's, encoded.
         files: Those that this rank writes.
-        gathered: What it tells rank 0 of small states, which that one writes.
+        gathered: This rank's own of small states, by name; rank 0 writes all of them.
         carried: Files of the newest checkpoint that no state has claimed yet; on rank
             0, which copies them.
-        values: What the best checkpoint is told by.
+        values: Those by which `keep_best` tells the best checkpoint, by `state.name`.
         problem: Why this rank has nothing to write; None if it has.
         file_names: What all ranks write together, as rank 0 sees it; on that alone.
         is_in_memory: Whether training may go on while it is written.
-        checksums: Of what is to be the same on all ranks, by its name.
-        samples: Of states that must not have drifted apart, by state and part.
+        checksums: Of values that are to be the same on all ranks, by `state.name`.
+        samples: Sums over parts of states that must not have drifted apart, by state
+            and part.
     """
 
     number: int
@@ -102,10 +107,11 @@ class Capture:
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Let Python not look for garbage while training waits and much is made to be kept.
+    """Keep Python from looking for garbage in the block, which makes many containers.
 
-    For each 700 new containers it would, now and then through everything that the
-    program has: with 1,000 states that took longer than all the copies.
+    After each 700 new containers it looks for garbage among them, and now and then
+    among all that the program has: with 1,000 states, training waited longer for that
+    than for the copies.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -151,21 +157,44 @@ class Capturer:
             Exception: What a state's `save` raised, other than OSError.
         """
         _wait_for_gpus()
-        small = [s for s in self._registry if isinstance(s, GatheredState)]
+        is_first = self._rank == 0
+        files, problem = self._capture_files()
+        return Capture(
+            number,
+            position,
+            files,
+            gathered={
+                state.name: state.capture()
+                for state in self._registry
+                if isinstance(state, GatheredState)
+            },
+            carried=tuple(self._registry.carried_over(newest)) if is_first else (),
+            values=self._values(),
+            problem=problem,
+            # With as many names as there are ranks, so that only rank 0 makes them.
+            file_names=tuple(self._registry.file_names(self._world_size))
+            if is_first
+            else (),
+            is_in_memory=self._memory is not None and problem is None,
+            checksums={
+                f"{state.name}.{key}": checksum
+                for state in self._registry
+                for key, checksum in state.checksums().items()
+            },
+            samples=self._samples(),
+        )
+
+    def _capture_files(self) -> tuple[tuple[OwnFile, ...], str | None]:
+        """Return this rank's files, in memory if that can be; or why there are none."""
         own = [
             state
             for state in self._registry
-            if (self._rank == 0 or state.is_per_replica) and state not in small
+            if (self._rank == 0 or state.is_per_replica)
+            and not isinstance(state, GatheredState)
         ]
-        files = tuple(
-            OwnFile(state.file_name(self._rank), _told(state, state.save))
-            for state in own
-        )
-        problem: str | None = None
-        is_in_memory = False
         if self._memory is not None:
             try:
-                files, is_in_memory = self._into_memory(own, self._memory), True
+                return self._into_memory(own, self._memory), None
             except NoMemoryLeftError as error:
                 self._memory = None
                 logger.warning(
@@ -174,28 +203,9 @@ class Capturer:
                     error,
                 )
             except OSError as error:
-                files, problem = (), text_of(error)
-        is_first = self._rank == 0
-        return Capture(
-            number,
-            position,
-            files,
-            gathered={state.name: state.capture() for state in small},
-            carried=tuple(self._registry.carried_over(newest)) if is_first else (),
-            values=self._values(),
-            problem=problem,
-            # With as many names as there are ranks, so that only rank 0 makes them.
-            file_names=tuple(self._registry.file_names(self._world_size))
-            if is_first
-            else (),
-            is_in_memory=is_in_memory,
-            checksums={
-                f"{state.name}.{key}": checksum
-                for state in self._registry
-                for key, checksum in state.checksums().items()
-            },
-            samples=self._samples(),
-        )
+                return (), text_of(error)
+        files = [OwnFile(s.file_name(self._rank), _told(s, s.save)) for s in own]
+        return tuple(files), None
 
     def forget(self) -> None:
         """Give the memory back."""

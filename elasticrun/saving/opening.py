@@ -19,7 +19,7 @@ from elasticrun.saving.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-HEARING_SECONDS = 5.0  # For those who live to hear why nothing begins.
+HEARING_SECONDS = 5.0  # For the other ranks to hear why the job cannot begin.
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,13 @@ class Saver:
         )
         self._gone: dict[int, str] = {}
         self._exchange = self._exchange_over(membership.store, membership)
-        # A client that waits blocks its other users, so what is in flight has its own.
+        # A client of the store that waits in one thread blocks all threads that use it.
+        # So the writer's thread, which waits for other ranks, has one of its own.
         self._exchange_in_flight = self._exchange
         if is_async and membership.store is not None:
             store = JobStore(membership.store.address, None)
             self._exchange_in_flight = self._exchange_over(store, membership)
+        # What the others must have heard before rank 0 leaves, which serves the store.
         self._asked: str | None = None
         self.on_end: Callable[[], object] = lambda: None
         self._number = start.number
@@ -100,7 +102,7 @@ class Saver:
         self._has_hinted = False
         self._is_saving = False
         self._flight: Flight | None = None
-        self._given_up: Flight | None = None
+        self._given_up: Flight | None = None  # Its thread may still wait for ranks.
         self.newest = start.newest
         self.num_failed = 0
         self.has_failed = False
@@ -283,7 +285,7 @@ class Saver:
             raise own.error
 
     def settle(self) -> None:
-        """Take note of a flight that has ended: warn of its failure, or raise it."""
+        """Conclude a save in flight that has ended: warn of a failure, or raise it."""
         flight = self._flight
         if flight is None or flight.outcome is None:
             return
@@ -348,7 +350,10 @@ class Saver:
             warn_at_program(text, CheckpointWarning)
 
     def _conclude(self, number: int, outcome: Outcome) -> Checkpoint | None:
-        """Tell what became of a save, where that can be raised."""
+        """Return or raise what became of a save; in the training thread.
+
+        A failure that leaves the training intact is a warning.
+        """
         self.has_failed = not isinstance(outcome, Checkpoint)
         self.num_failed += self.has_failed
         if isinstance(outcome, BaseException):

@@ -76,7 +76,10 @@ class Schedule:
 
     @contextmanager
     def ending(self, *, may_end: bool) -> Iterator[None]:
-        """Let the save in the block say whether nothing failed if it is the last."""
+        """Mark the checkpoint in the block as one that a generation may end with.
+
+        If the next generation resumes from one without the mark, this one has failed.
+        """
         if self.auto is None:
             yield
             return
@@ -90,8 +93,8 @@ class Schedule:
 # As if one failure had been seen in so many seconds before the job began.
 PRIOR_SECONDS = 4 * 3600.0
 FIRST_INTERVAL = 60.0  # While nobody knows what a save costs.
-LARGEST_SHARE = 0.01
-_NUM_COSTS = 5
+LARGEST_SHARE = 0.01  # Of a generation's time, for which training waits for saves.
+_NUM_COSTS = 5  # The newest ones count; a state may grow.
 
 
 def best_interval(cost: float, seconds_between_failures: float) -> float:

@@ -170,7 +170,7 @@ def _name_of_script() -> str:
 
 
 def _read(parse: Callable[[Any], object], variable: str = "") -> dict[str, Any]:
-    """Return who reads a field, or refuses it, and the variable that it may be in."""
+    """Return a field's metadata: what parses it, or refuses it, and its variable."""
     return {"parse": parse, "variable": variable}
 
 

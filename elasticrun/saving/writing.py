@@ -36,9 +36,7 @@ class Written:
     """What a rank has written.
 
     Attributes:
-        gathered: Small states of its own, which rank 0 writes.
-        checksums: Of what is to be the same on all ranks, by its name.
-        samples: Of states that must not have drifted apart, by state and part.
+        gathered, checksums, samples: As captured.
         error: Why it has not written everything, or None.
     """
 
@@ -73,11 +71,14 @@ class Written:
 
 
 class CheckpointWriter:
-    """One rank's hands in a save; one save at a time, in whatever thread.
+    """What one rank does in a save: it writes its files, and rank 0 commits.
+
+    One save at a time; in the writer's thread if the save is in flight, else in the
+    training thread.
 
     Args:
         generation: The number of the running one.
-        warn: Told what went wrong once the checkpoint is committed.
+        warn: Called with what has gone wrong though the checkpoint is committed.
     """
 
     def __init__(
@@ -164,7 +165,8 @@ class CheckpointWriter:
             fetch: Returns one of the small states of other ranks, encoded.
 
         Returns:
-            What the others know the checkpoint from, which does not grow with them.
+            The digest and the time, from which the others know the checkpoint. All of
+            them are told it, so it must not grow with their number.
 
         Raises:
             SaveFailed: That is not possible now; the draft is removed.
@@ -215,7 +217,10 @@ class CheckpointWriter:
             self._warn(f"old checkpoints could not be removed: {error}")
 
     def _warn_of_differences(self, own: dict[str, int], heard: Gathered) -> None:
-        """Name what differs between ranks though one value is saved; each name once."""
+        """Warn of values that are saved once for all ranks, and differ between these.
+
+        Each name is warned of once in a generation.
+        """
         own = {name: own[name] for name in own if name not in self._differing}
         found: dict[str, list[int]] = {}
         for rank, report in heard.told.items() if own else ():
@@ -255,7 +260,7 @@ class CheckpointWriter:
 
 @contextmanager
 def _failing_softly() -> Iterator[None]:
-    """Let what the disk or the network does be no reason to end the training."""
+    """Turn an OSError into SaveFailed: a failing disk or network ends no training."""
     try:
         yield
     except OSError as error:
@@ -296,7 +301,7 @@ def _gathered(
     fetch: Callable[[str, Iterable[int]], list[str]],
     ranks: range,
 ) -> dict[int, bytes]:
-    """Return what each of some ranks has of a small state."""
+    """Return what each of these ranks has told of its own small state."""
     others = [rank for rank in ranks if rank != 0]
     found = {0: own.gathered[name]} if 0 in ranks else {}
     found.update(zip(others, map(b64decode, fetch(name, others)), strict=True))

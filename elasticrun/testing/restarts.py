@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from elasticrun.launcher.interpreter import command
 
@@ -41,17 +41,20 @@ def assert_restart_equivalent(
         AssertionError: Restarts change something, or nothing could be compared; the
             text is the report.
     """
-    options: list[object] = ["--max-epochs", max_epochs, "--max-batches", max_batches]
-    for place in [at] if isinstance(at, str) else at:
-        options += ["--at", place]
-    if replicas is not None:
-        options += ["--replicas", ",".join(map(str, replicas))]
-    options += ["--kill"] * kill + ["--float64"] * float64
-    for pattern in ignore:
-        options += ["--ignore", pattern]
-    for path in link:
-        options += ["--link", path]
-    options += ["--hang-timeout", hang_timeout, os.path.abspath(script)]
+    options = [
+        *_each("--max-epochs", [max_epochs]),
+        *_each("--max-batches", [max_batches]),
+        *_each("--at", [at] if isinstance(at, str) else at),
+        *_each(
+            "--replicas", [] if replicas is None else [",".join(map(str, replicas))]
+        ),
+        *_each("--ignore", ignore),
+        *_each("--link", link),
+        *_each("--hang-timeout", [hang_timeout]),
+        *(["--kill"] if kill else []),
+        *(["--float64"] if float64 else []),
+        os.path.abspath(script),
+    ]
     # In a process of its own, which adopts what the script leaves behind.
     process = subprocess.run(
         command("__main__", "main", "check", *options, "--", *arguments),
@@ -67,3 +70,7 @@ def assert_restart_equivalent(
             f"{os.fspath(script)}: elasticrun check ended with exit code "
             f"{process.returncode}\n{process.stdout}{process.stderr}"
         )
+
+
+def _each(option: str, values: Iterable[object]) -> list[object]:
+    return [word for value in values for word in (option, value)]

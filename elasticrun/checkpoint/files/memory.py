@@ -34,7 +34,7 @@ class Captured:
     """One file's content in memory.
 
     Attributes:
-        blocks: It, in order; valid until the memory captures again.
+        blocks: The content, in order; valid until the memory is cleared.
     """
 
     def __init__(self, blocks: Sequence[memoryview]) -> None:
@@ -47,7 +47,7 @@ class Captured:
         return sum(map(len, self.blocks))
 
     def compute_checksum(self) -> None:
-        """Compute the checksum for whoever waits for it."""
+        """Compute the checksum; in a thread of its own if the files are large."""
         try:
             crc32 = 0
             for block in self.blocks:
@@ -63,7 +63,14 @@ class Captured:
 
 
 class Memory:
-    """Takes what is written to files, one after another, and lends it to be written."""
+    """Takes the content of files, one after another, until all of it is on the disk.
+
+    Filled in the training thread, while training waits; read in the writer's. One save
+    is over before the next one begins, so the two never meet.
+
+    Attributes:
+        num_threads: How many threads may copy.
+    """
 
     def __init__(self) -> None:
         self._chunks: list[memoryview] = []
@@ -71,7 +78,7 @@ class Memory:
         self.num_threads = 1
 
     def clear(self) -> None:
-        """Use the memory anew; what the last captures did not need is given back."""
+        """Forget what was captured; memory that the last save did not need is freed."""
         del self._chunks[-(-self._end // CHUNK_SIZE) :]
         self._end = 0
 
@@ -79,7 +86,8 @@ class Memory:
         """Return what `write` puts into a stream.
 
         Raises:
-            NoMemoryLeftError: It does not fit; or `write` raised what it made of that.
+            NoMemoryLeftError: It does not fit. `write` itself may have raised something
+                else because of that, as `torch.save` does.
         """
         self._end += -self._end % _PAGE_SIZE
         begin = self._end

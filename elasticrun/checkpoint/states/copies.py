@@ -33,10 +33,11 @@ class Copies:
         self._buffers: dict[torch.dtype, Tensor] = {}
 
     def copy(self, values: Any) -> Callable[[], Any] | None:
-        """Return what gives a copy of nested values, until the next one is made.
+        """Copy nested values now; return what builds the copy, from any thread.
 
-        None if they are to be written at once: if their tensors are large on average,
-        overlap, or are not on the CPU, or if some value may not load safely.
+        It is good until the next copy is made. Returns None where the values are to be
+        written at once: if their tensors are large on average, overlap, or are not on
+        the CPU, or if some value may not load safely.
         """
         walk = _Walk()
         try:

@@ -34,7 +34,7 @@ class GatheredState(BaseState):
         """Begin on a rank that did not exist before, from what rank 0 has saved."""
 
     def capture(self) -> bytes:
-        """Return what this rank tells rank 0."""
+        """Return this rank's state as bytes, which rank 0 fetches and writes."""
         buffer = io.BytesIO()
         self.save(buffer)
         return buffer.getvalue()

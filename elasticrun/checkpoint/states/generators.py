@@ -38,7 +38,10 @@ class Generators(GatheredState):
             save_values(self._loaded or capture(self._device), fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
-        """Remember saved generators, once others could be made from them."""
+        """Remember the saved generators; `restore` puts them into the process.
+
+        They are tried on generators of no use first, so that damage shows here.
+        """
         values = load_values(fileobj)
         self._seed = int(values["seed"]) if "seed" in values else None
         self._loaded = values if self._seed is None else None
@@ -47,7 +50,7 @@ class Generators(GatheredState):
             _apply(self._loaded, *generators)
 
     def derive(self, fileobj: BinaryIO, rank: int) -> None:
-        """Remember a seed of this rank's own."""
+        """Remember a seed of this rank's own: the checkpoint has nothing of it."""
         self._seed = derive_seed(zlib.crc32(fileobj.read()), rank)
 
     def restore(self) -> None:

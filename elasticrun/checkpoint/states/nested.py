@@ -45,11 +45,12 @@ def map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def find_doubtful(values: Any) -> Iterator[Any]:
-    """Yield what is not surely loaded by what executes nothing.
+    """Yield the parts of nested values that a safe unpickler might refuse.
 
-    All of `values` loads if these do. A key stands in a dictionary of its own. Of
-    tensors, those of a class of its own, which decides how it is saved; and what others
-    have as attributes, which is saved with them.
+    If it takes all of these, it takes `values`. A doubtful key is yielded as the key of
+    a dictionary of its own. A tensor of torch's two plain classes is safe, but for its
+    attributes, which are saved with it; one of another class is yielded whole, since
+    the class decides how it is saved.
     """
     kind = type(values)
     if kind in (dict, OrderedDict):

@@ -60,7 +60,7 @@ class BaseState(ABC):
         """
 
     def values(self) -> Mapping[str, Any]:
-        """Return what `keep_best` may name."""
+        """Return the values by which `keep_best` may tell the best, by their names."""
         return {}
 
     def checksums(self) -> Mapping[str, int]:
@@ -68,7 +68,10 @@ class BaseState(ABC):
         return {}
 
     def samples(self) -> Mapping[str, list[float]]:
-        """Return numbers of parts without which replicas' states have drifted apart."""
+        """Return sums over parts of the state, by the parts' names.
+
+        Where another replica has other sums, the replicas have drifted apart.
+        """
         return {}
 
     @abstractmethod
@@ -76,9 +79,11 @@ class BaseState(ABC):
         """Write the state."""
 
     def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
-        """Return what writes the state, and whether another thread may do it later.
+        """Return what writes the state, and whether another thread may call it later.
 
-        Later it writes the state as it is now, and holds until this is called again.
+        If so, it writes the state as it is now, whatever training makes of it in the
+        meantime. Called in the training thread, at each boundary that is saved; what
+        was returned before is of no use then.
         """
         return self.save, False
 
@@ -98,11 +103,18 @@ class BaseState(ABC):
         return ()
 
     def meet(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
-        """Be told of the states that were registered before."""
+        """Take note of the registered states, once, before this one joins them.
+
+        Args:
+            states: Iterated later, it has those that were registered since, too.
+        """
 
     @property
     def overwrites(self) -> object:
-        """Something of which making the target has changed the state."""
+        """The object whose loaded state the making of the target has changed, or None.
+
+        Of a scheduler it is the optimizer, whose learning rate the constructor sets.
+        """
         return None
 
     def file_name(self, rank: int) -> str:

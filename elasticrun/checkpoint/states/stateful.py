@@ -165,7 +165,10 @@ class StatefulState(BaseState):
 
 
 def _is_torchs(target: object) -> bool:
-    """Return whether it is a part of torch's, or a module, which averages by itself."""
+    """Return whether it needs no comparison: torch's own, and modules.
+
+    Training keeps those the same on all replicas; of other objects nobody knows.
+    """
     kinds = (nn.Module, Optimizer, LRScheduler)
     is_own = type(target).__module__.startswith(("torch.", "elasticrun."))
     return is_own or isinstance(target, kinds)
@@ -249,7 +252,11 @@ def _sharded_kinds(target: Any) -> set[str]:
 
 
 def _copies(target: object) -> bool:
-    """Return whether it copies what it loads, as modules of torch.nn's parts do."""
+    """Return whether loading copies values into tensors that the object has already.
+
+    Modules made of torch.nn's parts do. Then the loaded tensors may be pages of the
+    file, since nothing keeps them.
+    """
     return isinstance(target, nn.Module) and all(
         getattr(type(part), name).__module__.startswith(("torch.nn.", "elasticrun."))
         for part in target.modules()
@@ -260,8 +267,8 @@ def _copies(target: object) -> bool:
 def _digest_of(values: Any) -> str:
     """Return a digest of nested values; of large tensors, of some values in them.
 
-    Of objects that are no plain values only the type counts: what they print may be
-    their place in memory. What holds itself is refused when it is saved.
+    Of objects that are no plain values only the type counts: their `repr` may be their
+    address. Values that contain themselves have any digest; saving refuses them.
     """
     digest = hashlib.sha256()
     with suppress(RecursionError):

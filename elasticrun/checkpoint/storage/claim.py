@@ -54,7 +54,7 @@ class StoreClaim:
         self._rhythm = rhythm or Rhythm()
         self._number = 0
         self._own: Claim | None = None
-        self._guard = threading.Lock()
+        self._guard = threading.Lock()  # A save and the renewing thread put the claim.
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.left_behind: str | None = None
