@@ -144,7 +144,8 @@ class Registry:
         return [
             file_name
             for file_name in checkpoint.names()
-            if (name := state_of_file(file_name)) not in self._states
+            if file_name not in self._states
+            and (name := state_of_file(file_name)) not in self._states
             and not self._has_ended(name)
         ]
 

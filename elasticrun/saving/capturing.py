@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 Samples = dict[str, Mapping[str, list[float]]]
 
 
-@dataclass(frozen=True)
-class OwnFile:
+class OwnFile(NamedTuple):
     """A file that this rank writes: how, or its content if that is in memory."""
 
     file_name: str

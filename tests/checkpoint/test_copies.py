@@ -57,6 +57,12 @@ def test_a_copy_is_written_like_what_it_is_of() -> None:
 tied = torch.ones(4)
 
 
+def described(row: dict[str, Any], **attributes: Any) -> OrderedDict[str, Any]:
+    values = nn.Linear(2, 2).state_dict()
+    vars(values).update(_metadata=OrderedDict({"": row}), **attributes)
+    return values
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -72,6 +78,8 @@ tied = torch.ones(4)
         [print],
         {b"key": 1},
         [2**2100],
+        described({"version": 1, "by": print}),
+        described({"version": 1}, author=print),
     ],
 )
 def test_what_cannot_be_copied_alike_is_written_at_once(values: Any) -> None:

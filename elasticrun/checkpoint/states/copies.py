@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
+from itertools import islice
+from operator import gt
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ _DTYPES = frozenset(
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 )
+_TENSORS = frozenset((Tensor,))
 
 
 class Copies:
@@ -39,82 +42,72 @@ class Copies:
         written at once: if their tensors are large on average, overlap, or are not on
         the CPU, or if some value may not load safely.
         """
-        walk = _Walk()
+        found: list[Tensor] = []
         try:
-            containers = walk.copy(values)
-            is_fit = walk.has_small_tensors and not walk.has_overlaps
+            containers = _copy_containers(values, found)
+            tensors, shapes = _flatten(found)
         except (_NotCopied, RecursionError, RuntimeError):  # As of sparse tensors.
-            is_fit = False
-        if not is_fit:
             self._buffers = {}
             return None
-        self._buffers = {
-            dtype: _concatenate(tensors, self._buffers.get(dtype))
-            for dtype, tensors in walk.tensors.items()
+        self._buffers = buffers = {
+            dtype: _concatenate(row, self._buffers.get(dtype))
+            for dtype, row in tensors.items()
         }
-        return lambda: _put_together(containers, walk.shapes, self._buffers)
+        return partial(_put_together, containers, shapes, buffers)
 
 
 class _NotCopied(Exception):
     """A value is to be written at once."""
 
 
-class _Walk:
-    """Copies containers and plain values, and lists the tensors among them."""
+def _copy_containers(values: Any, found: list[Tensor]) -> Any:
+    """Copy containers and plain values; list the tensors, which stay where they are."""
+    kind = type(values)
+    if kind is Tensor:
+        found.append(values)
+        return values
+    if kind is dict or kind is OrderedDict:
+        return _copy_dictionary(values, found)
+    if kind is list or kind is tuple:
+        if is_plain(values):
+            return kind(values)
+        return kind(_copy_containers(value, found) for value in values)
+    if kind is set and is_plain(values):
+        return set(values)
+    if is_plain((values,)):
+        return values
+    encoded = encode_scalar(values)
+    if encoded is values:
+        raise _NotCopied
+    return encoded
 
-    def __init__(self) -> None:
-        self.tensors: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-        self.shapes: list[torch.Size] = []
-        self._starts: list[int] = []
-        self._sizes: list[int] = []
 
-    @property
-    def has_small_tensors(self) -> bool:
-        """Whether they are small on average."""
-        return sum(self._sizes) <= _SMALL * (len(self._sizes) + 1)
-
-    @property
-    def has_overlaps(self) -> bool:
-        """Whether some share memory, as tied weights do, and should go on to."""
-        ranges = sorted(zip(self._starts, self._sizes, strict=True))
-        return any(
-            start + size > following
-            for (start, size), (following, _) in pairwise(ranges)
-        )
-
-    def copy(self, values: Any) -> Any:
-        kind = type(values)
-        if kind is Tensor:
-            self._take(values)
-            return values  # For its place; `_put_together` has another one there.
-        if kind is dict or kind is OrderedDict:
-            return self._copy_dictionary(values)
-        if kind is list or kind is tuple:
-            return kind(values) if is_plain(values) else kind(map(self.copy, values))
-        if kind is set and is_plain(values):
-            return set(values)
-        if is_plain((values,)):
-            return values
-        encoded = encode_scalar(values)
-        if encoded is values:
-            raise _NotCopied
-        return encoded
-
-    def _copy_dictionary(self, values: dict[Any, Any]) -> dict[Any, Any]:
-        if not is_plain(values):  # Its keys.
-            raise _NotCopied
-        copied = type(values)(values)
+def _copy_dictionary(values: dict[Any, Any], found: list[Tensor]) -> dict[Any, Any]:
+    if not is_plain(values):  # Its keys.
+        raise _NotCopied
+    copied = values.copy()
+    if _TENSORS.issuperset(map(type, values.values())):
+        found.extend(values.values())
+    else:
         for key, value in values.items():
-            if type(value) is Tensor:
-                self._take(value)
-            else:
-                copied[key] = self.copy(value)
-        if type(values) is OrderedDict:
-            _check_attributes(values)
-            vars(copied).update(vars(values))
-        return copied
+            copied[key] = _copy_containers(value, found)
+    if type(values) is OrderedDict and (attributes := vars(values)):
+        _check_attributes(attributes)
+        vars(copied).update(attributes)
+    return copied
 
-    def _take(self, tensor: Tensor) -> None:
+
+def _flatten(
+    found: list[Tensor],
+) -> tuple[dict[torch.dtype, list[Tensor]], list[torch.Size]]:
+    """Return tensors in one dimension by their types, and the shapes of all.
+
+    Refused are tensors that are large on average, that share memory, as tied weights
+    do, and should go on to, that are not on the CPU, or of a kind of their own.
+    """
+    tensors: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    shapes, starts, ends = [], [], []
+    for tensor in found:
         dtype, shape = tensor.dtype, tensor.shape
         if (
             not tensor.is_cpu
@@ -124,21 +117,27 @@ class _Walk:
             or tensor.__dict__
         ):
             raise _NotCopied
-        self.shapes.append(shape)
-        self._starts.append(tensor.data_ptr())
-        self._sizes.append(tensor.nbytes)
-        self.tensors[dtype].append(tensor if len(shape) == 1 else tensor.view(-1))
+        shapes.append(shape)
+        starts.append(start := tensor.data_ptr())
+        ends.append(start + tensor.nbytes)
+        tensors[dtype].append(tensor if len(shape) == 1 else tensor.view(-1))
+    are_small = sum(ends) - sum(starts) <= _SMALL * (len(found) + 1)
+    starts.sort()
+    ends.sort()
+    if not are_small or any(map(gt, ends, islice(starts, 1, None))):
+        raise _NotCopied
+    return tensors, shapes
 
 
-def _check_attributes(values: Any) -> None:
+def _check_attributes(attributes: dict[str, Any]) -> None:
     """Refuse attributes of a dictionary that may not load: a module's has versions."""
-    attributes = dict(vars(values))
-    versions = attributes.pop("_metadata", {})
-    rows = list(versions.values()) if type(versions) is OrderedDict else [versions]
-    are_plain = set(map(type, rows)) <= {dict} and is_plain(
-        [value for row in rows for value in row.values()]
-    )
-    if not are_plain or (attributes and any(True for _ in find_doubtful(attributes))):
+    versions = attributes.get("_metadata")
+    if type(versions) is not OrderedDict or len(attributes) > 1:
+        if any(True for _ in find_doubtful(attributes)):
+            raise _NotCopied
+    elif not all(
+        type(row) is dict and is_plain(row.values()) for row in versions.values()
+    ):
         raise _NotCopied
 
 

@@ -123,8 +123,9 @@ class BaseState(ABC):
 
     def file_names(self, world_size: int) -> list[str]:
         """Return the files that all ranks make of it together."""
-        ranks = range(world_size if self.is_per_replica else 1)
-        return list(dict.fromkeys(map(self.file_name, ranks)))
+        if not self.is_per_replica:
+            return [self.name]
+        return list(dict.fromkeys(map(self.file_name, range(world_size))))
 
 
 def replica_file_name(name: str, rank: int) -> str:

@@ -60,6 +60,7 @@ class StatefulState(BaseState):
         _refuse_sharded(name, target, is_dtensor_right=self.takes_shards)
         _refuse_meta(name, target)
         self.target: Stateful = target
+        self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = Copies()
         self._has_warned = False
 
@@ -79,9 +80,8 @@ class StatefulState(BaseState):
         Raises:
             CheckpointError: They have.
         """
-        consolidate = getattr(self.target, "consolidate_state_dict", None)
-        if consolidate is not None:
-            consolidate(to=0)
+        if self._consolidate is not None:
+            self._consolidate(to=0)
         elif not _is_torchs(self.target) and num_replicas() > 1:
             self._check_alike()
 
