@@ -89,7 +89,7 @@ class GradientHooks:
         self._is_active = True  # Whether there is more to do than to look for weights.
         self._plain_part: Share | None = None  # Needs none, and nothing hidden.
         self._sole_part: Share | None = None  # Is to be weighed, and nothing besides.
-        self._sole_weight = 1.0
+        self._sole_weight: Tensor | None = None  # Known from its first gradient on.
         self._hides_too = False  # Whether the hooks are also those that hide.
         self._micro_batch: object = None
         self._counted_in: object = None
@@ -118,6 +118,9 @@ class GradientHooks:
             part = loop.current[2]
             if self._follows and is_training:
                 self._unstepped.note_forward(loop)
+            is_sole = part is self._sole_part and loop is self._checked_loop
+            if is_sole and not self._partial.hides:
+                return True
         if part is self._plain_part and not self._is_active:
             return True
         is_step = True
@@ -127,11 +130,11 @@ class GradientHooks:
             weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
         hides = self._partial.hides or not is_step
-        self._sole_part = None
+        self._sole_part = self._sole_weight = None
         if hides or weight != 1.0:
             self._hook(hides=hides)
             if weight and not (hides or self._searches_unused):
-                self._sole_part, self._sole_weight = part, weight
+                self._sole_part = part
         else:
             self.unhook()
             self._plain_part = part
@@ -200,7 +203,9 @@ class GradientHooks:
         partial, unstepped = self._partial, self._unstepped
 
         def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            unstepped.note_zeroed(optimizer, _running_loop())
+            loader = running_loader()
+            loop = None if loader is None else loader.running_loop
+            unstepped.note_zeroed(optimizer, loop)
             if partial.hides:
                 partial.zero(parameters_of(optimizer))
             method(optimizer, *args, **kwargs)
@@ -213,6 +218,7 @@ class GradientHooks:
             hook.remove()
         self._hooks, self._hooked = [], []
         self._is_active = True
+        self._sole_part = self._sole_weight = None
 
     def _decides_by_loss(self, optimizer: Optimizer) -> bool:
         return self._reduction is not None and isinstance(optimizer, torch.optim.LBFGS)
@@ -258,7 +264,14 @@ class GradientHooks:
 
     def _hook_one(self, parameter: Tensor) -> None:
         node = get_gradient_edge(parameter).node
-        before = functools.partial(self._before_adding, parameter)
+        weighing = self._weighing
+
+        def before(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor] | None:
+            gradient, weight = gradients[0], self._sole_weight
+            if weight is None or gradient is None or weighing.parts is not None:
+                return self._before_adding(parameter, gradient)
+            return (gradient * weight,)  # What most have to do.
+
         self._hooks += [_Held(node), node.register_prehook(before)]
         if not self._hides_too:
             return
@@ -286,15 +299,10 @@ class GradientHooks:
             ddp.reducer._reset_state()
 
     def _before_adding(
-        self, parameter: Tensor, gradients: tuple[Tensor | None, ...]
+        self, parameter: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor] | None:
-        gradient = gradients[0]
         loader = running_loader()
         parts = self._weighing.parts
-        if parts is None and loader is not None and gradient is not None:
-            loop = loader.running_loop
-            if loop is self._checked_loop and loop.current[2] is self._sole_part:
-                return (gradient * self._sole_weight,)  # What most have to do.
         with self._lock:
             if loader is None or loader.is_step:
                 self._awaits_backward = False
@@ -307,8 +315,14 @@ class GradientHooks:
         weight = 1.0
         if loader is not None and parts is None:
             weight = loader.loss_weight
-            if self._checked_loop is not loader.running_loop:
+            loop = loader.running_loop
+            if loop is not self._checked_loop:
                 self._check_own(loader, weight)
+            if loop is self._checked_loop and loop.current[2] is self._sole_part:
+                # As a number it would be made a tensor at each parameter.
+                self._sole_weight = torch.tensor(
+                    weight, dtype=torch.float64, device="cpu"
+                )
         elif loader is not None and loader.running_loop.current[2].num_valid == 0:
             weight = 0.0  # Others were weighed on their way in.
         if gradient is None or weight == 1.0:

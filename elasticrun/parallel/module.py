@@ -23,11 +23,9 @@ from elasticrun.parallel.arguments import (
     check_options,
     name_each,
 )
-from elasticrun.parallel.comm_hooks import states_of
-from elasticrun.parallel.ddp import broadcast_buffers
 from elasticrun.parallel.gradient_hooks import GradientHooks
-from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.samples import ParallelState
+from elasticrun.parallel.reduction import Reduction, broadcast_buffers
+from elasticrun.parallel.states import ParallelState, hook_states_of
 from elasticrun.parallel.weighing import weighing_of
 
 _PREFIX = "module."
@@ -154,9 +152,9 @@ class AdaptiveDataParallel(nn.Module):
         ddp = reduction.ddp
         if not is_step:
             with ddp.no_sync():
-                reduction.expect()
+                reduction.late.expect(is_reduced=False)
                 return ddp(*args, **kwargs)
-        reduction.expect()
+        reduction.late.expect(is_reduced=ddp.require_backward_grad_sync)
         loader = running_loader()
         if loader is None:
             output = ddp(*args, **kwargs)
@@ -232,7 +230,7 @@ class AdaptiveDataParallel(nn.Module):
         if self._reduction is not None:
             self._reduction.register_comm_hook(state, hook)
         device = next(self.module.parameters()).device
-        for kept in states_of(self._prefix, state, device):
+        for kept in hook_states_of(self._prefix, state, device):
             current_job().register(kept)
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -1,17 +1,47 @@
-"""What DDP's communication hooks remember between steps, in checkpoints."""
+"""What of a parallel model is in checkpoints: its module, and what its hook remembers.
+
+Saves compare whether all replicas have the same module.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
+from elasticrun.checkpoint.states.metrics import MetricState
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
 
-Tensors = dict[int, torch.Tensor]  # By the number of DDP's bucket.
+Tensors = dict[int, Tensor]  # By the number of DDP's bucket.
+
+_NUM_PARTS = 64  # What is sent does not grow with the number of tensors,
+_NUM_ELEMENTS = 4096  # nor what is read with their size.
+
+
+class ParallelState(MetricState):
+    """The state of a module that all replicas train alike."""
+
+    target: nn.Module
+
+    def samples(self) -> Mapping[str, list[float]]:
+        """Return sums over elements of the parameters, by the names of neighbours."""
+        named = [*self.target.named_parameters()]
+        bounds = [len(named) * part // _NUM_PARTS for part in range(_NUM_PARTS + 1)]
+        groups = [named[start:stop] for start, stop in pairwise(bounds) if start < stop]
+        if not groups:
+            return {}
+        with torch.no_grad():
+            sums = torch.stack([_sums([each for _, each in group]) for group in groups])
+        return {
+            ", ".join(name for name, _ in group): values
+            for group, values in zip(groups, sums.tolist(), strict=True)
+        }
 
 
 class PowerSGDMemory(BaseState):
@@ -69,7 +99,7 @@ class PowerSGDErrors(BaseState):
         self._state.error_dict = _moved(errors, self._device)
 
 
-def states_of(prefix: str, state: object, device: torch.device) -> list[BaseState]:
+def hook_states_of(prefix: str, state: object, device: torch.device) -> list[BaseState]:
     """Return what keeps a hook's state in checkpoints, if it is one to keep."""
     if not isinstance(state, PowerSGDState):
         return []
@@ -77,6 +107,16 @@ def states_of(prefix: str, state: object, device: torch.device) -> list[BaseStat
         PowerSGDMemory(f"{prefix}comm_hook", state, device),
         PowerSGDErrors(f"{prefix}comm_hook.errors", state, device),
     ]
+
+
+def _sums(tensors: list[Tensor]) -> Tensor:
+    """Return the sum of magnitudes, and one that no two elements' change leaves."""
+    total = torch.zeros(2, dtype=torch.float64, device=tensors[0].device)
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // _NUM_ELEMENTS)].double()
+        total += torch.stack([some.abs().sum(), some.sum()]).to(total.device)
+    return total
 
 
 def _moved(tensors: Any, device: torch.device) -> Tensors:

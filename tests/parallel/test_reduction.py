@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticrun.parallel.ddp import settle_buckets
+from elasticrun.parallel.reduction import settle_buckets
 
 
 @pytest.mark.usefixtures("group")
