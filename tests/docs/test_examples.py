@@ -26,6 +26,7 @@ EXAMPLES = [
     "gpt.py",
     "lightning_digits.py",
     "text.py",
+    "trainer_gpt2.py",
 ]
 
 
@@ -46,24 +47,26 @@ def test_text_learns() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "arguments", "last"),
+    ("name", "num_steps", "arguments", "last"),
     [
-        ("gpt.py", ["--num-bytes=200000"], r"step    60  held out +[1-4]\.\d+ bits"),
-        ("fixmatch.py", [], r"step   60  accuracy [789]\d\.\d+%"),
+        ("gpt.py", 60, ["--num-bytes=200000"], r"held out +[1-4]\.\d+ bits"),
+        ("fixmatch.py", 60, [], r"accuracy [789]\d\.\d+%"),
+        ("trainer_gpt2.py", 12, ["--num-bytes=60000"], r"held out +[1-5]\.\d+ bits"),
     ],
 )
 def test_steps_learn_the_same_through_a_stop(
-    name: str, arguments: list[str], last: str, tmp_path: Path
+    name: str, num_steps: int, arguments: list[str], last: str, tmp_path: Path
 ) -> None:
     calm, cut = tmp_path / "calm", tmp_path / "cut"
     script = ROOT / "examples" / name
-    argv = str(script), "--steps=60", "--eval-every=20", *arguments
+    counts = f"--steps={num_steps}", f"--eval-every={num_steps // 3}"
+    argv = str(script), *counts, *arguments
     run = functools.partial(Run, script.read_text(), argv=argv)
-    runs = run(calm), run(cut, Leave("stop", after=25)), run(cut)
+    runs = run(calm), run(cut, Leave("stop", after=num_steps * 5 // 12)), run(cut)
     ((_, stopped, _),) = run_generation(run_each, 1, *runs)
     assert stopped is None
     assert len(printed(calm)) == 3
-    assert re.fullmatch(last, printed(calm)[-1])
+    assert re.fullmatch(rf"step +{num_steps}  {last}", printed(calm)[-1])
     assert printed(cut) == printed(calm)
 
 

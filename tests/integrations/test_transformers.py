@@ -1,0 +1,314 @@
+"""Trainings with the Trainer of transformers go on where they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    ElasticRunError,
+    rank,
+    request_stop,
+    world_size,
+)
+from elasticrun.integrations.transformers import (
+    PRIVATE,
+    ElasticMixin,
+    ElasticTrainer,
+    _SharedBatches,
+)
+from elasticrun.testing import run_generation, start_generation
+from tests.integrations.training import (
+    NUM_BATCHES,
+    NUM_EPOCHS,
+    Texts,
+    Training,
+    collate,
+    net,
+)
+from tests.support.foreign import delivered, deliveries
+from tests.support.generations import JOB, Crash, run_once
+from tests.support.programs import StopOnce
+
+# It warns of deprecations of torch's, and of what a checkpoint leaves out.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TIMEOUT = 600.0
+EVERY_STEP = range(1, NUM_BATCHES * NUM_EPOCHS + 1)
+
+
+def run(directory: Path, training: Training, **options: Any) -> Any:
+    trace = str(directory / "trace")
+    return run_once(training.run, directory, trace_dir=trace, **options)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    directory = tmp_path_factory.mktemp("calm")
+    ended = run(directory, Training(str(directory), dropout=0.1))
+    return ended, delivered(directory / "trace")
+
+
+@pytest.mark.parametrize("kind", ["tokens", "samples"])
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_one_replica_does_what_the_trainer_does(
+    tmp_path: Path, kind: str, accumulated: int
+) -> None:
+    options = {"gradient_accumulation_steps": accumulated}
+    training = Training(str(tmp_path), kind=kind, options=options)
+    ours = run(tmp_path, training)
+    bare = replace(training, directory=str(tmp_path / "bare"))
+    assert bare.run_bare(delivered(tmp_path / "trace")) == ours
+
+
+def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
+    def stop_soon(state: Any) -> None:
+        request_stop()
+
+    training = Training(str(tmp_path), dropout=0.1)
+    for _ in EVERY_STEP:
+        if run(tmp_path, replace(training, on_step=stop_soon)) is not None:
+            break
+    assert run(tmp_path, training) == calm[0]
+    assert delivered(tmp_path / "trace") == calm[1]
+    assert len({generation for generation, _ in deliveries(tmp_path / "trace")}) > 6
+
+
+@pytest.mark.parametrize("died_in", [1, 4, 5, 7])
+def test_kills_do_not_show(tmp_path: Path, calm: Any, died_in: int) -> None:
+    def die(state: Any) -> None:
+        if state.global_step == died_in:
+            raise Crash
+
+    training = Training(str(tmp_path), dropout=0.1)
+    dying = replace(training, on_step=die)
+    assert run(tmp_path, dying, save_interval=0) is None
+    assert run(tmp_path, training) == calm[0]
+    assert delivered(tmp_path / "trace") == calm[1]
+
+
+@pytest.mark.parametrize("left_after", [2, 3])
+def test_an_accumulated_step_is_not_left(tmp_path: Path, left_after: int) -> None:
+    def stop(state: Any) -> None:
+        if state.global_step == left_after:
+            request_stop()
+
+    training = Training(str(tmp_path), options={"gradient_accumulation_steps": 3})
+    calm = run(tmp_path / "calm", replace(training, directory=str(tmp_path / "calm")))
+    assert run(tmp_path, replace(training, on_step=stop)) is None
+    assert run(tmp_path, training) == calm
+
+
+def test_a_training_that_has_ended_stays_so(tmp_path: Path) -> None:
+    by_steps = Training(str(tmp_path / "steps"), options={"max_steps": 5})
+    by_callback = Training(str(tmp_path / "early"), patience=0)
+    for training, num_steps in ((by_steps, 5), (by_callback, 2)):
+        directory = Path(training.directory)
+        ended = run(directory, training)
+        assert ended["steps"] == num_steps
+        batches = deliveries(directory / "trace")
+        assert run(directory, training) == ended
+        assert deliveries(directory / "trace") == batches
+
+
+def test_another_epoch_can_be_added(tmp_path: Path) -> None:
+    short = Training(str(tmp_path), options={"num_train_epochs": 1})
+    assert run(tmp_path, short)["steps"] == NUM_BATCHES
+    assert run(tmp_path, Training(str(tmp_path)))["steps"] == 2 * NUM_BATCHES
+
+
+def test_lengths_are_grouped(tmp_path: Path) -> None:
+    options = {"train_sampling_strategy": "group_by_length"}
+    run(tmp_path, Training(str(tmp_path), options=options))
+    texts = Texts(23).texts
+    spread = [
+        max(lengths) - min(lengths)
+        for batch in delivered(tmp_path / "trace").values()
+        for lengths in [[len(texts[index]) for index in batch]]
+    ]
+    assert max(spread[:3]) <= 3
+
+
+def die_in_last_step(state: Any) -> None:
+    if state.global_step == EVERY_STEP[-1] and rank() == world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "num_devices", "worlds"), [("tokens", 2, (2, 3)), ("samples", 1, (3,))]
+)
+def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
+    tmp_path: Path, kind: str, num_devices: int, worlds: tuple[int, ...]
+) -> None:
+    calm = run(tmp_path / "calm", Training(str(tmp_path / "calm"), kind=kind))
+    job = tmp_path / "job"
+    training = Training(str(job), kind=kind, num_devices=num_devices)
+    variables = {"ELASTICRUN_TRACE": str(job / "trace"), "ELASTICRUN_JOB": JOB}
+    *stopped_at, killed_at = worlds
+    for number in stopped_at:
+        stopping = replace(training, on_step=StopOnce())
+        left = run_generation(stopping, number, timeout=TIMEOUT, variables=variables)
+        assert left == [None] * number
+    dying = replace(training, on_step=die_in_last_step, save_interval=0)
+    with start_generation(dying, killed_at, variables=variables) as started:
+        outcomes = started.wait(timeout=TIMEOUT)
+    assert outcomes[-1].exit_code == -signal.SIGKILL
+    assert_alike(run(job, training), calm)
+    assert delivered(job / "trace") == delivered(tmp_path / "calm" / "trace")
+
+
+def assert_alike(ended: Any, calm: Any) -> None:
+    """Compare two results to rounding, which differs between numbers of replicas."""
+    assert len(ended["log"]) == len(calm["log"])
+    for line, expected in zip(ended.pop("log"), calm.pop("log"), strict=True):
+        assert line == pytest.approx(expected, rel=1e-5, abs=2e-5)
+    for name, expected in calm.items():
+        assert ended[name] == pytest.approx(expected, rel=1e-5, abs=2e-5), name
+
+
+@pytest.mark.parametrize("num_samples", [1, 7, 12])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_an_evaluation_counts_each_sample_once(
+    num_samples: int, world_size: int
+) -> None:
+    batches = [_SharedBatches(num_samples, 4, r, world_size) for r in range(world_size)]
+    counted = [
+        index
+        for number in range(len(batches[0]))
+        for share in batches[0].shares(number)
+        for index in share
+    ]
+    assert counted == list(range(num_samples))
+    for each in batches:  # All come to each gathering.
+        assert len(list(each)) == len(each) == len(batches[0])
+        assert all(list(each))
+
+
+class Forgets(TrainerCallback):
+    """Lets a Trainer lack an attribute, as another version might."""
+
+    def __init__(self, trainer: Any, name: str) -> None:
+        self._trainer = trainer
+        self._name = name
+
+    def on_train_begin(self, *args: Any, **_: Any) -> None:
+        delattr(self._trainer, self._name)
+
+
+def make(directory: Path, kind: Any = ElasticTrainer, **options: Any) -> Any:
+    """Return a small Trainer of this kind."""
+    texts = Texts(7)
+    given = {"train_dataset": texts, "eval_dataset": texts, "data_collator": collate}
+    arguments = Training(str(directory), options=options.pop("options", {})).arguments()
+    return kind(model=net("samples", 0.0), args=arguments, **(given | options))
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_version_without_a_private_name_is_refused(
+    job: Any, monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path
+) -> None:
+    if PRIVATE[name] is not None:  # A method, which takes something else.
+        monkeypatch.setattr(Trainer, name, lambda self: None)
+
+    def train() -> None:
+        trainer = make(tmp_path)
+        trainer.add_callback(Forgets(trainer, name))
+        trainer.train()
+
+    with pytest.raises(ElasticRunError, match=rf"has no Trainer\.{name}"):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"average_tokens_across_devices": False}, "average_tokens_across_devices"),
+        ({"batch_eval_metrics": True}, "batch_eval_metrics"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
+        ({"eval_on_start": True}, "eval_on_start"),
+        ({"ignore_data_skip": True}, "ignore_data_skip"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
+    ],
+)
+def test_arguments_are_refused(
+    job: Any, tmp_path: Path, options: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ElasticRunError, match=f"does not support {what}"):
+        make(tmp_path, options=options)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(Texts(7))
+
+
+class OwnLoader(ElasticTrainer):
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, collate_fn=collate)
+
+
+class OwnLoaderOfOurs(ElasticTrainer):
+    def get_train_dataloader(self) -> Any:
+        return AdaptiveDataLoader(self.train_dataset, 3, collate_fn=collate)
+
+
+class OwnEvaluation(ElasticTrainer):
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return DataLoader(self.eval_dataset, collate_fn=collate)
+
+
+def test_what_cannot_go_on_is_refused(job: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="Training: a Stream is iterable data"):
+        make(tmp_path, train_dataset=Stream(), options={"max_steps": 2}).train()
+    with pytest.raises(TypeError, match="Evaluation: a Stream is iterable data"):
+        make(tmp_path, eval_dataset=Stream()).evaluate()
+    with pytest.raises(TypeError, match=r"get_train_dataloader\(\) returned a DataL"):
+        make(tmp_path, OwnLoader).train()
+    with pytest.raises(TypeError, match="an evaluation got a DataLoader of its own"):
+        make(tmp_path, OwnEvaluation).evaluate()
+    with pytest.raises(ElasticRunError, match="resume_from_checkpoint"):
+        make(tmp_path).train(resume_from_checkpoint=True)
+    rebalanced = {"train_sampling_strategy": "batch_rebalance"}
+    with pytest.raises(ElasticRunError, match="sampler is a BatchRebalanceSampler"):
+        make(tmp_path, options=rebalanced).train()
+    with pytest.raises(ValueError, match="num_devices=0"):
+        make(tmp_path, num_devices=0)
+
+
+class Descendant(Trainer):
+    """As libraries on top of the Trainer have them; it looks at each loss."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(*args, **kwargs)
+        self.num_losses = getattr(self, "num_losses", 0) + 1
+        return result
+
+
+class ElasticDescendant(ElasticMixin, Descendant):
+    pass
+
+
+def test_a_descendant_trains_once_with_a_loader_of_ones_own(
+    job: Any, tmp_path: Path
+) -> None:
+    trainer = make(tmp_path, ElasticDescendant, num_devices=2)
+    trainer.train()
+    assert trainer.num_losses > trainer.state.global_step == 2
+    with pytest.raises(ElasticRunError, match="a second time"):
+        trainer.train()
+
+
+def test_a_loader_of_ours_is_taken(job: Any, tmp_path: Path) -> None:
+    trainer = make(tmp_path, OwnLoaderOfOurs)
+    trainer.train()
+    assert trainer.state.global_step == 3 * NUM_EPOCHS
