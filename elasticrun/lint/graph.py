@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import Value
@@ -49,7 +49,10 @@ class Guard(NamedTuple):
 class Sink(NamedTuple):
     """Where a value that is read goes: a test, a log, a file, or other places."""
 
-    kind: str
+    kind: Literal[
+        "value", "test", "quiet_test", "log", "track", "save", "optimizer", "own",
+        "none", "flow",
+    ]  # fmt: skip
     places: tuple[Place, ...] = ()
 
 

@@ -6,6 +6,7 @@ import functools
 import re
 
 from elasticrun.lint.naming import named
+from elasticrun.lint.values import Kind
 
 ELASTIC_ROOTS = ("elasticrun", "adaptdl")
 
@@ -97,28 +98,31 @@ def elastic_name(dotted: str) -> str:
     return last if last.startswith(unmistakable) else ""
 
 
+# The kind of object that calling an external name makes; the first that fits.
+_MAKERS: tuple[tuple[re.Pattern[str], Kind], ...] = (
+    (re.compile("DataLoader$"), "plain_loader"),
+    (re.compile("GradScaler"), "scaler"),
+    (_EMA, "ema"),
+    (_SCHEDULER, "scheduler"),
+    (_OPTIMIZER, "optimizer"),
+    (_TRACKER, "tracker"),
+    (_RNG, "rng"),
+    (_MODEL, "model"),
+)
+
+
 @functools.cache
-def made_by(dotted: str) -> str:
-    """Return the kind of object that calling an external name makes."""
-    if dotted.endswith("DataLoader"):
-        return "plain_loader"
-    if _MODEL_WRAPPER.search(dotted) and not dotted.startswith("re."):
-        return "model_wrapper"
-    if "GradScaler" in dotted:
-        return "scaler"
-    if _EMA.search(dotted):
-        return "ema"
-    if _SCHEDULER.search(dotted):
-        return "scheduler"
-    if _OPTIMIZER.search(dotted):
-        return "optimizer"
-    if _TRACKER.search(dotted):
-        return "tracker"
-    if _RNG.match(dotted):
-        return "rng"
-    if _MODEL.match(dotted):
-        return "model"
-    return ""
+def made_by(dotted: str) -> Kind | None:
+    """Return the kind of object that calling an external name makes, if it is known."""
+    if is_model_wrapper(dotted):
+        return None
+    return next((kind for names, kind in _MAKERS if names.search(dotted)), None)
+
+
+@functools.cache
+def is_model_wrapper(dotted: str) -> bool:
+    """Return whether calling an external name wraps the model that it is given."""
+    return not dotted.startswith("re.") and _MODEL_WRAPPER.search(dotted) is not None
 
 
 def base_role(dotted: str) -> str:
@@ -137,7 +141,8 @@ def base_role(dotted: str) -> str:
     if dotted in SAMPLER_BASES or dotted in ITERATED_SAMPLERS:
         return "sampler"
     kind = made_by(dotted)
-    return kind if kind in ("scheduler", "optimizer", "ema", "model") else ""
+    is_role = kind in ("scheduler", "optimizer", "ema", "model")
+    return kind if kind is not None and is_role else ""
 
 
 def class_role(name: str) -> str:

@@ -5,61 +5,80 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from elasticrun.lint.naming import named
 from elasticrun.lint.project import Module
 
 _uids = itertools.count(1)
 
 NO_TAINTS: frozenset[str] = frozenset()
-EMPTY = "empty"  # the data of a container that is made without items
-OBJECTS = named(
-    "loader plain_loader model optimizer scheduler scaler ema variables accumulator "
-    "instance tracker file rng list dict set"
-)
+
+# What a value is. The type checker refuses to compare it with a name that is not here.
+Kind = Literal[
+    # Nothing is known of it; only that it is none of those below.
+    "unknown", "opaque",
+    # What the program defines or imports, and what is had from that.
+    "func", "class", "module", "ext", "instance", "bound", "super", "partial",
+    # Plain values, and what is iterated.
+    "const", "list", "dict", "set", "tuple", "range", "generator", "iterator",
+    "wrapped",  # by `zip`, `enumerate`, a progress bar, ...
+    # What trains: a parameter or several, a group of an optimizer's, all of its groups.
+    "model", "optimizer", "scheduler", "scaler", "ema", "param", "group",
+    "param_groups",
+    # What loops are over, by elasticrun or without it.
+    "epochs", "steps", "loader", "plain_loader", "sampler",
+    # What else rules ask for.
+    "variables", "accumulator", "tracker", "file", "rng",
+]  # fmt: skip
+
+OBJECTS: frozenset[Kind] = frozenset(
+    ("loader", "plain_loader", "model", "optimizer", "scheduler", "scaler", "ema",
+     "variables", "accumulator", "instance", "tracker", "file", "rng", "list", "dict",
+     "set")
+)  # fmt: skip
 
 
 class Value:
     """What the walk knows of one value of the program.
 
     Attributes:
-        kind: What it is: `loader`, `optimizer`, `const`, `func`, `unknown`, ...
+        kind: What it is.
         name: A dotted external name, or what the program calls it.
         sure: Known by its constructor; False if only a name speaks for it.
         taints: What it was computed from: `rank`, `random`, `time`, `epoch`, ...
         attrs: Attributes, or items of a dictionary by constant key.
         parts: The elements of a sequence, or what a wrapper wraps.
-        data: The constant; of an open file its mode; of `super()` the class whose
-            method calls it; EMPTY for a container that is made without items.
+        constant: Of a constant: its value.
+        mode: Of an open file: how it was opened; "?" if that is not known.
         node: What makes or defines it.
         made_at: The number of the step that makes it, or -1.
         frame: The walk's frame: of a module its names, of a function those around it,
-            of a generator its own.
+            of a generator its own, of `super()` that of the method that calls it.
         cls: The class itself, or that of an instance or method.
         owner: What it is a part of: a method's object, a parameter's model, ...
         also: What else it may be, where branches meet.
         registered: Saved in every checkpoint.
+        is_empty: Of a container: made without items.
         is_handed_on: Given to a function that cannot be seen, which may register it.
         in_epoch: The number of the epoch loop in whose body it was made, or 0.
     """
 
     __slots__ = (
-        "also", "attrs", "cls", "data", "frame", "in_epoch", "is_complete",
-        "is_handed_on", "kind", "loaded_by_hand", "made_at", "name", "node", "owner",
-        "parts", "registered", "sure", "taints", "uid",
+        "also", "attrs", "cls", "constant", "frame", "in_epoch", "is_complete",
+        "is_empty", "is_handed_on", "kind", "loaded_by_hand", "made_at", "mode", "name",
+        "node", "owner", "parts", "registered", "sure", "taints", "uid",
     )  # fmt: skip
 
     def __init__(
         self,
-        kind: str,
+        kind: Kind,
         name: str = "",
         *,
         sure: bool = True,
         taints: frozenset[str] = NO_TAINTS,
         parts: Iterable[Value] = (),
         attrs: Mapping[Any, Value] | None = None,
-        data: Any = None,
+        constant: Any = None,
         node: ast.AST | None = None,
         owner: Value | None = None,
         cls: Class | None = None,
@@ -71,7 +90,7 @@ class Value:
         self.taints = taints
         self.attrs: dict[Any, Value] = dict(attrs or ())
         self.parts: list[Value] = list(parts)
-        self.data = data
+        self.constant = constant
         self.node = node
         self.cls = cls
         self.owner = owner
@@ -81,6 +100,8 @@ class Value:
         self.registered = False
         self.loaded_by_hand = False
         self.is_complete = True
+        self.is_empty = False
+        self.mode = ""
         self.is_handed_on = False
         self.in_epoch = 0
         self.uid = next(_uids)
@@ -158,9 +179,9 @@ def unknown(name: str = "", taints: frozenset[str] = NO_TAINTS) -> Value:
     return Value("unknown", name, sure=False, taints=taints)
 
 
-def constant(data: Any) -> Value:
+def constant(value: object) -> Value:
     """Return a constant of the program."""
-    return Value("const", data=data)
+    return Value("const", constant=value)
 
 
 def external(name: str) -> Value:
@@ -173,9 +194,10 @@ def taints_of(values: Iterable[Value]) -> frozenset[str]:
     return NO_TAINTS.union(*(value.taints for value in values))
 
 
-def is_key(data: object) -> bool:
-    """Return whether a constant can be the key of an attribute or item."""
-    return isinstance(data, str | int)
+def key_of(value: Value) -> str | int | None:
+    """Return the key that a constant can be of an attribute or item, else None."""
+    key = value.constant if value.kind == "const" else None
+    return key if isinstance(key, str | int) else None
 
 
 def register(value: Value, seen: set[int] | None = None) -> None:
@@ -209,7 +231,8 @@ def join(first: Value, second: Value) -> Value:
     if first.kind == "unknown":
         return second
     if first.kind == "const" and second.kind == "const":
-        if first.data == second.data and type(first.data) is type(second.data):
+        one, other = first.constant, second.constant
+        if one == other and type(one) is type(other):
             return first
         return unknown(first.name, first.taints | second.taints)
     if first.kind == "const":

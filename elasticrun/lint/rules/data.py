@@ -104,7 +104,7 @@ def _is_unfixed(name: str, values: list[Value]) -> bool:
     """Return whether a generator gets a seed that no later start gives it again."""
     if not values:
         return name in ("random.seed", "numpy.random.seed", "seed")
-    is_none = values[0].kind == "const" and values[0].data is None
+    is_none = values[0].kind == "const" and values[0].constant is None
     return is_none or bool(taints_of(values) & _UNFIXED)
 
 

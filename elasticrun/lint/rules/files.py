@@ -50,10 +50,8 @@ def check(program: Walked) -> Iterator[Finding]:
     opened = program.events(FileOpened)
     filled = [event for event, _ in program.events(FileWritten)]
     for event in filled:
-        mode = event.value.data if event.value is not None else "a"
-        if not isinstance(mode, str) or not mode.startswith("a"):
-            continue
-        yield from _appended(program, event)
+        if event.value is None or event.value.mode.startswith("a"):
+            yield from _appended(program, event)
     for event, file in opened:
         mode = file.mode
         if not mode.startswith("w") or is_checked(event.step):
@@ -135,7 +133,9 @@ def _is_written_later(
 def _is_same_file(one: FileOpened, other: FileOpened, is_near: bool) -> bool:
     """Return whether two files have the same path; near ones stand in one module."""
     path, text = one.path, one.text
-    if path is other.path or (path.kind == "const" and path.data == other.path.data):
+    if path is other.path or (
+        path.kind == "const" and path.constant == other.path.constant
+    ):
         return True
     if not text or text != other.text:
         return False

@@ -242,8 +242,8 @@ def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
         return False
     known, value = first.bound_value, second.bound_value
     if known is not None and value is not None:
-        if isinstance(known.data, int) and isinstance(value.data, int):
-            return value.data <= known.data
+        if isinstance(known.constant, int) and isinstance(value.constant, int):
+            return value.constant <= known.constant
         if first.node is second.node:
             return known is value and not (first.turns or second.turns)
     left, right = first.bound, second.bound

@@ -128,7 +128,7 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
 def _is_cut(given: Arguments) -> bool:
     """Return whether a loader is given a size to cut its batches to."""
     size = given.keywords.get("max_local_batch_size")
-    return size is not None and not (size.kind == "const" and size.data is None)
+    return size is not None and not (size.kind == "const" and size.constant is None)
 
 
 ER309 = Rule(

@@ -14,7 +14,9 @@ from elasticrun.lint.rules.left_over import left_over, numbered
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.rules.sums import emptied, sums
 from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock, is_creation
-from elasticrun.lint.values import EMPTY, loaders_in
+from elasticrun.lint.values import loaders_in
+
+_EMPTY = "empty"  # In place of a constant: a container that is made without items.
 
 
 def check(program: Walked) -> Iterator[Finding]:
@@ -122,10 +124,10 @@ def _constant_of(write: Write) -> str | None:
     if write.how != "set":
         return None
     if value is None:
-        return EMPTY if write.place[1] == "[]" else None
+        return _EMPTY if write.place[1] == "[]" else None
     if value.kind == "const":
-        return f"{type(value.data)} {value.data!r}"
-    return EMPTY if value.data == EMPTY else None
+        return f"{type(value.constant)} {value.constant!r}"
+    return _EMPTY if value.is_empty else None
 
 
 ER301 = Rule(

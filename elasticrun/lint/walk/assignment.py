@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from elasticrun.lint.events import Changed, Grown, SettingChanged, Trained
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Place, Sink, flow_to
 from elasticrun.lint.naming import written
-from elasticrun.lint.values import Value, element_of, is_key, unknown
+from elasticrun.lint.values import Value, element_of, key_of, unknown
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.objects import write_content
@@ -28,9 +28,9 @@ def assign(walk: Walk, target: ast.expr, value: Value, frame: Frame, how: str) -
     elif isinstance(target, ast.Subscript):
         base = _evaluate_base(walk, target.value, frame)
         key = walk.evaluate(target.slice, frame)
-        is_known = key.kind == "const" and is_key(key.data)
-        name = key.data if is_known else "[]"
-        how = how if is_known or how != "set" else "weak"
+        known = key_of(key)
+        name = "[]" if known is None else known
+        how = "weak" if known is None and how == "set" else how
         _assign_member(walk, base, name, target, value, how)
     elif isinstance(target, ast.Tuple | ast.List):
         _unpack(walk, target, value, frame, how)

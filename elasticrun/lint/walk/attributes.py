@@ -14,7 +14,7 @@ from elasticrun.lint.values import (
     Value,
     element_of,
     external,
-    is_key,
+    key_of,
     unknown,
 )
 from elasticrun.lint.walk.frames import Frame, Method
@@ -67,7 +67,7 @@ def _external_attribute(base: Value, name: str) -> Value:
 
 
 def _super_attribute(walk: Walk, base: Value, name: str) -> Value:
-    for each in base.data.lineage()[1:]:
+    for each in base.frame.cls.lineage()[1:]:
         if name in each.methods:
             return _method(walk, base.owner, each, each.methods[name])
     return Value("bound", name, owner=Value("opaque", "super"))
@@ -149,8 +149,9 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
         return element_of(base)
     if base.kind in ("model", "param"):
         return base
-    if key.kind == "const" and is_key(key.data):
-        return _constant_item(walk, base, key.data, node)
+    known = key_of(key)
+    if known is not None:
+        return _constant_item(walk, base, known, node)
     taints = base.taints | key.taints
     walk.read((base.uid, "[]"), node)
     candidates = [*base.attrs.values(), *base.parts]
@@ -162,7 +163,7 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
     return unknown(taints=taints)
 
 
-def _constant_item(walk: Walk, base: Value, key: object, node: ast.AST) -> Value:
+def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Value:
     if base.kind in ("tuple", "list") and isinstance(key, int):
         if -len(base.parts) <= key < len(base.parts):
             return base.parts[key]
@@ -190,9 +191,9 @@ def _decorators(function: Method) -> set[str]:
 
 def environment_taints(key: Value) -> frozenset[str]:
     """Return what a variable of the environment depends on."""
-    if key.kind == "const" and key.data in catalog.RANK_VARIABLES:
+    if key_of(key) in catalog.RANK_VARIABLES:
         return frozenset(("rank",))
-    if key.kind == "const" and key.data in catalog.WORLD_VARIABLES:
+    if key_of(key) in catalog.WORLD_VARIABLES:
         return frozenset(("world_size",))
     return NO_TAINTS
 

@@ -167,7 +167,7 @@ def _fill_fields(
 def _super(frame: Frame) -> Value:
     if frame.cls is None or frame.instance is None:
         return unknown("super")
-    return Value("super", "super", owner=frame.instance, data=frame.cls)
+    return Value("super", "super", owner=frame.instance, frame=frame)
 
 
 def _is_callable_instance(value: Value) -> bool:

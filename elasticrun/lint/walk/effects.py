@@ -105,5 +105,7 @@ def is_seeded(walk: Walk, name: str) -> bool:
 
 def _shuffles(it: Called) -> bool:
     shuffle = it.keywords.get("shuffle")
-    is_asked = shuffle is not None and shuffle.kind == "const" and bool(shuffle.data)
+    is_asked = (
+        shuffle is not None and shuffle.kind == "const" and bool(shuffle.constant)
+    )
     return is_asked or it.last.endswith("ShuffleSplit")

@@ -19,6 +19,7 @@ from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
     Arguments,
+    Kind,
     Value,
     constant,
     loaders_in,
@@ -47,7 +48,7 @@ _ELASTIC_TAINTS = {
 
 
 # Loops up to a total, by the kind of their value and the name of the total.
-_BOUNDS = {
+_BOUNDS: dict[str, tuple[Kind, str]] = {
     "remaining_epochs_until": ("epochs", "num_epochs"),
     "remaining_steps_until": ("steps", "num_steps"),
 }

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from elasticrun.lint import roles
 from elasticrun.lint.graph import TEST
 from elasticrun.lint.values import (
-    EMPTY,
+    Kind,
     Value,
     constant,
-    is_key,
     join,
+    key_of,
     taints_of,
     unknown,
 )
@@ -104,6 +104,12 @@ def _evaluate_yield_from(walk: Walk, node: ast.YieldFrom, frame: Frame) -> Value
 
 # Displays.
 
+_SEQUENCES: dict[type[ast.expr], Kind] = {
+    ast.List: "list",
+    ast.Tuple: "tuple",
+    ast.Set: "set",
+}
+
 
 def _evaluate_sequence(
     walk: Walk, node: ast.List | ast.Tuple | ast.Set, frame: Frame
@@ -117,15 +123,14 @@ def _evaluate_sequence(
             is_complete &= value.kind in ("list", "tuple") and value.is_complete
         else:
             parts.append(value)
-    data = None if node.elts else EMPTY
-    kind = type(node).__name__.lower()
-    made = Value(kind, parts=parts, taints=taints_of(parts), data=data)
-    made.is_complete = is_complete
+    made = Value(_SEQUENCES[type(node)], parts=parts, taints=taints_of(parts))
+    made.is_complete, made.is_empty = is_complete, not node.elts
     return walk.made(made)
 
 
 def _evaluate_dict(walk: Walk, node: ast.Dict, frame: Frame) -> Value:
-    made = walk.made(Value("dict", data=None if node.keys else EMPTY))
+    made = walk.made(Value("dict"))
+    made.is_empty = not node.keys
     for key, element in zip(node.keys, node.values, strict=True):
         value = walk.evaluate(element, frame)
         made.taints |= value.taints
@@ -134,8 +139,8 @@ def _evaluate_dict(walk: Walk, node: ast.Dict, frame: Frame) -> Value:
             made.attrs.update(value.attrs)
             continue
         made.taints |= name.taints
-        if name.kind == "const" and is_key(name.data):
-            made.attrs[name.data] = value
+        if (known := key_of(name)) is not None:
+            made.attrs[known] = value
         else:
             made.parts.append(value)
             made.is_complete = False

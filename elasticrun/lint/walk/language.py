@@ -7,12 +7,18 @@ import copy
 
 from elasticrun.lint import catalog
 from elasticrun.lint.events import IteratorMade, NextCalled, Zipped
-from elasticrun.lint.values import EMPTY, Value, unknown
+from elasticrun.lint.values import Kind, Value, key_of, unknown
 from elasticrun.lint.walk.arguments import Called
 from elasticrun.lint.walk.attributes import attribute, environment_taints
 from elasticrun.lint.walk.walk import Walk
 
-_COLLECTIONS = {
+_CONTAINERS: dict[str, Kind] = {
+    "list": "list",
+    "dict": "dict",
+    "set": "set",
+    "tuple": "tuple",
+}
+_COLLECTIONS: dict[str, Kind] = {
     "deque": "list",
     "defaultdict": "dict",
     "OrderedDict": "dict",
@@ -55,14 +61,14 @@ def _other(walk: Walk, it: Called) -> Value | None:
 
 def _by_name(walk: Walk, it: Called) -> Value | None:
     """Return an attribute that is got or set under a name known here."""
-    base, name = it.args[:2]
-    if name.kind != "const" or not isinstance(name.data, str):
+    base, name = it.args[0], key_of(it.args[1])
+    if not isinstance(name, str):
         return None
     if it.name == "getattr":
-        return attribute(walk, base, name.data, it.node, it.frame)
-    target = ast.Attribute(value=it.node.args[0], attr=name.data, ctx=ast.Store())
+        return attribute(walk, base, name, it.node, it.frame)
+    target = ast.Attribute(value=it.node.args[0], attr=name, ctx=ast.Store())
     target = ast.fix_missing_locations(ast.copy_location(target, it.node))
-    source = _Named(it.node.args[:2], name.data).visit(copy.deepcopy(it.node.args[-1]))
+    source = _Named(it.node.args[:2], name).visit(copy.deepcopy(it.node.args[-1]))
     node = ast.copy_location(ast.Assign(targets=[target], value=source), it.node)
     walk.run([node], it.frame)
     return unknown()
@@ -126,12 +132,15 @@ def _container(walk: Walk, it: Called) -> Value | None:
         made.is_complete = False
         return made
     if it.name == "dataclasses.field" and "default_factory" in it.keywords:
-        return walk.made(Value(it.keywords["default_factory"].name, node=it.node))
-    if it.name in ("list", "dict", "set", "tuple") and not it.values:
-        return walk.made(Value(it.name, node=it.node, data=EMPTY))
+        factory = it.keywords["default_factory"].name
+        return walk.made(Value(_CONTAINERS.get(factory, "opaque"), node=it.node))
+    if it.name in _CONTAINERS and not it.values:
+        made = walk.made(Value(_CONTAINERS[it.name], node=it.node))
+        made.is_empty = True
+        return made
     is_record = it.last in _RECORDS
     if (it.name in ("dict", "vars") or is_record) and not it.args:
-        kind = "instance" if is_record else "dict"
+        kind: Kind = "instance" if is_record else "dict"
         return walk.made(Value(kind, node=it.node, attrs=it.keywords))
     return None
 

@@ -6,12 +6,16 @@ import ast
 from collections.abc import Callable, Mapping
 
 from elasticrun.lint.graph import TEST
-from elasticrun.lint.values import Value, is_key, merged
+from elasticrun.lint.values import Kind, Value, key_of, merged
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.iteration import looping
 from elasticrun.lint.walk.walk import Evaluate, Run, Walk
 
-_KINDS = {ast.ListComp: "list", ast.SetComp: "set", ast.GeneratorExp: "list"}
+_KINDS: dict[type[ast.expr], Kind] = {
+    ast.ListComp: "list",
+    ast.SetComp: "set",
+    ast.GeneratorExp: "list",
+}
 
 
 def _run_for(walk: Walk, node: ast.For | ast.AsyncFor, frame: Frame) -> None:
@@ -76,8 +80,8 @@ def _evaluate_dict_comprehension(walk: Walk, node: ast.DictComp, frame: Frame) -
     def add() -> None:
         key, value = walk.evaluate(node.key, frame), walk.evaluate(node.value, frame)
         result.taints |= key.taints | value.taints
-        if key.kind == "const" and is_key(key.data):
-            result.attrs[key.data] = value
+        if (known := key_of(key)) is not None:
+            result.attrs[known] = value
         else:
             result.parts.append(value)
 

@@ -32,7 +32,7 @@ def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
         return taints
     is_class = it.last.endswith("Loss")
     reduction = it.keywords.get("reduction")
-    how = "mean" if reduction is None else reduction.data
+    how = "mean" if reduction is None else reduction.constant
     own = NO_TAINTS
     if how == "sum":
         own = frozenset((SUMMED,))
@@ -51,7 +51,9 @@ def _is_weighted(it: Called, position: int) -> bool:
         return False
     by_place = it.args[position : position + 1]
     weights = [*by_place, *(v for k, v in it.keywords.items() if k == "weight")]
-    has_weight = any(each.kind != "const" or each.data is not None for each in weights)
+    has_weight = any(
+        each.kind != "const" or each.constant is not None for each in weights
+    )
     return has_weight or "ignore_index" in it.keywords
 
 

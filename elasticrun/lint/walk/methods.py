@@ -188,7 +188,8 @@ def _note_written(walk: Walk, it: MethodCall) -> None:
     elif name in catalog.SAVE_METHODS:
         walk.note(node, Saved(name))
         if name in ("write_text", "write_bytes"):
-            file = Value("file", receiver.name, node=node, data="w")
+            file = Value("file", receiver.name, node=node)
+            file.mode = "w"
             walk.note(node, FileOpened(receiver, it.text, "w"), file)
     elif receiver.kind == "unknown":
         walk.note(node, FileWritten(), receiver)

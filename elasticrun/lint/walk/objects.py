@@ -9,7 +9,7 @@ from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import FileOpened, Grown, Made
 from elasticrun.lint.graph import flow_to
 from elasticrun.lint.naming import written
-from elasticrun.lint.values import Arguments, Value, constant, unknown
+from elasticrun.lint.values import Arguments, Value, constant, key_of, unknown
 from elasticrun.lint.walk.arguments import Called, Handle, MethodCall
 from elasticrun.lint.walk.attributes import item
 from elasticrun.lint.walk.walk import Walk
@@ -26,12 +26,12 @@ def object_made(walk: Walk, it: Called) -> Value | None:
         return open_file(walk, it.node, it.given._replace(args=it.args[1:]), path)
     if it.name in _COPIERS and it.args:
         return _copied(walk, it.args[0], it.node)
-    kind = roles.made_by(it.name)
-    if not kind:
-        return None
-    if kind == "model_wrapper":
+    if roles.is_model_wrapper(it.name):
         models = [each for each in it.args if is_model(each)]
         return _wrapped_model(walk, models[0], it.node) if models else None
+    kind = roles.made_by(it.name)
+    if kind is None:
+        return None
     value = walk.made(Value(kind, it.name, node=it.node))
     value.parts = it.values
     walk.note(it.node, Made(kind, it.name, it.given), value)
@@ -51,19 +51,21 @@ def _copied(walk: Walk, original: Value, node: ast.Call) -> Value:
         original.name,
         parts=original.parts,
         attrs=original.attrs,
-        data=original.data,
         node=node,
         cls=original.cls,
     )
+    copied.constant, copied.mode = original.constant, original.mode
+    copied.is_empty = original.is_empty
     return walk.made(copied) if original.is_object else copied
 
 
 def open_file(walk: Walk, node: ast.Call, rest: Arguments, path: Value) -> Value:
     """Return an open file, noting its path, and its mode from the other arguments."""
     given = rest.keywords.get("mode") or (rest.args[0] if rest.args else constant("r"))
-    is_known = given.kind == "const" and isinstance(given.data, str)
-    mode = given.data if is_known else "?"
-    value = walk.made(Value("file", path.name, node=node, data=mode))
+    mode = key_of(given)
+    mode = mode if isinstance(mode, str) else "?"
+    value = walk.made(Value("file", path.name, node=node))
+    value.mode = mode
     walk.note(node, FileOpened(path, _path_text(node), mode), value)
     return value
 

@@ -23,7 +23,7 @@ def truth(test: ast.expr, frame: Frame) -> bool | None:
     if value is None:
         return None
     if value.kind == "const":
-        return bool(value.data)
+        return bool(value.constant)
     return True if value.is_object and value.kind not in ("list", "dict") else None
 
 
@@ -43,15 +43,15 @@ def _truth_of_comparison(test: ast.Compare, frame: Frame) -> bool | None:
         return None
     if right is None:
         return _truth_of_membership(left, operator, test.comparators[0])
-    is_none = right.kind == "const" and right.data is None
+    is_none = right.kind == "const" and right.constant is None
     if is_none and left.is_object:
         return isinstance(operator, ast.IsNot | ast.NotEq)
     if left.kind != "const" or right.kind != "const":
         return None
     if isinstance(operator, ast.Eq | ast.Is):
-        return bool(left.data == right.data)
+        return bool(left.constant == right.constant)
     if isinstance(operator, ast.NotEq | ast.IsNot):
-        return bool(left.data != right.data)
+        return bool(left.constant != right.constant)
     return None
 
 
@@ -65,7 +65,7 @@ def _truth_of_membership(
     if not all(isinstance(each, ast.Constant) for each in container.elts):
         return None
     is_in = any(
-        isinstance(each, ast.Constant) and each.value == left.data
+        isinstance(each, ast.Constant) and each.value == left.constant
         for each in container.elts
     )
     if isinstance(operator, ast.In):
