@@ -16,11 +16,11 @@ import selectors
 import socket
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from elasticrun.replicas.store import HUB, START_TIMEOUT, Address, JobStore
-from elasticrun.replicas.wire import Channel, Message, WireError
+from elasticrun.replicas.wire import Channel, Message, WireError, to_line
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Links(Protocol):
         The last one from a rank that is gone is {"type": "hung_up", "rank": rank}.
         """
 
-    def send(self, rank: int, message: Message) -> None:
+    def send(self, ranks: Iterable[int], message: Message) -> None:
         """Send a message, without waiting; a rank that is gone gets nothing.
 
         One that has not called rank 0 yet gets it when it does.
@@ -76,7 +76,8 @@ class Hub:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._channels: dict[int, Channel] = {}
         self._ranks: dict[Channel, int] = {}
-        self._early: dict[int, list[Message]] = {}  # For those that have yet to call,
+        self._unsent: set[Channel] = set()  # Those watched for room to send.
+        self._early: dict[int, list[bytes]] = {}  # For those that have yet to call,
         self._gone: set[int] = set()  # and not for those that have hung up.
         self._strangers: dict[Channel, float] = {}  # Since when they say nothing.
         self._is_full = False
@@ -106,13 +107,15 @@ class Hub:
                 messages += self._read(channel)
         return messages
 
-    def send(self, rank: int, message: Message) -> None:
-        channel = self._channels.get(rank)
-        if channel is not None:
-            channel.send(message)
-            self._watch(channel)
-        elif rank not in self._gone:
-            self._early.setdefault(rank, []).append(message)
+    def send(self, ranks: Iterable[int], message: Message) -> None:
+        line = to_line(message)
+        for rank in ranks:
+            channel = self._channels.get(rank)
+            if channel is not None:
+                channel.send_line(line)
+                self._watch(channel)
+            elif rank not in self._gone:
+                self._early.setdefault(rank, []).append(line)
 
     def close(self, *, timeout: float = 0.0) -> None:
         deadline = time.monotonic() + timeout
@@ -162,6 +165,7 @@ class Hub:
 
     def _forget(self, channel: Channel) -> None:
         self._strangers.pop(channel, None)
+        self._unsent.discard(channel)
         self._selector.unregister(channel)
         channel.close()
 
@@ -177,8 +181,8 @@ class Hub:
             else:
                 self._ranks[channel], self._channels[rank] = rank, channel
                 del self._strangers[channel]
-                for early in self._early.pop(rank, []):
-                    self.send(rank, early)
+                channel.send_line(b"".join(self._early.pop(rank, [])))
+                self._watch(channel)
         if not channel.is_open:
             self._forget(channel)
             if rank is not None:
@@ -196,6 +200,10 @@ class Hub:
         return rank if knows and rank not in self._channels else None
 
     def _watch(self, channel: Channel) -> None:
+        """Have `read` send what is left, and only as long as something is."""
+        if channel.has_unsent == (channel in self._unsent):
+            return  # As nearly always, of thousands of replicas.
+        self._unsent ^= {channel}
         events = selectors.EVENT_READ
         if channel.has_unsent:
             events |= selectors.EVENT_WRITE
@@ -225,8 +233,8 @@ class Spoke:
             messages.append({"type": "hung_up", "rank": 0})
         return messages
 
-    def send(self, rank: int, message: Message) -> None:
-        assert rank == 0
+    def send(self, ranks: Iterable[int], message: Message) -> None:
+        assert list(ranks) == [0]
         self._channel.send(message)
 
     def close(self, *, timeout: float = 0.0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from elasticrun.replicas.links import Links
 from elasticrun.replicas.messages import decode, encode
@@ -46,10 +46,15 @@ class Mail:
 
     def send(self, rank: int, message: object) -> None:
         """Send a message, without waiting; it is dropped if nobody is there."""
-        if rank == self._rank:
+        self.broadcast((rank,), message)
+
+    def broadcast(self, ranks: Collection[int], message: object) -> None:
+        """Send a message to several, as `send` does to one."""
+        if self._rank in ranks:
             self.put(message)  # Wakes: it may be a deadline that sends it.
-        elif self._links is not None:
-            self._links.send(rank, encode(message))
+        others = [rank for rank in ranks if rank != self._rank]
+        if others and self._links is not None:
+            self._links.send(others, encode(message))
 
     def disconnect(self, *, timeout: float = 0.0) -> None:
         """Hang up, once everything was sent or `timeout` seconds are over."""

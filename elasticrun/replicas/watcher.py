@@ -397,8 +397,7 @@ class Watcher:
             self._lost = lost._replace(look_at=now + self._stuck_seconds)
 
     def _broadcast(self, message: object) -> None:
-        for rank in sorted(self._present):
-            self._mail.send(rank, message)
+        self._mail.broadcast(sorted(self._present), message)
 
 
 def _explain_death(rank: int) -> str:

@@ -57,9 +57,12 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message; it is dropped if the other side is gone or does not read."""
-        data = json.dumps(message).encode() + b"\n"
+        self.send_line(to_line(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Send a message as `to_line` has written it, perhaps for many channels."""
         with self._sending:
-            self._unsent += data
+            self._unsent += line
             self._send_unsent()
 
     def flush(self) -> None:
@@ -107,7 +110,7 @@ class Channel:
         if max(map(len, [*lines, self._received])) > self._limit:
             self.is_open = False
             raise WireError(f"a message is longer than {self._limit} bytes")
-        return [_decode(bytes(line)) for line in lines]
+        return [_decode(line) for line in lines]
 
     def drain(self) -> list[Message]:
         """Return the messages that are there, without waiting.
@@ -133,11 +136,16 @@ class Channel:
         self.connection.close()
 
 
-def _decode(line: bytes) -> Message:
+def to_line(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def _decode(line: bytearray) -> Message:
     try:
-        message = json.loads(line)
+        message = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise WireError(f"{line[:80]!r} is no message") from error
+        raise WireError(f"{bytes(line[:80])!r} is no message") from error
     if not isinstance(message, dict):
-        raise WireError(f"{line[:80]!r} is no message")
+        raise WireError(f"{bytes(line[:80])!r} is no message")
     return message

@@ -97,13 +97,13 @@ def start(store: JobStore, rank: int, ready: Path) -> BaseProcess:
 def test_who_calls_late_hears_what_was_sent_before_and_who_is_gone_nothing(
     hub: Hub, connect: Connect
 ) -> None:
-    hub.send(1, {"type": "ask", "number": 1})
+    hub.send([1], {"type": "ask", "number": 1})
     spoke = connect(1)
     assert drain(hub) == []
     assert news(spoke) == [{"type": "ask", "number": 1}]
     spoke.close()
     assert news(hub) == [gone(1)]
-    hub.send(1, {"type": "ask", "number": 2})
+    hub.send([1], {"type": "ask", "number": 2})
     assert hub._early == {}
 
 
@@ -111,12 +111,12 @@ def test_messages_come_in_order_both_ways(connect: Connect, hub: Hub) -> None:
     spokes = {rank: connect(rank) for rank in (1, 2)}
     for number in range(3):
         for rank, spoke in spokes.items():
-            spoke.send(0, {"from": rank, "number": number})
+            spoke.send([0], {"from": rank, "number": number})
     received = drain(hub)
     for rank, spoke in spokes.items():
         of_rank = [m["number"] for m in received if m["from"] == rank]
         assert of_rank == [0, 1, 2]
-        hub.send(rank, {"to": rank})
+        hub.send([rank], {"to": rank})
         assert news(spoke) == [{"to": rank}]
 
 
@@ -125,19 +125,20 @@ def test_more_than_a_connection_takes_comes_later(connect: Connect, hub: Hub) ->
     drain(hub)
     sent = [{"number": number, "text": "x" * 30_000} for number in range(500)]
     for message in sent:
-        hub.send(1, message)  # Returns, though nobody reads.
+        hub.send([1], message)  # Returns, though nobody reads.
     received: list[Message] = []
     while len(received) < len(sent):
         hub.read()
         received += spoke.read()
     assert received == sent
+    assert select.select([hub], [], [], 0)[0] == []  # It waits for nothing any more.
 
 
 def test_closing_sends_what_is_left(connect: Connect, hub: Hub) -> None:
     spoke = connect(1)
     sent = [{"number": number} for number in range(100)]
     for message in sent:
-        spoke.send(0, message)
+        spoke.send([0], message)
     spoke.close(timeout=DEADLINE)
     assert drain(hub) == [*sent, gone(1)]
 
@@ -156,7 +157,7 @@ def test_who_is_stopped_is_not(store: JobStore, hub: Hub, tmp_path: Path) -> Non
     process = start(store, 3, tmp_path / "ready")
     assert process.pid is not None
     freeze(process.pid)
-    hub.send(3, {"type": "ask"})
+    hub.send([3], {"type": "ask"})
     assert drain(hub) == []
     process.kill()
     process.join()
@@ -167,7 +168,7 @@ def test_rank_0_gone_is_noticed(connect: Connect, hub: Hub) -> None:
     drain(hub)
     hub.close()
     assert news(spoke) == [gone(0)]
-    hub.send(1, {})  # Nothing happens.
+    hub.send([1], {})  # Nothing happens.
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_a_fork_of_rank_0_leaves_its_connections_alone(
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
     child.join()
-    spoke.send(0, {"type": "wish"})
+    spoke.send([0], {"type": "wish"})
     assert news(hub) == [{"type": "wish"}]
 
 
