@@ -27,8 +27,8 @@ from elasticrun import (
     register,
     save_all_states,
 )
+from elasticrun.check.replica.checked_job import Perturbation
 from elasticrun.check.replica.fields import fields_of_state
-from elasticrun.check.replica.perturbation import Perturbation
 from elasticrun.checkpoint.sharded.module import ShardedModuleState
 from elasticrun.checkpoint.sharded.optimizer import ShardedOptimizerState
 from elasticrun.checkpoint.states.shards import SavedState
