@@ -8,10 +8,11 @@ import pytest
 
 from elasticrun.lint.engine import lint_text
 from elasticrun.lint.options import LintOptions
-from tests.lint.mistakes import MISTAKES, Mistake
+from tests.lint.mistakes import Mistake, read_mistakes
 
 STYLES = Path(__file__).parent / "styles"
 SCRIPTS = sorted(STYLES.glob("*.py"))
+MISTAKES = read_mistakes(STYLES / "mistakes.diff")
 
 
 def codes_in(text: str, name: str, *, pedantic: bool = False) -> list[tuple[str, int]]:
@@ -25,13 +26,8 @@ def test_a_correct_script_has_no_findings(path: Path) -> None:
     assert codes_in(path.read_text(encoding="utf-8"), path.stem) == []
 
 
-@pytest.mark.parametrize(
-    "mistake", [pytest.param(m, id=f"{m.script}-{m.code}") for m in MISTAKES]
-)
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_found(mistake: Mistake) -> None:
     text = (STYLES / f"{mistake.script}.py").read_text(encoding="utf-8")
-    for old, new in mistake.edits:
-        assert old in text
-        text = text.replace(old, new, 1)
-    found = {code for code, _ in codes_in(text, mistake.script)}
-    assert found & set(mistake.code.split("|"))
+    found = {code for code, _ in codes_in(mistake.plant(text), mistake.script)}
+    assert found & mistake.codes
