@@ -2,18 +2,21 @@
 
 Each shares out the order by itself, so that loaders which differ would lose samples.
 Not a collective: a loader of one replica alone, which is never looped by all, is no
-mistake.
+mistake. So nobody waits for long; whoever comes later than that compares by itself.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from elasticrun.job.job import Job
 from elasticrun.replicas.exchange import loader_made
 
-_WAIT_SECONDS = 5.0  # For a replica that is yet to make the loader, if it ever does.
+# For a replica that is yet to make the loader, if it ever does: so that all say why the
+# job ends, and not only the one that comes last.
+_WAIT_SECONDS = 5.0
 
 
 def publish(job: Job, name: str, settings: dict[str, Any]) -> None:
@@ -25,21 +28,23 @@ def check_alike(job: Job, name: str, settings: dict[str, Any]) -> None:
     """Hear whether the replicas' loaders of this name are alike; rank 0 compares them.
 
     Raises:
-        ValueError: They differ, which all replicas learn.
+        ValueError: They differ, which all replicas learn that have come in time.
     """
     if job.world_size == 1:
         return
     exchange, topic = job.exchange, loader_made(name)
-    text = ""
     try:
         if job.rank == 0:
             heard = exchange.gather(topic, settings, timeout=_WAIT_SECONDS)
             text = _compare(name, heard.told)
-            exchange.say(topic, text)
+            exchange.say(topic, {"made": settings, "text": text})
         else:
-            text = exchange.hear(topic, timeout=2 * _WAIT_SECONDS, is_late=True)
+            said = exchange.hear(topic, timeout=2 * _WAIT_SECONDS, is_late=True)
+            own = json.loads(json.dumps(settings))  # As the other has travelled.
+            # Rank 0 may have compared what it knew before this one came.
+            text = said["text"] or _compare(name, {0: said["made"], job.rank: own})
     except TimeoutError:
-        return  # Rank 0 does not come to this loop.
+        return  # Rank 0 does not come to this loop, or will compare this one's then.
     except ConnectionError:
         return  # The next boundary says that rank 0 is gone.
     if text:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
+_REACH_SECONDS = 30.0  # For an address where somebody listens, or did a moment ago.
 _TELLING_SECONDS = 5.0
 _FOR_EVER = 24 * 3600.0  # Rank 0 ends it, or its store is gone.
 _NUM_HERE = "num here"
@@ -340,9 +341,22 @@ def _ask_for_store(
         agent.wait([key], timedelta(seconds=patience))
     except dist.DistStoreError as error:
         raise _absent([0], environment, patience) from error
-    store = JobStore(Address.parse(agent.get(key).decode()), None)
+    address = Address.parse(agent.get(key).decode())
+    _check_served(address)
+    store = JobStore(address, None)
     _answer_roll(store, environment)
     return store
+
+
+def _check_served(address: Address) -> None:
+    """Raise at once if nobody listens there: the rank 0 that said so is gone by now.
+
+    A client of the store would go on trying for minutes.
+    """
+    try:
+        socket.create_connection((address.host, address.port), _REACH_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"nobody serves the job's store at {address}") from error
 
 
 def _retry(open_: Callable[[], JobStore], deadline: float) -> JobStore:

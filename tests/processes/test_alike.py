@@ -11,7 +11,7 @@ from elasticrun import AdaptiveDataLoader, rank, remaining_epochs_until
 from elasticrun.data import alike
 from elasticrun.testing import GenerationFailed, run_generation
 from tests.support.data import Numbers
-from tests.support.stage import DEADLINE
+from tests.support.stage import DEADLINE, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +24,10 @@ class Looping:
 
     def __call__(self) -> str:
         alike._WAIT_SECONDS = DEADLINE  # However late one of them comes.
+        return self.loop()
+
+    def loop(self) -> str:
+        """Return why the loader is refused, if it is."""
         own = {key: values[rank()] for key, values in self.by_rank.items()}
         given = {"dataset": Numbers(12), "batch_size": 4, "name": "one", **own}
         loader = AdaptiveDataLoader(**given)
@@ -67,6 +71,32 @@ def test_loaders_that_differ_are_refused_on_all_replicas(
 
 def test_loaders_that_are_alike_are_not_refused() -> None:
     assert run_generation(Looping(seed=[7, 7]), 2) == ["", ""]
+
+
+class ComingOneByOne(Looping):
+    """As `Looping`, but one rank makes its loader when the other has looped over it."""
+
+    def __init__(self, first: int, directory: Path) -> None:
+        super().__init__(seed=[3, 5])
+        self.first = first
+        self.has_looped = directory / "has looped"
+
+    def __call__(self) -> str:
+        alike._WAIT_SECONDS = 0.0
+        if rank() != self.first:
+            wait_until(self.has_looped.exists)
+        refusal = self.loop()
+        self.has_looped.touch()
+        return refusal
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_who_comes_last_refuses_a_loader_that_differs(
+    first: int, tmp_path: Path
+) -> None:
+    refusals = run_generation(ComingOneByOne(first, tmp_path), 2)
+    assert refusals[first] == ""
+    assert "seed is 3 on rank 0, but 5 on rank 1" in refusals[1 - first]
 
 
 def make_one_alone() -> int:

@@ -18,12 +18,14 @@ from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.opening_store import (
     _NUM_HERE,
     _TOLD,
+    _answer,
+    _asks,
     _call_roll,
     _missing_of,
     _serve,
     open_store,
 )
-from elasticrun.replicas.store import Address, JobStore, here
+from elasticrun.replicas.store import EVERYBODY, Address, JobStore, here
 from tests.support.sockets import kept_port
 from tests.support.stage import DEADLINE
 
@@ -104,6 +106,30 @@ def test_a_rank_0_that_goes_while_others_come_is_named() -> None:
         with pytest.raises(AgreementError, match="rank 0 did not come within 1 s: "):
             open_store(place, patience=1.0)
         dying.join()
+
+
+def test_a_rank_0_that_has_answered_and_died_is_not_waited_for() -> None:
+    agent, agent_port = _serve("127.0.0.1", 0)
+    served, port = _serve("127.0.0.1", 0)
+    living = Address("127.0.0.1", port)
+    JobStore(living, served).put(EVERYBODY, [])
+
+    def answer() -> None:
+        for number, address in enumerate([Address("127.0.0.1", kept_port()), living]):
+            nonce = agent.get(f"{_asks(2)}/{number + 1}").decode()
+            agent.set(_answer(nonce), str(address))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    place = Environment(
+        rank=1,
+        world_size=2,
+        master_address="127.0.0.1",
+        master_port=agent_port,
+        has_agent_store=True,
+    )
+    assert open_store(place).address == living
+    answering.join()
 
 
 def test_a_port_that_somebody_else_has_is_refused() -> None:
