@@ -26,7 +26,7 @@ def check(program: Walked) -> Iterator[Finding]:
     for epoch in program.graph.epochs:
         if program.zones.loops_of(epoch):
             yield from _carried(program, uses, epoch, carried)
-    for turns in _turns_outside(program):
+    for turns in _turns(program):
         yield from _carried_by(program, uses, turns, carried)
     for loop in program.graph.loops:
         if loop.is_elastic:
@@ -202,7 +202,7 @@ def _last_value(program: Walked, epoch: EpochLoop, write: Write) -> Finding:
 
 
 class _Turns(NamedTuple):
-    """A loop outside of epochs whose turns end in boundaries.
+    """A loop whose turns end in boundaries.
 
     Attributes:
         head: The number of the step that leads to each turn.
@@ -215,10 +215,10 @@ class _Turns(NamedTuple):
     loop: DataLoop | None
 
 
-def _turns_outside(program: Walked) -> Iterator[_Turns]:
+def _turns(program: Walked) -> Iterator[_Turns]:
     graph = program.graph
     for loop in graph.loops:
-        if loop.is_elastic and loop.sure and loop.epoch is None and not loop.outer:
+        if loop.is_elastic and loop.sure and not loop.outer:
             inside = {step.number for step in graph.steps if step.is_in(loop)}
             yield _Turns(loop.head, inside, loop)
     seen: set[ast.AST] = set()
@@ -243,6 +243,8 @@ def _carried_by(
     graph, (head, inside, loop) = program.graph, turns
     for place, writes in _written(program, uses, inside).items():
         survivors = _survivors(uses, writes, head, inside)
+        if loop is not None and loop.epoch is not None:  # ER302 speaks of its sums.
+            survivors = [each for each in survivors if each.how not in PARTIAL]
         if not survivors or place in carried:
             continue
         exposed = graph.forward([head], uses.passing(place, inside)) & inside
