@@ -29,22 +29,27 @@ from tests.support.generations import run_once
 from tests.support.programs import Training
 
 
-def uninterrupted(program: Program) -> Delivered:
-    run = Run(program)
+def uninterrupted(program: Program, *, trains: bool = False) -> Run:
+    run = Run(program, trains=trains)
     run_once(run)
     assert run.is_finished
-    return run.delivered
+    return run
 
 
 def interrupted(
-    program: Program, stops: list[int], *, kind: str, save_interval: float | str
-) -> Iterator[Delivered]:
-    """Yield what each generation delivered, until the program comes to its end."""
+    program: Program,
+    stops: list[int],
+    *,
+    kind: str,
+    save_interval: float | str,
+    trains: bool = False,
+) -> Iterator[Run]:
+    """Yield what ran in each generation, until the program comes to its end."""
     with tempfile.TemporaryDirectory() as directory:
         for stop_in in [*stops, -1]:
-            run = Run(program, stop_in=stop_in, kind=kind)
+            run = Run(program, stop_in=stop_in, kind=kind, trains=trains)
             run_once(run, directory, save_interval=save_interval)
-            yield run.delivered
+            yield run
             if run.is_finished:
                 return
 
@@ -63,10 +68,25 @@ def interrupted(
 @example([Epochs(3, (Loop(4), Loop(5)))], [3, 1, 5, 1, 7])
 @example([Loop(4, num_batches=9), Loop(5, num_batches=4)], [3, 4, 4])
 @example([Loop(6, inside=(Loop(8),)), Loop(9), Loop(7, num_batches=5)], [4, 6, 4, 2])
+@example([Loop(0, rate=2), Loop(0, rate=3)], [1, 2])
 def test_stops_do_not_show(program: Program, stops: list[int]) -> None:
-    whole = uninterrupted(program)
-    generations = interrupted(program, stops, kind="stop", save_interval="off")
-    assert [batch for delivered in generations for batch in delivered] == whole
+    check_stops(program, stops)
+
+
+@pytest.mark.soak
+@given(program=programs, stops=stops)
+@settings(max_examples=2000)
+def test_nor_in_thousands_of_programs(program: Program, stops: list[int]) -> None:
+    check_stops(program, stops)
+
+
+def check_stops(program: Program, stops: list[int]) -> None:
+    """Compare what is delivered, and each bit of what is trained."""
+    whole = uninterrupted(program, trains=True)
+    runs = [*interrupted(program, stops, kind="stop", save_interval="off", trains=True)]
+    assert [batch for run in runs for batch in run.delivered] == whole.delivered
+    for trained, expected in zip(runs[-1].parameters, whole.parameters, strict=True):
+        assert torch.equal(trained, expected)
 
 
 @pytest.mark.slow
@@ -76,13 +96,13 @@ def test_stops_do_not_show(program: Program, stops: list[int]) -> None:
 def test_after_crashes_only_what_followed_the_last_save_is_delivered_again(
     program: Program, stops: list[int]
 ) -> None:
-    whole = uninterrupted(program)
+    whole = uninterrupted(program).delivered
     seen: dict[Batch, dict[str, list[float]]] = {}
-    for delivered in interrupted(program, stops, kind="crash", save_interval=0):
-        for number, (key, samples) in enumerate(delivered):
+    for run in interrupted(program, stops, kind="crash", save_interval=0):
+        for number, (key, samples) in enumerate(run.delivered):
             assert seen.setdefault(key, samples) == samples
             if number > 0:
-                assert key not in [key for key, _ in delivered[:number]]
+                assert key not in [key for key, _ in run.delivered[:number]]
     assert list(seen.items()) == whole
 
 

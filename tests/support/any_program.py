@@ -39,6 +39,7 @@ class Loop:
     Attributes:
         num_batches: Of endless passes; None for a loop over one.
         inside: Loops in the body of each batch.
+        rate: Every how many batches the second optimizer steps.
     """
 
     loader: int
@@ -46,6 +47,7 @@ class Loop:
     after: int = 0
     num_batches: int | None = None
     inside: tuple[Loop, ...] = ()
+    rate: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ Batch = tuple[Any, ...]  # The place, the loader and the batch's number.
 Delivered = list[tuple[Batch, dict[str, list[float]]]]
 
 endings = st.sampled_from(["end", "end", "break", "exception"])
+rates = st.sampled_from([1, 1, 2, 3])
 inner_loops = st.builds(
     Loop,
     loader=st.sampled_from([2, 3, 5, 8]),
@@ -95,12 +98,14 @@ loops = (
         ending=endings,
         after=st.integers(0, 2),
         num_batches=st.none() | st.integers(0, 6),
+        rate=rates,
     )
     | st.builds(
         Loop,
         loader=st.sampled_from([0, 1, 6]),
         num_batches=st.none() | st.integers(0, 4),
         inside=st.lists(inner_loops, min_size=1, max_size=2).map(tuple),
+        rate=rates,
     )
     | st.builds(Loop, loader=st.just(SEQUENTIAL), ending=endings, after=st.just(2))
 )
@@ -267,7 +272,7 @@ class Run:
             source = loader.batches(loop.num_batches)
         try:
             for batch in source:
-                self._deliver(loader, batch)
+                self._deliver(loader, batch, loop.rate)
                 if not loader.is_step:
                     continue
                 self._inner_loops(loop.inside)
@@ -310,7 +315,7 @@ class Run:
             self._taken.by_hand += loader.is_step
             self._deliver(loader, batch)
 
-    def _deliver(self, loader: Any, batch: Any) -> None:
+    def _deliver(self, loader: Any, batch: Any, rate: int = 1) -> None:
         if loader.is_first:
             numbers = (loader.batch_index, loader.finished_batches, loader.index)
             self._note((loader.name, *numbers))
@@ -323,7 +328,7 @@ class Run:
             given = {member: own for member, own in members if own is not None}
         for member, own in given.items():
             self._add(own.tolist()[: member.num_valid], of=member.name)
-        self._train(given, list(given.values()))
+        self._train(given, list(given.values()), loader.batch_index, rate)
         if loader.is_step:
             self._interrupt()
 
@@ -350,8 +355,17 @@ class Run:
             elif rank() == world_size() - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _train(self, of: Mapping[Any, Any], batches: list[Tensor]) -> None:
-        """Take a step, in a body that is in no other one."""
+    def _train(
+        self,
+        of: Mapping[Any, Any],
+        batches: list[Tensor],
+        number: int = 0,
+        rate: int = 1,
+    ) -> None:
+        """Take a step, in a body that is in no other one.
+
+        What a loop's last batches leave for the second optimizer is thrown away.
+        """
         if not self._trains or self._depth:
             return
         inputs = [batch.double().view(-1, 1) / 10 for batch in batches]
@@ -362,11 +376,14 @@ class Run:
             else self._model.weigh(mse_loss(output, x), member=member)
             for member, output, x in zip(of, outputs, inputs, strict=True)
         ]
-        for optimizer in self._optimizers:
-            optimizer.zero_grad()
+        fast, slow = self._optimizers
+        fast.zero_grad()
+        if number % rate == 0:
+            slow.zero_grad()
         torch.stack(losses).sum().backward()
-        for optimizer in self._optimizers:
-            optimizer.step()
+        fast.step()
+        if number % rate == rate - 1:
+            slow.step()
 
 
 def _model() -> tuple[AdaptiveDataParallel, list[torch.optim.Optimizer]]:
