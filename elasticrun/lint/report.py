@@ -8,12 +8,11 @@ from typing import Any
 from elasticrun.lint.engine import LintProblem, LintResult
 from elasticrun.lint.finding import Finding
 
-FORMATS = ("text", "concise", "json", "github", "sarif")
 _GITHUB = {"E": "error", "W": "warning", "H": "notice"}
 
 
 def report(result: LintResult, form: str) -> str:
-    """Return all findings in one of `FORMATS`."""
+    """Return all findings in one of the forms that the command line offers."""
     if form == "json":
         return json.dumps(as_json(result), indent=2)
     if form == "sarif":

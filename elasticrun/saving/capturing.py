@@ -49,7 +49,7 @@ class OwnFile(NamedTuple):
         return draft.write_captured(self.file_name, self.captured)
 
 
-def _told(
+def _explaining_streams(
     state: BaseState, write: Callable[[BinaryIO], object]
 ) -> Callable[[BinaryIO], object]:
     """Return `write`, with an error of its own where it needs what the stream lacks.
@@ -203,7 +203,10 @@ class Capturer:
                 )
             except OSError as error:
                 return (), text_of(error)
-        files = [OwnFile(s.file_name(self._rank), _told(s, s.save)) for s in own]
+        files = [
+            OwnFile(s.file_name(self._rank), _explaining_streams(s, s.save))
+            for s in own
+        ]
         return tuple(files), None
 
     def forget(self) -> None:
@@ -220,7 +223,11 @@ class Capturer:
         files: list[OwnFile] = []
         for state in states:
             write, may_be_later = state.begin_save()
-            content = None if may_be_later else memory.capture(_told(state, write))
+            content = (
+                None
+                if may_be_later
+                else memory.capture(_explaining_streams(state, write))
+            )
             files.append(OwnFile(state.file_name(self._rank), write, content))
         start_checksums([f.captured for f in files if f.captured is not None])
         return tuple(files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from elasticrun.launcher.interpreter import command
 
@@ -41,23 +41,23 @@ def assert_restart_equivalent(
         AssertionError: Restarts change something, or nothing could be compared; the
             text is the report.
     """
-    options = [
-        *_each("--max-epochs", [max_epochs]),
-        *_each("--max-batches", [max_batches]),
-        *_each("--at", [at] if isinstance(at, str) else at),
-        *_each(
-            "--replicas", [] if replicas is None else [",".join(map(str, replicas))]
-        ),
-        *_each("--ignore", ignore),
-        *_each("--link", link),
-        *_each("--hang-timeout", [hang_timeout]),
-        *(["--kill"] if kill else []),
-        *(["--float64"] if float64 else []),
-        os.path.abspath(script),
+    options: dict[str, Sequence[object]] = {
+        "--max-epochs": [max_epochs],
+        "--max-batches": [max_batches],
+        "--at": [at] if isinstance(at, str) else at,
+        "--replicas": [] if replicas is None else [",".join(map(str, replicas))],
+        "--ignore": ignore,
+        "--link": link,
+        "--hang-timeout": [hang_timeout],
+    }
+    words = [
+        w for name, given in options.items() for each in given for w in (name, each)
     ]
+    words += ["--kill"] * kill + ["--float64"] * float64
+    words += [os.path.abspath(script), "--", *arguments]
     # In a process of its own, which adopts what the script leaves behind.
     process = subprocess.run(
-        command("__main__", "main", "check", *options, "--", *arguments),
+        command("__main__", "main", "check", *words),
         cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -70,7 +70,3 @@ def assert_restart_equivalent(
             f"{os.fspath(script)}: elasticrun check ended with exit code "
             f"{process.returncode}\n{process.stdout}{process.stderr}"
         )
-
-
-def _each(option: str, values: Iterable[object]) -> list[object]:
-    return [word for value in values for word in (option, value)]

@@ -39,12 +39,12 @@ class Objects:
 
     def get(self, name: str) -> bytes:
         """Return an object's content."""
-        with self._told(name):
+        with self._raising_oserrors(name):
             return bytes(self._system.cat_file(self._path(name)))
 
     def put(self, name: str, data: bytes) -> None:
         """Put an object whole, in the place of the one that is there."""
-        with self._told(name):
+        with self._raising_oserrors(name):
             self._in_folder(
                 name, lambda: self._system.pipe_file(self._path(name), data)
             )
@@ -75,12 +75,12 @@ class Objects:
         Errors of `write` itself stay what they are, and leave no object.
         """
         path = self._path(name)
-        with self._told(name):
+        with self._raising_oserrors(name):
             file = self._in_folder(name, lambda: self._system.open(path, "wb"))
         try:
-            told = cast(BinaryIO, _Told(self, name, file))
-            writer = write_measured(told, write)
-            with self._told(name):
+            stream = cast(BinaryIO, _ObjectFile(self, name, file))
+            writer = write_measured(stream, write)
+            with self._raising_oserrors(name):
                 file.close()
         except BaseException:
             _discard(file)
@@ -89,11 +89,11 @@ class Objects:
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """Yield an object's content piece by piece."""
-        with self._told(name):
+        with self._raising_oserrors(name):
             file = self._system.open(self._path(name), "rb")
         with contextlib.closing(file):
             while True:
-                with self._told(name):
+                with self._raising_oserrors(name):
                     block = file.read(8 * BLOCK_SIZE)
                 if not block:
                     return
@@ -102,7 +102,7 @@ class Objects:
     def find_size(self, name: str) -> int | None:
         """Return an object's size, or None if it is not there; nothing is cached."""
         try:
-            with self._told(name):
+            with self._raising_oserrors(name):
                 self._system.invalidate_cache()
                 found = self._system.info(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -113,7 +113,7 @@ class Objects:
         """Return what is directly below a name, with sizes; nothing is cached."""
         path = self._path(name)
         try:
-            with self._told(name):
+            with self._raising_oserrors(name):
                 self._system.invalidate_cache()
                 found = self._system.ls(path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -124,13 +124,13 @@ class Objects:
 
     def remove(self, name: str) -> None:
         """Remove an object, or all below a name; it may be gone already."""
-        with contextlib.suppress(FileNotFoundError), self._told(name):
+        with contextlib.suppress(FileNotFoundError), self._raising_oserrors(name):
             self._system.invalidate_cache()
             self._system.rm(self._path(name), recursive=True)
 
     def remove_object(self, name: str) -> None:
         """Remove one object; it may be gone already."""
-        with contextlib.suppress(FileNotFoundError), self._told(name):
+        with contextlib.suppress(FileNotFoundError), self._raising_oserrors(name):
             self._system.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
@@ -148,7 +148,7 @@ class Objects:
             return act()
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _raising_oserrors(self, name: str) -> Iterator[None]:
         """Turn whatever is raised into an OSError that names the object."""
         place = self.place / name if name else self.place
         try:
@@ -164,7 +164,7 @@ class Objects:
             raise StoreUnreachableError(f"{place}: {kind}: {text}") from error
 
 
-class _Told(io.RawIOBase):
+class _ObjectFile(io.RawIOBase):
     """A file of a store, whose errors are told as those of the store."""
 
     def __init__(self, objects: Objects, name: str, file: Any) -> None:
@@ -176,7 +176,7 @@ class _Told(io.RawIOBase):
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
-        with self._objects._told(self._name):
+        with self._objects._raising_oserrors(self._name):
             return int(self._file.write(data))
 
 
