@@ -35,7 +35,7 @@ setup(
         "remote": ["fsspec>=2024.10"],  # and s3fs, gcsfs, ...: one a kind of store
         "examples": ["scikit-learn"],
         "accelerate": ["accelerate>=1.0"],
-        "lightning": ["lightning>=2.6"],
+        "lightning": ["lightning>=2.1"],
         "transformers": ["transformers>=5.23", "accelerate>=1.15"],
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],

@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal
 
+import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
-from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.data.loader import AdaptiveDataLoader
-from elasticrun.errors import ElasticRunError, JobStopped
+from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
+from elasticrun.integrations.lightning_loaders import Batches, check_alike, elastic
+from elasticrun.integrations.lightning_logs import restore_logs
+from elasticrun.integrations.lightning_state import FitState, restore_sums
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
-from elasticrun.job.states import State, register
-from elasticrun.replicas.gathering import gather
+from elasticrun.job.states import register
 
-# What a checkpoint of Lightning's has besides what is needed to go on.
-_NOT_KEPT = ("state_dict", "hyper_parameters", "hparams_name", "hparams_type")
-_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+# What is not public of Lightning's Trainer, and what for it is needed here.
+INTERNALS = {
+    "strategy.process_dataloader": "puts what is iterated in place of a loader",
+    "strategy.reduce": "is a mean over devices, of whole numbers, too",
+    "_accelerator_connector.use_distributed_sampler": "would share batches out again",
+    "_signal_connector.register_signal_handlers": "would communicate in handlers",
+    "_checkpoint_connector._loaded_checkpoint": "is what a fit goes on from",
+    "_checkpoint_connector.dump_checkpoint": "is what Lightning keeps",
+    "_checkpoint_connector.restore_model": "loads weights, which the job does itself",
+    "_logger_connector._callback_metrics": "is what was logged last, for callbacks",
+    "_logger_connector._logged_metrics": "is the same, for loggers",
+    "_logger_connector._progress_bar_metrics": "is the same, for the progress bar",
+    "_logger_connector._first_loop_iter": "says whether averages begin anew",
+    "fit_loop._combined_loader": "has the loaders that deliver together",
+    "fit_loop._restarting": "would repeat, or skip, a part of a batch",
+    "fit_loop.epoch_progress": "counts epochs",
+    "fit_loop.setup_data": "asks for the loaders for training",
+    "fit_loop.on_advance_end": "is the end of an epoch",
+    "fit_loop.epoch_loop._batches_that_stepped": "is what loggers count by",
+    "fit_loop.epoch_loop._results": "are the averages over the epoch",
+    "fit_loop.epoch_loop.batch_progress": "counts batches",
+    "fit_loop.epoch_loop.on_advance_end": "is the end of a batch, and validates",
+    "fit_loop.epoch_loop.reset": "is the beginning of an epoch",
+    "fit_loop.epoch_loop.restarting": "is the same as that of the loop around it",
+    "fit_loop.epoch_loop.val_loop.setup_data": "asks for the loaders for validation",
+    "fit_loop.epoch_loop.val_loop._combined_loader": "has them",
+}
 
 
 class Elastic(Callback):
@@ -33,23 +64,50 @@ class Elastic(Callback):
 
     The job saves and stops between two batches of training, after the validation that
     belongs to the first, and not while gradients are accumulated. The module, its
-    optimizers and schedulers, the progress of all loops, callbacks, and the averages
-    over the epoch that `self.log` has begun are in each checkpoint. Losses are weighed
-    by the replica's share in the global batch.
+    optimizers and schedulers, the progress of all loops, callbacks, the averages over
+    the epoch that `self.log` has begun, and what a `CSVLogger` has written are in each
+    checkpoint. Losses are weighed by the replica's share in the global batch.
 
     Collective: `fit` is called on every replica, once in a job.
     Replay: `fit` goes on where the job was; give it no `ckpt_path`.
 
+    Args:
+        batch_size: What that of a `DataLoader` means, so that `fit` takes such ones,
+            too: "global", samples of all devices together; or "per_device", samples
+            of one of as many devices as are given. Of an `AdaptiveDataLoader` it is
+            always global.
+        devices: How many there were when that size was chosen.
+
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
-        TypeError: `fit` gets a loader that is no `AdaptiveDataLoader`.
+        TypeError: `fit` gets a loader that cannot go on in the middle.
+        ValueError: `devices` is missing, or without a meaning.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        batch_size: Literal["global", "per_device"] | None = None,
+        *,
+        devices: int | None = None,
+    ) -> None:
+        if batch_size not in (None, "global", "per_device"):
+            raise ValueError(
+                f'batch_size={batch_size!r} must be "global" or "per_device".'
+            )
+        if (devices is not None) != (batch_size == "per_device"):
+            raise ValueError(
+                f"batch_size={batch_size!r} with devices={devices}: devices says of "
+                'how many "per_device" is one, so these go together. A job trains with '
+                "the same global batch at any number of devices."
+            )
+        self._num_nominal = {None: 0, "global": 1}.get(batch_size, devices)
+        self._trainer: Trainer | None = None
         self._loop: ForeignLoop | None = None
-        self._is_in_epoch = False
+        self._resumes = False
+        self._is_waiting = False  # Gradients, for a step.
         self._has_finished = False
-        self._num_waiting = 0
+        self._start = (0, 0)  # Epoch, and its first batch in this process.
+        self._num_loaders = 0
 
     @staticmethod
     def devices() -> dict[str, Any]:
@@ -59,40 +117,68 @@ class Elastic(Callback):
             "accelerator": "cpu" if job.device.type == "cpu" else "gpu",
             "devices": job.world_size,
             "strategy": "ddp" if job.world_size > 1 else "auto",
-            "use_distributed_sampler": False,  # A loader of ours shares batches out.
-            "num_sanity_val_steps": 0,  # They would come again at each restart.
+            "num_sanity_val_steps": 0,  # They might come again at a restart.
         }
 
     # Before anything of the fit is restored.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the loaders, and load what the job has."""
+        if self._trainer is not trainer:
+            _check(trainer)
+            self._take_over(trainer)
         if stage != "fit":
             return
-        _check(trainer, pl_module)
-        self._trainer = trainer
         self._loop = ForeignLoop("Trainer.fit")
-        strategy: Any = trainer.strategy
-        strategy.process_dataloader = self._stand_in
-        signals: Any = trainer._signal_connector
-        signals.register_signal_handlers = _leave_signals
-        epoch_loop: Any = trainer.fit_loop.epoch_loop
-        self._reset_of_lightning = epoch_loop.reset
-        epoch_loop.reset = self._reset_epoch
-        register(module=pl_module)
-        self._state = _FitState(trainer)
+        current_job().boundary.put_off_while(lambda: self._is_waiting)
+        try:
+            self._state = FitState(trainer)
+        except StateNameError as error:
+            raise ElasticRunError(
+                "fit() was called a second time, but a job has one place, in one fit. "
+                "Train until a larger max_epochs, or in another job with a checkpoint "
+                "directory of its own."
+            ) from error
         loaded = self._state.loaded
         if loaded is not None:
-            weights = {"state_dict": pl_module.state_dict()}  # They are loaded already.
-            trainer._checkpoint_connector._loaded_checkpoint = {
-                **loaded["checkpoint"],
-                **weights,
-            }
+            self._resumes = True
+            connector = trainer._checkpoint_connector
+            connector._loaded_checkpoint = dict(loaded["checkpoint"])
             trainer.should_stop = loaded["should_stop"]
+            loops = loaded["checkpoint"]["loops"]["fit_loop"]
+            restore_logs(
+                trainer.loggers,
+                loaded["logs"],
+                step=loops["epoch_loop.state_dict"]["_batches_that_stepped"],
+                is_writer=trainer.is_global_zero,
+            )
+
+    def _take_over(self, trainer: Trainer) -> None:
+        """Put in place of some of Lightning's methods what does more, or nothing."""
+        self._trainer = trainer
+        of_trainer: Any = trainer
+        of_trainer._accelerator_connector.use_distributed_sampler = False
+        strategy, fit_loop = of_trainer.strategy, of_trainer.fit_loop
+        strategy.process_dataloader = self._stand_in
+        strategy.reduce = _exact(strategy.reduce)
+        of_trainer._signal_connector.register_signal_handlers = _do_nothing
+        of_trainer._checkpoint_connector.restore_model = _do_nothing
+        epoch_loop = fit_loop.epoch_loop
+        epoch_loop.reset = partial(self._begin_epoch, epoch_loop.reset)
+        epoch_loop.on_advance_end = partial(self._end_batch, epoch_loop.on_advance_end)
+        fit_loop.on_advance_end = partial(self._end_epoch, fit_loop.on_advance_end)
 
     def _stand_in(self, loader: Any) -> Any:
         """Return what Lightning iterates in place of a loader."""
-        is_fitting = self._trainer.state.fn == TrainerFn.FITTING
+        trainer = self._trainer
+        assert trainer is not None
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        is_for_training = is_fitting and trainer.training
+        if is_fitting and type(loader) is DataLoader and self._num_nominal:
+            size = (loader.batch_size or 0) * self._num_nominal
+            name = f"Trainer.fit-{self._num_loaders}"
+            self._num_loaders += 1
+            loader = elastic(loader, size, name=name, is_for_training=is_for_training)
         if not isinstance(loader, AdaptiveDataLoader):
             if not is_fitting:
                 return loader
@@ -100,91 +186,138 @@ class Elastic(Callback):
                 f"fit() got a {type(loader).__name__}, whose batches depend on the "
                 "number of devices and whose place is lost at a restart. Make it an "
                 "AdaptiveDataLoader(data, batch_size) with the batch size of all "
-                "devices together."
+                "devices together; or, if it is torch's DataLoader, say what its "
+                'batch_size means: Elastic(batch_size="global"), or '
+                'Elastic(batch_size="per_device", devices=...).'
             )
-        is_for_training = is_fitting and self._trainer.training
-        return _Batches(loader, self if is_for_training else None)
+        if loader._shares.max_local_batch_size is not None:
+            raise ElasticRunError(
+                f"`{loader.name}` has max_local_batch_size, but Lightning has no steps "
+                "within a step: each micro-batch would be a batch with hooks, logs and "
+                "a number of its own. Leave it out; accumulate_grad_batches with a "
+                "smaller batch_size saves memory, too."
+            )
+        return Batches(loader, self._read if is_for_training else self._evaluate)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Register the module, which is complete and in its precision only now.
+
+        All loaders are asked for here, which is in one order, and outside of epochs.
+        Lightning would ask for those of a validation where that begins.
+        """
+        register(module=pl_module)
+        trainer.fit_loop.setup_data()
+        if trainer.enable_validation:
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.setup_data()
+            trainer.training = True
+        if self._resumes:
+            weights = {"state_dict": pl_module.state_dict()}
+            checkpoint = trainer._checkpoint_connector._loaded_checkpoint
+            pl_module.on_load_checkpoint({**checkpoint, **weights})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put back the averages over the epoch, and what was logged last."""
-        loaded, epoch_loop = self._state.loaded, trainer.fit_loop.epoch_loop
-        sums = {} if loaded is None else loaded["sums"]
-        _keep_means_exact(epoch_loop._results, sums if current_job().rank == 0 else {})
-        _keep_means_exact(epoch_loop.val_loop._results, {})
-        if loaded is not None:
-            for name in _METRICS:
-                getattr(trainer._logger_connector, name).update(loaded[name])
-
-    def _reset_epoch(self) -> None:
-        """Reset the loop of an epoch; ours are never left within a batch.
-
-        Lightning would skip a validation, and the schedulers on a plateau.
-        """
-        epoch_loop: Any = self._trainer.fit_loop.epoch_loop
-        was_restarting = epoch_loop.restarting
-        self._reset_of_lightning()
-        if was_restarting:
-            epoch_loop.restarting = False  # And the loops within.
-            self._trainer.fit_loop._restarting = False
+        """Put back what was logged last."""
+        if self._resumes:
+            self._state.restore_metrics()
 
     # In the loop.
 
-    def batches(self, loader: AdaptiveDataLoader[Any]) -> Iterator[Any]:
-        """Yield an epoch's batches; what is behind a `yield` comes after the batch.
-
-        That is after its step, logs, validation and callbacks, as Lightning asks for
-        the next one only then.
-        """
+    def _begin_epoch(self, reset: Any) -> None:
+        """Enter an epoch where the job stands; Lightning's loop is about to begin."""
         loop = self._loop
-        fit_loop: Any = self._trainer.fit_loop
         assert loop is not None
-        if self._is_in_epoch:  # Of the one before, all hooks have run.
-            loop.end()
-        self._num_waiting = 0
-        epoch, step = loop.begin(
-            int(self._trainer.num_training_batches),
+        trainer: Any = self._trainer
+        fit_loop = trainer.fit_loop
+        epoch_loop, loaded = fit_loop.epoch_loop, self._state.loaded
+        if self._resumes:  # Between two batches: nothing is to be repeated or skipped.
+            fit_loop._restarting = False
+            epoch_loop.restarting = False  # And that of the loops in it.
+        if self._resumes and loaded is not None and loaded["is_in_epoch"]:
+            restore_sums(epoch_loop._results, loaded["sums"], trainer)
+            # Averages begin anew in the first batch of all, by Lightning's count.
+            trainer._logger_connector._first_loop_iter = False
+            _show_progress(trainer, epoch_loop.batch_progress.current.completed)
+        else:
+            reset()
+        self._resumes = False
+        members = fit_loop._combined_loader.flattened
+        check_alike([each.loader for each in members], current_job().world_size)
+        for each in members:
+            each.num_passes = 0
+        self._start = loop.begin(
+            int(trainer.num_training_batches),
             epoch=fit_loop.epoch_progress.current.processed,
-            step=fit_loop.epoch_loop.batch_progress.current.completed,
+            step=epoch_loop.batch_progress.current.completed,
         )
-        self._is_in_epoch = True
-        for batch, share in loader.read(epoch, step):
+        self._state.is_in_epoch = True
+
+    def _read(self, batches: Batches) -> Iterator[Any]:
+        """Yield batches of this epoch; from its beginning, in a second pass."""
+        loop, (epoch, first) = self._loop, self._start
+        assert loop is not None
+        trainer: Any = self._trainer
+        number = batches.num_passes
+        if trainer.fit_loop._combined_loader._mode == "max_size_cycle":
+            passes, first = divmod(first, len(batches))
+            number += passes
+        if batches.num_passes:
+            first = 0
+        batches.num_passes = number + 1
+        for batch, share in batches.loader.read(
+            epoch, min(first, len(batches)), number=number
+        ):
             loop.take(share)
-            if not loop.is_step:
-                raise ElasticRunError(
-                    f"`{loader.name}` has max_local_batch_size, whose micro-batches "
-                    "would be steps of Lightning's. Leave it out; "
-                    "accumulate_grad_batches with a smaller batch_size saves memory, "
-                    "too."
-                )
             yield batch
-            self._num_waiting += 1
-            if (fit_loop.batch_idx + 1) % self._trainer.accumulate_grad_batches == 0:
-                num_steps, self._num_waiting = self._num_waiting, 0
-                loop.pass_boundary(num_steps)
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
     ) -> None:
         """Weigh the loss by this replica's share in the global batch."""
+        self._is_waiting = True
         weight = 1.0 if self._loop is None else self._loop.loss_weight
         if weight != 1.0 and loss.requires_grad:
             hook: Any = loss.register_hook
             hook(lambda gradient: gradient * weight)
 
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Note that no gradients wait any more."""
+        self._is_waiting = False
+
+    def _end_batch(self, end: Any, data_fetcher: Any) -> None:
+        """Pass a boundary after all that belongs to a batch, validation included."""
+        end(data_fetcher)
+        assert self._trainer is not None
+        assert self._loop is not None
+        if not self._trainer.fit_loop.epoch_loop.done:
+            self._loop.pass_boundary()
+
+    def _end_epoch(self, end: Any) -> None:
+        """Finish the epoch, with all hooks and schedulers."""
+        end()
+        assert self._loop is not None
+        self._state.is_in_epoch = False
+        self._loop.end()
+
+    def _evaluate(self, batches: Batches) -> Iterator[Any]:
+        """Yield batches for an evaluation; they have no place."""
+        for batch, _ in batches.loader.read(0):
+            yield batch
+
     # After it.
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finish the last epoch; a checkpoint is written."""
+        """Write a checkpoint at the end of the last epoch."""
         assert self._loop is not None
-        if self._is_in_epoch:
-            self._is_in_epoch = False
-            self._loop.end()
         self._loop.finish()
         self._has_finished = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Walk past a fit that was finished before the restart."""
         if not self._has_finished and self._loop is not None:
+            self._state.restore_metrics()
             self._loop.finish()
 
     def on_exception(
@@ -192,146 +325,120 @@ class Elastic(Callback):
     ) -> None:
         """Leave the epoch unfinished."""
         if self._loop is not None and not isinstance(exception, JobStopped):
-            self._is_in_epoch = False
             self._loop.leave()
 
 
-class _Batches:
-    """Stands for a loader where Lightning iterates it.
+def patch(trainer: Trainer, **options: Any) -> Trainer:
+    """Make a Trainer elastic that exists already, and return it.
+
+        trainer = patch(Trainer(max_epochs=10, devices=4), batch_size="global")
+
+    Collective: `fit` is called on every replica, once in a job.
 
     Args:
-        elastic: Of the loader for training; the place of others does not matter.
+        trainer: With as many devices as the job has replicas.
+        options: Those of `Elastic`.
+
+    Raises:
+        ElasticRunError: The Trainer has an `Elastic` already.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(isinstance(each, Elastic) for each in callbacks):
+        raise ElasticRunError(
+            "the Trainer has an Elastic among its callbacks already. One is enough."
+        )
+    callbacks.insert(0, Elastic(**options))
+    return trainer
+
+
+def _exact(reduce: Any) -> Any:
+    """Return a mean over devices of whole numbers, too: Lightning's rounds them down.
+
+    It is a plain function, since metrics keep it and are copied deeply.
     """
 
-    def __init__(
-        self, loader: AdaptiveDataLoader[Any], elastic: Elastic | None
-    ) -> None:
-        self._loader = loader
-        self._elastic = elastic
-        self.dataset = loader.dataset
+    def reduce_exactly(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_floating_point():
+            tensor = tensor.to(torch.get_default_dtype())
+        return reduce(tensor, *arguments, **options)
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        # Lazily: Lightning asks for an iterator before it has restored its counters.
-        if self._elastic is not None:
-            return self._elastic.batches(self._loader)
-        return (batch for batch, _ in self._loader.read(0))
+    return reduce_exactly
 
 
-class _FitState(State):
-    """What Lightning saves itself, but for the weights, and what it leaves out."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__("lightning")
-        self._trainer = trainer
-        self._captured: dict[str, Any] = {}
-        self.loaded: dict[str, Any] | None = None
-
-    def sync(self) -> None:
-        trainer, connector = self._trainer, self._trainer._logger_connector
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        self._captured = {
-            "checkpoint": {
-                key: value
-                for key, value in checkpoint.items()
-                if key.removeprefix("datamodule_") not in _NOT_KEPT
-            },
-            "sums": _sums_of_all(trainer.fit_loop.epoch_loop._results),
-            "should_stop": trainer.should_stop,
-            **{name: dict(getattr(connector, name)) for name in _METRICS},
-        }
-
-    def save(self, fileobj: BinaryIO) -> None:
-        save_values(self._captured, fileobj)
-
-    def load(self, fileobj: BinaryIO) -> None:
-        self.loaded = load_values(fileobj)
+def _do_nothing(*_arguments: Any) -> None:
+    """Leave it to the job: weights, and signals."""
 
 
-def _sums_of_all(results: Any) -> dict[str, list[float]]:
-    """Return what the averages over the epoch have come to on all replicas. Collective.
+def _show_progress(trainer: Trainer, num_batches: int) -> None:
+    """Let the bar of an epoch stand where it was; Lightning would leave it blank."""
+    bar: Any = trainer.progress_bar_callback
+    if bar is not None:
+        bar.on_train_epoch_start(trainer, trainer.lightning_module)
+    if isinstance(bar, TQDMProgressBar):
+        shown = bar.train_progress_bar
+        shown.initial = shown.n = num_batches
+        shown.refresh()
 
-    Returns:
-        By its key, the value and, of a mean, the number of samples.
+
+def _check(trainer: Trainer) -> None:
+    """Refuse what a restart would change without a word.
+
+    Raises:
+        ElasticRunError: The Trainer is told to do it.
     """
-    own = {
-        key: [
-            metric.meta.reduce_fx.__name__,
-            float(metric.value),
-            float(metric.cumulated_batch_size) if metric.meta.is_mean_reduction else 0,
-        ]
-        for key, metric in results.items()
-        if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
-    }
-    merged: dict[str, list[float]] = {}
-    for of_replica in gather(own):
-        for key, (reduction, value, number) in of_replica.items():
-            if key in merged:
-                merge = {"max": max, "min": min}.get(reduction, float.__add__)
-                known, before = merged[key]
-                value, number = merge(known, value), before + number
-            merged[key] = [value, number]
-    return merged
-
-
-def _keep_means_exact(results: Any, sums: dict[str, list[float]]) -> None:
-    """Let means over replicas have their samples counted, and go on from `sums`.
-
-    Lightning averages the numbers of samples as integers, and rounds them down.
-    """
-    update_of_lightning = results.update_metrics
-
-    def update_metrics(key: str, value: Any, batch_size: int) -> None:
-        metric = results[key]
-        if metric.is_tensor:
-            dtype = metric.value.dtype
-            if metric.meta.is_mean_reduction:
-                metric.cumulated_batch_size = metric.cumulated_batch_size.to(dtype)
-                zero = metric._defaults["cumulated_batch_size"]
-                metric._defaults["cumulated_batch_size"] = zero.to(dtype)
-            if key in sums:
-                before, number = sums.pop(key)
-                metric.value = torch.full_like(metric.value, before)
-                if metric.meta.is_mean_reduction:
-                    metric.cumulated_batch_size.fill_(number)
-        update_of_lightning(key, value, batch_size)
-
-    results.update_metrics = update_metrics
-
-
-def _leave_signals() -> None:
-    """Leave signals to the job; Lightning's handlers would communicate in them."""
-
-
-def _check(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Refuse what a restart would change without a word."""
+    gone = [path for path in INTERNALS if not _has(trainer, path)]
+    if gone:
+        raise ElasticRunError(
+            f"Lightning {lightning.__version__} has no trainer.{gone[0]}, which "
+            f"{INTERNALS[gone[0]]}. Elastic is tested with Lightning 2.1 to 2.6: "
+            "install one of these."
+        )
+    for what, why in _refused(trainer).items():
+        raise ElasticRunError(f"Elastic does not support {what}: {why}.")
     world_size = current_job().world_size
-    given: Any = trainer
-    refused = {
-        "a strategy other than DDP": not isinstance(
-            trainer.strategy, (SingleDeviceStrategy, DDPStrategy)
-        ),
-        "manual optimization": not pl_module.automatic_optimization,
-        "max_steps": trainer.max_steps != -1,
-        "overfit_batches": bool(given.overfit_batches),
-        "reload_dataloaders_every_n_epochs": bool(
-            given.reload_dataloaders_every_n_epochs
-        ),
-        "check_val_every_n_epoch=None": trainer.check_val_every_n_epoch is None,
-        "num_sanity_val_steps other than 0": bool(trainer.num_sanity_val_steps),
-        "ckpt_path": trainer.ckpt_path is not None,
-    }
-    for what, is_asked_for in refused.items():
-        if is_asked_for:
-            raise ElasticRunError(
-                f"Elastic does not support {what}: after a restart the Trainer would "
-                "not go on as it would have. docs/integrations.md says what works; "
-                "Trainer(**Elastic.devices()) sets what follows from the job."
-            )
     if trainer.world_size != world_size:
         raise ElasticRunError(
             f"the Trainer has {trainer.world_size} devices, but the job {world_size} "
             "replicas. Make it as Trainer(..., **Elastic.devices())."
         )
+
+
+def _refused(trainer: Any) -> dict[str, str]:
+    """Return what the Trainer is told to do that is not supported, and why not."""
+    refused = {}
+    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        refused[f"the strategy {type(trainer.strategy).__name__}"] = (
+            "of its states each device has a part, and Lightning puts these together "
+            "for its own checkpoints alone. Shard with fully_shard in a loop of your "
+            "own, as docs/usage.md says"
+        )
+    if trainer.overfit_batches:
+        refused["overfit_batches"] = (
+            "Lightning makes the loaders anew for it. Give fit a loader without a "
+            "shuffle over a torch.utils.data.Subset"
+        )
+    if trainer.reload_dataloaders_every_n_epochs:
+        refused["reload_dataloaders_every_n_epochs"] = (
+            "a job knows its loaders by the order in which they are made, and makes "
+            "fewer of them when it resumes. Keep the loader, and let its data set "
+            "return other samples, of the same number"
+        )
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        refused["val_check_interval as a time"] = (
+            "each device has its own clock, which a restart sets back. Give a number "
+            "of batches"
+        )
+    if trainer.ckpt_path is not None:
+        refused["ckpt_path"] = (
+            "the job itself knows where fit goes on. Leave it out; to begin with "
+            "trained weights, load them into the module"
+        )
+    return refused
+
+
+def _has(trainer: Trainer, path: str) -> bool:
+    try:
+        attrgetter(path)(trainer)
+    except AttributeError:
+        return False
+    return True

@@ -1,15 +1,16 @@
-"""A fit of Lightning's with validation, checkpoints, schedules and averages."""
+"""Fits of Lightning's, each with other things that a Trainer can be told to do."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,24 +38,118 @@ class Net(LightningModule):
         self.net = nn.Linear(4, 1)
         self.mean = MeanMetric()
 
-    def training_step(self, batch: tuple[Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         (x,) = batch
-        loss = mse_loss(self.net(x), x.sum(1, keepdim=True))
+        loss = self.loss(x)
         self.log("train", loss, on_step=False, on_epoch=True, sync_dist=True)
+        if batch_idx == 0:  # And in no later batch of the epoch.
+            self.log("first", loss, on_step=False, on_epoch=True, sync_dist=True)
         self.mean.update(loss.detach(), len(x))
         self.log("metric", self.mean, on_step=False, on_epoch=True)
         return loss
 
-    def validation_step(self, batch: tuple[Tensor], batch_idx: int) -> None:
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         (x,) = batch
-        loss = mse_loss(self.net(x), x.sum(1, keepdim=True))
-        self.log("valid", loss, sync_dist=True)
+        loss = self.loss(x)
+        self.log("valid", loss, sync_dist=True, add_dataloader_idx=False)
+
+    def loss(self, x: Tensor) -> Tensor:
+        return mse_loss(self.net(x), x.sum(1, keepdim=True))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), 0.1, 0.9)
         steps = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
         epochs = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         return [optimizer], [{"scheduler": steps, "interval": "step"}, epochs]
+
+
+class Patient(Net):
+    """Lowers the rate where a loss stays, of validations and of epochs."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1, 0.9)
+        make = torch.optim.lr_scheduler.ReduceLROnPlateau
+        step = {"interval": "step", "frequency": 2, "monitor": "valid", "strict": False}
+        epoch = {"interval": "epoch", "monitor": "train"}
+        return [optimizer], [
+            {"scheduler": make(optimizer, factor=0.9, patience=0), **step},
+            {"scheduler": make(optimizer, factor=0.5, patience=0), **epoch},
+        ]
+
+
+class Paired(Net):
+    """Trains with two loaders in one step, and validates with two in turn."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (x,), (y,) = batch.values()
+        loss = self.loss(x) + self.loss(y) / 2
+        self.log("train", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if dataloader_idx == 0:
+            super().validation_step(batch, batch_idx)
+        self.log("of", self.loss(batch[0]), sync_dist=True)
+
+
+class Manual(Net):
+    """Steps by itself, each second batch, with two optimizers."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "last"):
+            self.last = nn.Linear(1, 1)
+
+    def loss(self, x: Tensor) -> Tensor:
+        return mse_loss(self.last(self.net(x)), x.sum(1, keepdim=True))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        (x,) = batch
+        self.log("train", self.loss(x), on_epoch=True, sync_dist=True)
+        self.manual_backward(self.loss(x) / 2)
+        if batch_idx % 2:
+            for optimizer in self.optimizers():
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        adam = torch.optim.Adam(self.last.parameters(), 0.1)
+        return [torch.optim.SGD(self.net.parameters(), 0.1, 0.9), adam]
+
+
+class Module(LightningDataModule):
+    """Makes its loaders in hooks, and counts batches in its state."""
+
+    def __init__(self, train: Any, valid: Any) -> None:
+        super().__init__()
+        self._loaders = train, valid
+        self.num_batches = 0
+
+    def train_dataloader(self) -> Any:
+        return self._loaders[0]()
+
+    def val_dataloader(self) -> Any:
+        return self._loaders[1]()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert self.trainer is not None
+        self.num_batches += bool(self.trainer.training)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_batches": self.num_batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.num_batches = state_dict["num_batches"]
 
 
 class Log(Callback):
@@ -74,16 +169,20 @@ class Log(Callback):
         self.lines = list(state_dict["lines"])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._keep(trainer, "valid")
+        if not trainer.sanity_checking:
+            self._keep(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._keep(trainer, "train", "metric")
+        self._keep(trainer)
 
-    def _keep(self, trainer: Trainer, *names: str) -> None:
-        values = [float(trainer.callback_metrics[name]) for name in names]
+    def _keep(self, trainer: Trainer) -> None:
+        metrics = trainer.callback_metrics
         loop = trainer.fit_loop
         counts = [trainer.global_step, trainer.current_epoch, loop.total_batch_idx]
         counts.append(loop.epoch_loop._batches_that_stepped)  # What loggers count by.
+        data = trainer.datamodule
+        counts.append(data.num_batches if isinstance(data, Module) else 0)
+        values = [float(metrics[name]) for name in sorted(metrics)]
         self.lines.append([*counts, *values])
 
 
@@ -97,6 +196,53 @@ class OnBatch(Callback):
         self._function(trainer)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is trained, with which loaders, and what the Trainer is told.
+
+    Attributes:
+        mode: Of the loaders that train together, if there are two.
+        with_module: Whether hooks of a LightningDataModule make the loaders.
+        with_torch: Whether the loaders are torch's.
+    """
+
+    net: type[Net] = Net
+    mode: Any = None
+    with_module: bool = False
+    with_torch: bool = False
+    options: dict[str, Any] = field(default_factory=lambda: {"val_check_interval": 0.5})
+
+
+KINDS = {
+    "plain": Kind(),
+    "steps": Kind(
+        Patient,
+        options={
+            "max_steps": 7,
+            "max_epochs": -1,
+            "limit_train_batches": 3,
+            "limit_val_batches": 0.5,
+            "check_val_every_n_epoch": None,
+            "val_check_interval": 4,
+        },
+    ),
+    "paired": Kind(
+        Paired,
+        mode="max_size_cycle",
+        with_module=True,
+        options={"precision": "bf16-mixed", "num_sanity_val_steps": 2},
+    ),
+    "shortest": Kind(
+        Paired, mode="min_size", options={"check_val_every_n_epoch": 2, "max_epochs": 4}
+    ),
+    "manual": Kind(
+        Manual,
+        with_torch=True,
+        options={"precision": "64-true", "val_check_interval": 3},
+    ),
+}
+
+
 @dataclass
 class Fit:
     """One fit.
@@ -108,6 +254,7 @@ class Fit:
     directory: str
     on_batch: Callable[[Trainer], None] = nothing
     save_interval: float | str = "off"
+    kind: str = "plain"
     accumulated: int = 1
     patience: int = 9
     num_epochs: int = NUM_EPOCHS
@@ -118,31 +265,52 @@ class Fit:
         return self.run()
 
     def run(self) -> dict[str, Any]:
-        data, valid = self._data()
-        train_loader = AdaptiveDataLoader(data, BATCH_SIZE, shuffle=True)
-        valid_loader = AdaptiveDataLoader(valid, 4, even_batches=False)
-        return self._fit([Elastic()], train_loader, valid_loader, **Elastic.devices())
+        kind = KINDS[self.kind]
+        means: Any = "global" if kind.with_torch else None
+        if kind.with_module:
+            data: Any = Module(self._train, self._valid)
+            loaders = {"datamodule": data}
+        else:
+            loaders = {
+                "train_dataloaders": self._train(),
+                "val_dataloaders": self._valid(),
+            }
+        return self._fit([Elastic(means)], loaders, **Elastic.devices())
 
     def run_bare(self, batches: Batches) -> dict[str, Any]:
         """Train with these batches and without elasticrun."""
-        data, valid = self._data()
-        sampler = _Listed(batches)
-        loader = DataLoader(data, batch_sampler=sampler)
-        return self._fit(
-            [],
-            loader,
-            DataLoader(valid, 4),
-            accelerator="cpu",
-            num_sanity_val_steps=0,
-        )
+        data, valid = datasets()
+        loaders = {
+            "train_dataloaders": DataLoader(data, batch_sampler=_Listed(batches)),
+            "val_dataloaders": DataLoader(valid, 4),
+        }
+        return self._fit([], loaders, accelerator="cpu", num_sanity_val_steps=0)
 
-    def _data(self) -> tuple[TensorDataset, TensorDataset]:
-        generator = torch.Generator().manual_seed(3)
-        x = torch.randn(NUM_SAMPLES, 4, generator=generator)
-        return TensorDataset(x), TensorDataset(x[:17] / 2)
+    def _train(self) -> Any:
+        data, valid = datasets()
+        kind = KINDS[self.kind]
+        if kind.with_torch:
+            return DataLoader(data, BATCH_SIZE, shuffle=True)
+        if kind.mode is None:
+            return AdaptiveDataLoader(data, BATCH_SIZE, shuffle=True)
+        both = [
+            AdaptiveDataLoader(data, BATCH_SIZE, shuffle=True, drop_last=True),
+            AdaptiveDataLoader(valid, 12, shuffle=True, drop_last=True),
+        ]
+        return CombinedLoader(dict(zip("ab", both, strict=True)), kind.mode)
+
+    def _valid(self) -> Any:
+        data, valid = datasets()
+        kind = KINDS[self.kind]
+        if kind.with_torch:
+            return DataLoader(valid, 4)
+        loader = AdaptiveDataLoader(valid, 4, even_batches=False)
+        if kind.mode is None:
+            return loader
+        return [loader, AdaptiveDataLoader(data, 12, even_batches=False)]
 
     def _fit(
-        self, callbacks: list[Callback], train: Any, valid: Any, **options: Any
+        self, callbacks: list[Callback], loaders: dict[str, Any], **options: Any
     ) -> dict[str, Any]:
         torch.set_num_threads(1)
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -152,18 +320,19 @@ class Fit:
         )
         early = EarlyStopping("valid", patience=self.patience)
         callbacks = [*callbacks, log, best, early, OnBatch(self.on_batch)]
-        trainer = Trainer(
-            max_epochs=self.num_epochs,
-            accumulate_grad_batches=self.accumulated,
-            val_check_interval=0.5,
-            callbacks=callbacks,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+        kind = KINDS[self.kind]
+        options = {
+            "max_epochs": self.num_epochs,
+            "accumulate_grad_batches": self.accumulated,
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
             **options,
-        )
-        net = Net()
-        trainer.fit(net, train, valid)
+            **kind.options,
+        }
+        trainer = Trainer(callbacks=callbacks, **options)
+        net = kind.net()
+        trainer.fit(net, **loaders)
         parameters = torch.cat([each.flatten() for each in net.parameters()])
         return {
             "parameters": parameters.tolist(),
@@ -173,6 +342,13 @@ class Fit:
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "steps": trainer.global_step,
         }
+
+
+def datasets() -> tuple[TensorDataset, TensorDataset]:
+    """Return samples to train with, and others."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(NUM_SAMPLES, 4, generator=generator)
+    return TensorDataset(x), TensorDataset(x[:17] / 2)
 
 
 class _Listed:

@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
-from torch.utils.data import DataLoader, TensorDataset
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import FSDPStrategy
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from elasticrun import AdaptiveDataLoader, ElasticRunError, rank, request_stop
-from elasticrun.integrations.lightning import Elastic
+from elasticrun.integrations.lightning import INTERNALS, Elastic, patch
 from elasticrun.testing import run_generation, start_generation
-from tests.integrations.fitting import NUM_BATCHES, NUM_EPOCHS, Fit, Net
-from tests.support.foreign import delivered, deliveries
-from tests.support.generations import Crash, run_once
+from tests.integrations.fitting import (
+    KINDS,
+    NUM_BATCHES,
+    NUM_EPOCHS,
+    Fit,
+    Net,
+    datasets,
+)
+from tests.support.foreign import delivered
+from tests.support.generations import Crash, generation, run_once
 from tests.support.programs import StopOnce
 
 # Lightning warns of small loaders, directories that exist, and deprecations of torch's.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TIMEOUT = 600.0
-EVERY_BATCH = range(1, NUM_BATCHES * NUM_EPOCHS + 1)
+LAST_BATCH = NUM_BATCHES * NUM_EPOCHS
+
+SILENT = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def run(directory: Path, fit: Fit, **options: Any) -> Any:
     trace = str(directory / "trace")
     return run_once(fit.run, directory, trace_dir=trace, **options)
+
+
+def stop_soon(trainer: Trainer) -> None:
+    request_stop()
 
 
 @pytest.fixture(scope="module")
@@ -47,40 +75,42 @@ def test_one_replica_does_what_lightning_does(tmp_path: Path, accumulated: int) 
     assert bare.run_bare(delivered(tmp_path / "trace")) == ours
 
 
-def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
-    def stop_soon(trainer: Trainer) -> None:
-        request_stop()
-
-    fit = Fit(str(tmp_path))
-    for _ in EVERY_BATCH:
-        if run(tmp_path, replace(fit, on_batch=stop_soon)) is not None:
-            break
-    assert (run(tmp_path, fit)["parameters"]) == calm[0]["parameters"]
-    assert delivered(tmp_path / "trace") == calm[1]
-    assert len({generation for generation, _ in deliveries(tmp_path / "trace")}) > 6
-
-
-@pytest.fixture(scope="module")
-def calm_accumulating(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    directory = tmp_path_factory.mktemp("accumulating")
-    return run(directory, Fit(str(directory), accumulated=3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_stops_in_every_batch_do_not_show(tmp_path: Path, kind: str) -> None:
+    fit = Fit(str(tmp_path / "calm"), kind=kind)
+    expected = run(tmp_path / "calm", fit)
+    fit = replace(fit, directory=str(tmp_path / "cut"), on_batch=stop_soon)
+    num_stops = 0
+    while (ended := run(tmp_path / "cut", fit)) is None:
+        num_stops += 1
+        assert num_stops <= expected["steps"] * 2
+    assert ended == expected
+    if KINDS[kind].mode is None:  # A trace has no places for two loaders in a step.
+        batches = delivered(tmp_path / "cut" / "trace")
+        assert batches == delivered(tmp_path / "calm" / "trace")
+    assert num_stops >= 4
 
 
-@pytest.mark.parametrize(
-    ("died_in", "accumulated"),
-    [*((batch, 1) for batch in EVERY_BATCH), (2, 3), (4, 3), (7, 3)],
-)
-def test_kills_do_not_show(
-    tmp_path: Path, calm: Any, calm_accumulating: Any, died_in: int, accumulated: int
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_kills_in_every_batch_do_not_show(
+    tmp_path: Path, calm: Any, accumulated: int
 ) -> None:
+    """One kill after another: each generation comes one batch further."""
+
     def die(trainer: Trainer) -> None:
         if trainer.fit_loop.total_batch_idx + 1 == died_in:
             raise Crash
 
     fit = Fit(str(tmp_path), accumulated=accumulated)
-    assert run(tmp_path, replace(fit, on_batch=die), save_interval=0) is None
-    assert run(tmp_path, fit) == (calm[0] if accumulated == 1 else calm_accumulating)
-    assert delivered(tmp_path / "trace") == calm[1]
+    for number in range(1, LAST_BATCH + 1):
+        died_in = number
+        assert run(tmp_path, replace(fit, on_batch=die), save_interval=0) is None
+    ended = run(tmp_path, fit)
+    if accumulated == 1:
+        assert (ended, delivered(tmp_path / "trace")) == calm
+    else:
+        whole = replace(fit, directory=str(tmp_path / "whole"))
+        assert ended == run(tmp_path / "whole", whole)
 
 
 def test_a_finished_or_early_stopped_fit_is_not_repeated(tmp_path: Path) -> None:
@@ -91,7 +121,7 @@ def test_a_finished_or_early_stopped_fit_is_not_repeated(tmp_path: Path) -> None
 
 
 def die_in_last_batch(trainer: Trainer) -> None:
-    if trainer.fit_loop.total_batch_idx + 1 == EVERY_BATCH[-1] and rank() == 2:
+    if trainer.fit_loop.total_batch_idx + 1 == LAST_BATCH and rank() == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -114,28 +144,192 @@ def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     assert delivered(variables["ELASTICRUN_TRACE"]) == calm[1]
 
 
-def test_what_is_not_supported_is_refused(job: Any) -> None:
-    data = TensorDataset(Fit("")._data()[0].tensors[0])
-    loader = AdaptiveDataLoader(data, 6)
-    options = {**Elastic.devices(), "logger": False, "enable_checkpointing": False}
-    elastic = {"callbacks": [Elastic()], **options}
-    with pytest.raises(ElasticRunError, match="does not support max_steps"):
-        Trainer(max_steps=3, **elastic).fit(Net(), loader)
+# Loggers and the progress bar.
+
+
+class Ends(Callback):
+    """Ends the first fits, each in another batch, by a stop or a kill."""
+
+    def __init__(self, after: int | None, error: type[BaseException] | None) -> None:
+        self._after = after
+        self._error = error
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self._after:
+            if self._error is not None:
+                raise self._error
+            request_stop()
+
+
+class Logging(Net):
+    """Logs each step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch[0])
+        self.log("step", loss)
+        return loss
+
+
+def fit_with(directory: Path, *callbacks: Callback, **options: Any) -> Any:
+    def script() -> Trainer:
+        data, valid = datasets()
+        trainer = patch(
+            Trainer(
+                max_epochs=2,
+                callbacks=list(callbacks),
+                log_every_n_steps=1,
+                **{**SILENT, **options},
+            ),
+            batch_size="global",
+        )
+        train = DataLoader(data, 6, shuffle=True)
+        trainer.fit(Logging(), train, DataLoader(valid, 4))
+        return trainer
+
+    return run_once(script, directory, save_interval=0, async_save=False)
+
+
+@pytest.mark.parametrize("version", [None, 3])
+def test_a_csv_logger_goes_on_in_its_file(tmp_path: Path, version: int | None) -> None:
+    def rows(directory: str) -> list[dict[str, str]]:
+        (path,) = (tmp_path / directory).glob("**/metrics.csv")
+        assert len(list(path.parent.parent.iterdir())) == 1  # No other versions.
+        return list(csv.DictReader(path.open(newline="")))
+
+    for directory, ends in [
+        ("calm", [Ends(None, None)]),
+        ("cut", [Ends(2, None), Ends(6, Crash), Ends(None, None)]),
+    ]:
+        for end in ends:
+            logger = CSVLogger(tmp_path / directory, version=version)
+            fit_with(tmp_path / directory / "job", end, logger=logger)
+    assert len(rows("calm")) == 2 * (NUM_BATCHES + 1)
+    assert rows("cut") == rows("calm")
+
+
+def test_the_progress_bar_stands_where_it_was(tmp_path: Path) -> None:
+    class Look(Callback):
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            bar = trainer.progress_bar_callback.train_progress_bar
+            seen.append((bar.desc, bar.initial, bar.n, bar.total))
+
+    seen: list[tuple[str, int, int, int]] = []
+    fit_with(tmp_path, Ends(6, None))
+    fit_with(tmp_path, Look(), TQDMProgressBar(), enable_progress_bar=True)
+    assert seen[0] == ("Epoch 1: ", 2, 2, NUM_BATCHES)
+
+
+# What is refused, and what is there besides.
+
+
+def test_a_trainer_that_exists_is_patched_once() -> None:
+    trainer = patch(Trainer(**SILENT))
+    assert isinstance(trainer.callbacks[0], Elastic)
+    with pytest.raises(ElasticRunError, match="an Elastic among its callbacks already"):
+        patch(trainer)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "devices", "expected"),
+    [("global", None, [6, 6, 6, 5]), ("per_device", 2, [12, 11])],
+)
+def test_a_batch_size_means_what_is_said(
+    tmp_path: Path, batch_size: Any, devices: int | None, expected: list[int]
+) -> None:
+    def script() -> list[int]:
+        loader = DataLoader(datasets()[0], 6)
+        trainer = Trainer(max_epochs=1, callbacks=[Sizes()], **SILENT)
+        patch(trainer, batch_size=batch_size, devices=devices).fit(Net(), loader)
+        return sizes
+
+    class Sizes(Callback):
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int
+        ) -> None:
+            sizes.append(len(batch[0]))
+
+    sizes: list[int] = []
+    assert run_once(script) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": "all"}, {"batch_size": "per_device"}, {"devices": 2}]
+)
+def test_a_batch_size_without_a_meaning_is_refused(options: Any) -> None:
+    with pytest.raises(ValueError, match="batch_size="):
+        Elastic(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"overfit_batches": 2}, "overfit_batches: Lightning makes the loaders anew"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
+        ({"devices": 2, "strategy": "ddp"}, "has 2 devices, but the job 1 replicas"),
+    ],
+)
+def test_what_a_restart_would_change_is_refused(
+    job: Any, options: dict[str, Any], what: str
+) -> None:
+    trainer = patch(Trainer(**{"accelerator": "cpu", **SILENT, **options}))
+    with pytest.raises(ElasticRunError, match=what):
+        trainer.callbacks[0].setup(trainer, Net(), "fit")  # fit() starts processes.
+
+
+def test_sharding_strategies_are_refused(job: Any) -> None:
+    trainer: Any = patch(Trainer(**SILENT))
+    trainer._accelerator_connector.strategy = FSDPStrategy()  # It asks for a GPU.
+    with pytest.raises(ElasticRunError, match="FSDPStrategy: of its states each"):
+        trainer.callbacks[0].setup(trainer, Net(), "fit")
+
+
+def test_loaders_that_cannot_go_on_are_refused() -> None:
+    data = datasets()[0]
+
+    def fit(loader: Any, batch_size: Any = None) -> None:
+        trainer = patch(Trainer(max_epochs=1, **SILENT), batch_size=batch_size)
+        with generation():
+            trainer.fit(Net(), loader())
+
+    drawn = WeightedRandomSampler([1.0] * len(data), 9)
     with pytest.raises(TypeError, match="got a DataLoader, whose batches depend"):
-        Trainer(max_epochs=1, **elastic).fit(Net(), DataLoader(data, 6))
+        fit(lambda: DataLoader(data, 6))
+    with pytest.raises(TypeError, match="with a WeightedRandomSampler, which goes"):
+        fit(lambda: DataLoader(data, 6, sampler=drawn), "global")
+    again = RandomSampler(data, replacement=True)
+    with pytest.raises(TypeError, match="with a RandomSampler, which goes"):
+        fit(lambda: DataLoader(data, 6, sampler=again), "global")
+    with pytest.raises(ElasticRunError, match="no steps within a step"):
+        fit(lambda: AdaptiveDataLoader(data, 6, max_local_batch_size=2))
+
+
+@pytest.mark.parametrize("path", INTERNALS)
+def test_what_lightning_has_no_more_is_named(job: Any, path: str) -> None:
+    trainer = patch(Trainer(**SILENT))
+    owner, _, name = path.rpartition(".")
+    attrgetter(path)(trainer)  # This Lightning has it.
+    part = attrgetter(owner)(trainer)
+
+    class Without(type(part)):  # type: ignore[misc]
+        def __getattribute__(self, asked: str) -> Any:
+            if asked == name:
+                raise AttributeError(asked)
+            return super().__getattribute__(asked)
+
+    part.__class__ = Without
+    with pytest.raises(ElasticRunError, match=f"has no trainer.{path}, which"):
+        trainer.callbacks[0].setup(trainer, Net(), "fit")
 
 
 def test_after_the_fit_any_loader_is_taken(job: Any) -> None:
-    data = Fit("")._data()[0]
+    data = datasets()[0]
     trainer = Trainer(
-        max_epochs=1,
-        callbacks=[Elastic()],
-        logger=False,
-        enable_checkpointing=False,
-        **Elastic.devices(),
+        max_epochs=1, callbacks=[Elastic()], **{**SILENT, **Elastic.devices()}
     )
     own = AdaptiveDataLoader(data, 6, shuffle=True)
     net = Net()
     trainer.fit(net, own)
     first, again = (trainer.validate(net, x) for x in (own, DataLoader(data, 6)))
     assert first[0]["valid"] == pytest.approx(again[0]["valid"], rel=1e-5)
+    with pytest.raises(ElasticRunError, match=r"fit\(\) was called a second time"):
+        trainer.fit(net, own)

@@ -1,0 +1,150 @@
+"""What Lightning's own checkpoints have of a fit, and what they leave out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, BinaryIO
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultMetric,
+    _Sync,
+)
+
+from elasticrun.checkpoint.states.values import load_values, save_values
+from elasticrun.integrations.lightning_logs import kept_logs
+from elasticrun.job.current import current_job
+from elasticrun.job.states import State
+from elasticrun.replicas.gathering import gather
+
+# What a checkpoint of Lightning's has besides what is needed to go on.
+_NOT_KEPT = ("state_dict", "hyper_parameters", "hparams_name", "hparams_type")
+_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+Sums = dict[str, dict[str, Any]]
+
+
+class FitState(State):
+    """The progress of loops, callbacks, optimizers, averages, and logs.
+
+    Attributes:
+        is_in_epoch: Whether the boundary is within an epoch, for Lightning.
+        loaded: What the checkpoint has, if there is one.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__("lightning")
+        self._trainer = trainer
+        self._captured: dict[str, Any] = {}
+        self.is_in_epoch = False
+        self.loaded: dict[str, Any] | None = None
+
+    def sync(self) -> None:
+        trainer, connector = self._trainer, self._trainer._logger_connector
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        self._captured = {
+            "checkpoint": {
+                key: value
+                for key, value in checkpoint.items()
+                if key.removeprefix("datamodule_") not in _NOT_KEPT
+            },
+            "is_in_epoch": self.is_in_epoch,
+            "should_stop": trainer.should_stop,
+            "sums": sums_of_all(trainer.fit_loop.epoch_loop._results),
+            "logs": kept_logs(trainer.loggers),
+            **{name: dict(getattr(connector, name)) for name in _METRICS},
+        }
+
+    def save(self, fileobj: BinaryIO) -> None:
+        save_values(self._captured, fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self.loaded = load_values(fileobj)
+
+    def restore_metrics(self) -> None:
+        """Put back what was logged last, of which callbacks and schedulers read."""
+        assert self.loaded is not None
+        for name in _METRICS:
+            getattr(self._trainer._logger_connector, name).update(self.loaded[name])
+
+
+def sums_of_all(results: Any) -> Sums:
+    """Return what the averages over an epoch have come to on all replicas. Collective.
+
+    Returns:
+        By its key, what `self.log` was told, and without a metric of torchmetrics the
+        value and the number of samples.
+    """
+    merged: Sums = {}
+    for of_replica in gather(_sums(results)):
+        for key, mine in of_replica.items():
+            known = merged.setdefault(key, mine)
+            if known is not mine and "value" in mine:
+                merge = {"max": max, "min": min}.get(mine["reduce_fx"], float.__add__)
+                known["value"] = merge(known["value"], mine["value"])
+                known["num_samples"] += mine["num_samples"]
+    return merged
+
+
+def _sums(results: Any) -> Sums:
+    kept = {}
+    for key, metric in results.items():
+        meta = metric.meta
+        if not meta.on_epoch or metric.has_reset:
+            continue
+        kept[key] = {
+            "told": {
+                name: getattr(meta, name) for name in _TOLD if name != "reduce_fx"
+            },
+            # With one replica, Lightning does not note what was asked for.
+            "is_synced": meta.sync.should or current_job().world_size == 1,
+            "rank_zero_only": meta.sync.rank_zero_only,
+            "reduce_fx": meta.reduce_fx.__name__,
+        }
+        if metric.is_tensor:
+            number = metric.cumulated_batch_size if meta.is_mean_reduction else 0
+            kept[key] |= {
+                "value": float(metric.value),
+                "is_double": metric.value.dtype == torch.float64,
+                "num_samples": float(number),
+            }
+    return kept
+
+
+def restore_sums(results: Any, sums: Sums, trainer: Trainer) -> None:
+    """Let averages over an epoch go on; what they have come to is rank 0's."""
+    is_mine = current_job().rank == 0
+    for key, kept in sums.items():
+        meta = _Told(**kept["told"], reduce_fx=getattr(torch, kept["reduce_fx"]))
+        meta.sync = _Sync(
+            fn=trainer.strategy.reduce,
+            _should=kept["is_synced"] and current_job().world_size > 1,
+            rank_zero_only=kept["rank_zero_only"],
+        )
+        metric = results[key] = _ResultMetric(meta, "value" in kept)
+        if "value" not in kept:
+            attribute = str(meta.metric_attribute)
+            metric.value = trainer.lightning_module.get_submodule(attribute)
+        else:
+            metric.to(trainer.strategy.root_device)
+            if is_mine:
+                dtype = torch.float64 if kept["is_double"] else metric.value.dtype
+                value = torch.full_like(metric.value, kept["value"], dtype=dtype)
+                metric.value = value
+                if meta.is_mean_reduction:
+                    metric.cumulated_batch_size.fill_(int(kept["num_samples"]))
+        metric._update_count = 1  # Or torchmetrics warns of a mean over nothing.
+
+
+class _Told(_Metadata):
+    """What `self.log` was told before the restart; how to sync it is told anew."""
+
+    def __ne__(self, other: object) -> bool:
+        assert isinstance(other, _Metadata)
+        self._sync = other._sync
+        return any(getattr(self, name) != getattr(other, name) for name in _TOLD)
+
+
+_TOLD = [each.name for each in fields(_Metadata) if each.name != "_sync"]
