@@ -37,8 +37,8 @@ class Cause(NamedTuple):
     """Where a difference comes from, as far as it is known.
 
     Attributes:
-        how: "replayed", "lost" (a plain variable), "drawn" (a random number), or
-            "unknown".
+        how: "replayed", "drifted" (replicas apart from each other), "lost" (a plain
+            variable), "drawn" (a random number), or "unknown".
         name: The field, file or variable that shows it.
         before: What it was when the job stopped.
         after: What it was when the program went on.
@@ -68,6 +68,11 @@ class Cause(NamedTuple):
         change = f"{self.name} {show(self.before)} -> {show(self.after)}"
         if self.how == "replayed":
             return f"replayed code in zone {self.zone} changed {change}"
+        if self.how == "drifted":
+            return (
+                f"the replicas differ in {self.name} without a restart, too: its "
+                "gradients are not averaged, and a restart gives all what rank 0 has"
+            )
         if self.how == "lost":
             return f"the plain variable {change} was not kept over the restart"
         if self.how == "drawn":
@@ -158,11 +163,13 @@ class Detective:
         run: CheckedRun,
         differences: Sequence[Mismatch],
         lines: Sequence[LineChange],
+        drifted: Sequence[str] = (),
     ) -> list[Cause]:
         """Return what explains the differences of a run, the best explanation first.
 
         Args:
             lines: What a second run of the same route, looked at line by line, showed.
+            drifted: Parameters that replicas have differently without a restart.
         """
         changes = replayed_changes(run, self._mask)
         names = {difference.name for difference in differences}
@@ -171,6 +178,8 @@ class Detective:
         causes = self._replayed(changes, lines, run)
         if causes:
             return causes
+        if drifted:
+            return [Cause("drifted", drifted[0], "", None, None)]
         drawn = self._drawn(lines)
         lost = self.lost(run)
         if drawn and not any(cause.rule for cause in lost):

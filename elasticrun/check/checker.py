@@ -271,7 +271,9 @@ class Checker:
         self._num_hits += 1
         detective = self._trials.detective
         assert detective is not None
-        causes = detective.causes(run, differences, self._lines_of(run, detective))
+        lines = self._lines_of(run, detective)
+        drifted = self._trials.baseline(max(run.route.sizes)).drifted
+        causes = detective.causes(run, differences, lines, drifted)
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
                 known.also.append(run.route)

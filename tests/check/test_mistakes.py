@@ -51,6 +51,14 @@ def test_what_replayed_code_changes(tmp_path: Path) -> None:
     assert (names["A"], names["B"]) == ("variables.epochs", "file:log.txt")
 
 
+def test_replicas_that_drift_apart_under_a_plain_ddp(tmp_path: Path) -> None:
+    limits = ("--replicas", 2, "--max-epochs", 1, "--max-batches", 2)
+    found = check(tmp_path, "drifts.py", "--at", "0:0:1", *limits)
+    assert found.code == 1
+    (cause,) = found.report["results"][0]["causes"]  # Its draws are seeded.
+    assert (cause["how"], cause["name"]) == ("drifted", "model.1.weight")
+
+
 def test_a_draw_in_replayed_code(tmp_path: Path) -> None:
     found = check(tmp_path, "draw_between_loops.py", "--at", "1:1:1", *SMALL)
     assert found.code == 1

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticrun import AdaptiveDataLoader, rank, remaining_epochs_until
+from elasticrun import (
+    AdaptiveDataLoader,
+    CombinedLoader,
+    rank,
+    remaining_epochs_until,
+)
 from elasticrun.data import alike
 from elasticrun.testing import GenerationFailed, run_generation
 from tests.support.data import Numbers
@@ -30,13 +36,23 @@ class Looping:
         """Return why the loader is refused, if it is."""
         own = {key: values[rank()] for key, values in self.by_rank.items()}
         given = {"dataset": Numbers(12), "batch_size": 4, "name": "one", **own}
-        loader = AdaptiveDataLoader(**given)
         try:
-            for _ in loader:
+            for _ in self.looped_over(AdaptiveDataLoader(**given)):
                 pass
         except ValueError as error:
             return str(error)
         return ""
+
+    def looped_over(self, loader: AdaptiveDataLoader) -> Iterable[Any]:
+        return loader
+
+
+class LoopingOverBoth(Looping):
+    """The same, of a member of a combined loader."""
+
+    def looped_over(self, loader: AdaptiveDataLoader) -> Iterable[Any]:
+        other = AdaptiveDataLoader(Numbers(12), 4, name="other")
+        return CombinedLoader([other, loader], name="both")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +83,12 @@ def test_loaders_that_differ_are_refused_on_all_replicas(
     assert len(set(refusals)) == 1
     assert "the replicas have made `one` differently" in refusals[0]
     assert text in refusals[0]
+
+
+def test_so_are_members_that_differ() -> None:
+    refusals = run_generation(LoopingOverBoth(seed=[3, 5]), 2)
+    assert len(set(refusals)) == 1
+    assert "the replicas have made `one` differently: seed is 3 on" in refusals[0]
 
 
 def test_loaders_that_are_alike_are_not_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from elasticrun.check.replica.recorder import Recorder
+from elasticrun.check.replica.recorder import Recorder, write_parameters
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import KILL, Plan
 from elasticrun.checkpoint.position import Position
@@ -145,10 +145,12 @@ class CheckedJob(Job):
 
     def close(self) -> None:
         """Note what everything ended at, and leave the job."""
-        if not self.is_closed and os.getpid() == self.pid and self.recorder:
-            self.note("exit")
-            self.recorder.close()
-            self.recorder = None
+        if not self.is_closed and os.getpid() == self.pid:
+            write_parameters(self._plan, self)
+            if self.recorder:
+                self.note("exit")
+                self.recorder.close()
+                self.recorder = None
         super().close()
 
     def next_place(self) -> RestartPlace:

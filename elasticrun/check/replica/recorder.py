@@ -6,14 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from elasticrun.check.replica.fields import fields_of_generators, fields_of_state
+import torch
+
+from elasticrun.check.replica.fields import (
+    field_of_tensor,
+    fields_of_generators,
+    fields_of_state,
+)
 from elasticrun.check.replica.file_watch import FileWatch, changes
 from elasticrun.check.replica.variables import plain_variables
-from elasticrun.check.runs.plan import Plan
+from elasticrun.check.runs.plan import PARAMETERS, Plan
 from elasticrun.checkpoint.files.durable import open_append
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.job.job import Job
 
 _BASE = "files-at-start.json"
@@ -76,6 +82,20 @@ class Recorder:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def write_parameters(plan: Plan, job: Job) -> None:
+    """Write what this replica ends with of the modules that all train alike."""
+    parameters = {
+        f"{state.name}.{name}": field_of_tensor(parameter)["hash"]
+        for state in job.states
+        if isinstance(state, StatefulState)
+        if isinstance(state.target, torch.nn.Module) and not has_shards(state.target)
+        for name, parameter in state.target.named_parameters()
+    }
+    path = Path(plan.records) / PARAMETERS.replace("*", str(job.rank))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(parameters))
 
 
 def can_be_read(state: BaseState, world_size: int) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elasticrun.check.runs.moments import Moment, moments_of, read_notes
+from elasticrun.check.runs.plan import PARAMETERS
 from elasticrun.check.runs.routes import Leg, Route
 from elasticrun.check.runs.source import WORK
 from elasticrun.launcher.supervisor.causes import Ending
@@ -56,6 +58,14 @@ class CheckedRun:
         if self._moments is None:
             self._moments = moments_of(self.notes)
         return self._moments
+
+    @property
+    def drifted(self) -> list[str]:
+        """Parameters of which not all replicas of the last generation have the same."""
+        paths = (self.folder / "records").glob(PARAMETERS)
+        by_rank = [json.loads(path.read_text()) for path in paths]
+        names = by_rank[0] if by_rank else ()
+        return [n for n in names if any(by_rank[0][n] != p.get(n) for p in by_rank)]
 
     @property
     def trace(self) -> Path:

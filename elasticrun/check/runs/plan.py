@@ -9,6 +9,7 @@ from typing import Any
 from elasticrun.check.runs.places import RestartPlace
 
 STOP, KILL = "stop", "kill"
+PARAMETERS = "parameters-*.json"  # Among the records, by rank.
 
 
 @dataclass(frozen=True)
