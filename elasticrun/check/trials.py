@@ -8,12 +8,7 @@ from collections.abc import Generator, Sequence
 from elasticrun.check import report as verdicts
 from elasticrun.check.baseline import samples_of
 from elasticrun.check.blame import Detective
-from elasticrun.check.comparing import (
-    Mask,
-    Mismatch,
-    compare_moments,
-    compare_samples,
-)
+from elasticrun.check.comparing import Mask, Mismatch, compare_moments, compare_samples
 from elasticrun.check.problems import Problem, problem_of
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine

@@ -9,12 +9,7 @@ from collections.abc import Iterable, Iterator
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_file
-from elasticrun.errors import (
-    CheckpointError,
-    ElasticRunError,
-    StateNameError,
-    text_of,
-)
+from elasticrun.errors import CheckpointError, ElasticRunError, StateNameError, text_of
 
 # States of elasticrun itself: they come and go with settings, and lose nothing by it.
 _OWN = re.compile(r"random|once|save-interval|loader[-.].+|accumulator.*\.epoch-\d+")

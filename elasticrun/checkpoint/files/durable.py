@@ -19,9 +19,7 @@ from elasticrun.checkpoint.files.recorded import (
     open_plain,
     open_recorded,
 )
-from elasticrun.checkpoint.files.streams import (
-    write_measured,
-)
+from elasticrun.checkpoint.files.streams import write_measured
 
 WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"

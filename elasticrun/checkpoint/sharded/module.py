@@ -21,11 +21,7 @@ from elasticrun.checkpoint.sharded.layout import (
 )
 from elasticrun.checkpoint.sharded.resharding import Source, fill
 from elasticrun.checkpoint.states.paths import leaves_by_path, map_paths
-from elasticrun.checkpoint.states.shards import (
-    OpenFile,
-    SavedState,
-    ShardReader,
-)
+from elasticrun.checkpoint.states.shards import OpenFile, SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.checkpoint.states.values import load_state, save_state
