@@ -15,7 +15,7 @@ from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import Batches, EqualBatches
 from elasticrun.data.order.of_loader import MAX_LISTS
 from elasticrun.data.order.plan import NOTHING, MicroBatch, Order, Part
-from elasticrun.data.order.together import Member, Together
+from elasticrun.data.order.together import Participant, Together
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
@@ -174,7 +174,7 @@ class CombinedLoader(Looped):
         loops = [self._of_member(*each, loop) for each in enumerate(members)]
         self._together = together = Together(
             [
-                Member(own.batches, member._shares, own.end)
+                Participant(own.batches, member._shares, own.end)
                 for member, (own, _) in zip(members, loops, strict=True)
             ],
             begin=loop.begin,

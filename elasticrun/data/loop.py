@@ -16,7 +16,7 @@ from elasticrun.job.trace import Trace
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.
-Ending = Literal["over", "break", "exception", "failed"]
+LoopEnding = Literal["over", "break", "exception", "failed"]
 
 _NO_BATCHES = EqualBatches(0, 1)
 NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True, 0, 0))

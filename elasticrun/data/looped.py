@@ -19,7 +19,7 @@ from elasticrun.data.fingerprint import (
     decode_state,
     encode_state,
 )
-from elasticrun.data.loop import Ending, LoopStart, RunningLoop
+from elasticrun.data.loop import LoopEnding, LoopStart, RunningLoop
 from elasticrun.data.order.batches import Batches
 from elasticrun.data.order.plan import NOTHING, MicroBatch, Part, loop_key, passes_key
 from elasticrun.errors import CheckpointError, LoopOrderError
@@ -245,7 +245,7 @@ class Looped(ABC):
         start = self._begin(job, sys._getframe(1), is_endless=is_endless)
         if start is None:
             return
-        ending: Ending = "failed"
+        ending: LoopEnding = "failed"
         batches: Iterator[Any] = iter(())
         try:
             where = describe(sys._getframe(1))
@@ -378,7 +378,7 @@ class Looped(ABC):
             unit="batch",
         )
 
-    def _end(self, job: Job, start: LoopStart, ending: Ending) -> None:
+    def _end(self, job: Job, start: LoopStart, ending: LoopEnding) -> None:
         """Leave a loop."""
         loop, self.running_loop = self.running_loop, RunningLoop()
         behind = loop.part.advance if ending in ("break", "exception") else 0

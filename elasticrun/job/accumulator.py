@@ -16,12 +16,12 @@ from elasticrun.job.exact import ExactSum
 from elasticrun.job.job import Job
 from elasticrun.replicas.gathering import gather
 
-Key = str | int
-Totals = dict[Key, ExactSum]
+SumKey = str | int
+Totals = dict[SumKey, ExactSum]
 Values = dict[Any, Any]
 
 
-class Accumulator(MutableMapping[Key, Any]):
+class Accumulator(MutableMapping[SumKey, Any]):
     """Sums over all replicas, right after any restarts; what AdaptDL's of that name is.
 
     In a loop, add to it: with `+=` and `-=` to one sum, or to several by a dictionary
@@ -83,16 +83,16 @@ class Accumulator(MutableMapping[Key, Any]):
 
     # In a loop.
 
-    def __getitem__(self, key: Key) -> Any:
+    def __getitem__(self, key: SumKey) -> Any:
         if self._view is None:
-            return _Change(self._sums.name, key)
+            return _Addend(self._sums.name, key)
         return self._view.get(key, 0)
 
-    def __setitem__(self, key: Key, value: Any) -> None:
+    def __setitem__(self, key: SumKey, value: Any) -> None:
         if self._view is not None:
             _check_key(key)
             self._view[key] = value
-        elif isinstance(value, _Change) and value.key == key:
+        elif isinstance(value, _Addend) and value.key == key:
             self._add(key, value.sum)
         else:
             raise self._unreadable(f"[{key!r}] = ...")
@@ -117,7 +117,7 @@ class Accumulator(MutableMapping[Key, Any]):
         self.subtract(sums)
         return self
 
-    def _add(self, key: Key, change: ExactSum) -> None:
+    def _add(self, key: SumKey, change: ExactSum) -> None:
         _check_key(key)
         self._check_has_not_ended()
         name = self._sums.name
@@ -178,12 +178,12 @@ class Accumulator(MutableMapping[Key, Any]):
                     for key, value in view.items()
                 }
 
-    def __delitem__(self, key: Key) -> None:
+    def __delitem__(self, key: SumKey) -> None:
         if self._view is None:
             raise self._unreadable(f"del [{key!r}]")
         del self._view[key]
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[SumKey]:
         return iter(self._view or ())
 
     def __len__(self) -> int:
@@ -213,19 +213,19 @@ class Accumulator(MutableMapping[Key, Any]):
         )
 
 
-class _Change:
+class _Addend:
     """What `accumulator[key]` is in a loop: only to be added to."""
 
-    def __init__(self, name: str, key: Key) -> None:
+    def __init__(self, name: str, key: SumKey) -> None:
         self._name = name
         self.key = key
         self.sum = ExactSum()
 
-    def __add__(self, number: Any) -> _Change:
+    def __add__(self, number: Any) -> _Addend:
         self.sum.add(number)
         return self
 
-    def __sub__(self, number: Any) -> _Change:
+    def __sub__(self, number: Any) -> _Addend:
         self.sum.add(number, sign=-1)
         return self
 

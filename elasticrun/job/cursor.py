@@ -8,7 +8,7 @@ from elasticrun.errors import CheckpointError
 
 # Where a loop stands: finished epochs and loops, and whether an epoch is running; of a
 # loop inside another one's body also the outer index.
-Place = tuple[int, ...]
+LoopKey = tuple[int, ...]
 
 
 class Cursor:
@@ -25,13 +25,13 @@ class Cursor:
     """
 
     def __init__(self) -> None:
-        self.place: Place = ()
+        self.place: LoopKey = ()
         self.start = 0
         self.end = 0
         self.is_complete = False
         self._outer: object = None
 
-    def begin(self, place: Place) -> int:
+    def begin(self, place: LoopKey) -> int:
         """Begin a loop at a place of the program; return the index it starts at."""
         if place != self.place:
             self.place, self.start = place, self.end
@@ -39,7 +39,7 @@ class Cursor:
         self.is_complete = False
         return self.start
 
-    def begin_inside(self, place: Place, outer: object) -> int:
+    def begin_inside(self, place: LoopKey, outer: object) -> int:
         """Begin a loop in the body of another one; return the index it starts at.
 
         Several in one body follow each other. In a body that runs again, after an
@@ -69,7 +69,7 @@ class Cursor:
             "is_complete": self.is_complete,
         }
 
-    def decode(self, values: Any, *, resume: Place) -> None:
+    def decode(self, values: Any, *, resume: LoopKey) -> None:
         """Take what `encode` returned.
 
         Args:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import Value
 
-Place = tuple[int, object]  # a frame or object by its number, and a name in it
+ValuePlace = tuple[int, object]  # a frame or object by its number, and a name in it
 
 
 class Call(NamedTuple):
@@ -53,7 +53,7 @@ class Sink(NamedTuple):
         "value", "test", "quiet_test", "log", "track", "save", "optimizer", "own",
         "none", "flow",
     ]  # fmt: skip
-    places: tuple[Place, ...] = ()
+    places: tuple[ValuePlace, ...] = ()
 
 
 VALUE = Sink("value")
@@ -66,7 +66,7 @@ OWN = Sink("own")  # read only to be changed
 NONE = Sink("none")  # read by nothing: the result of a call is dropped
 
 
-def flow_to(place: Place) -> Sink:
+def flow_to(place: ValuePlace) -> Sink:
     """Return the sink of a value that is stored in a place."""
     return Sink("flow", (place,))
 
@@ -74,7 +74,7 @@ def flow_to(place: Place) -> Sink:
 class Read(NamedTuple):
     """One reading of a place."""
 
-    place: Place
+    place: ValuePlace
     at: ast.AST
     sink: Sink
     step: Step
@@ -89,7 +89,7 @@ class Write(NamedTuple):
         value: What is written, as far as known.
     """
 
-    place: Place
+    place: ValuePlace
     at: ast.AST
     how: str
     value: Value | None

@@ -22,11 +22,11 @@ class Unstepped:
     """
 
     def __init__(self) -> None:
-        self._waits: dict[Optimizer, _Wait] = {}
+        self._waits: dict[Optimizer, _Pending] = {}
 
     def add(self, optimizer: Optimizer) -> None:
         """Expect steps of an optimizer."""
-        self._waits[optimizer] = _Wait()
+        self._waits[optimizer] = _Pending()
 
     def note_forward(self, loop: Turns) -> None:
         """Note a forward pass for training, in a turn of a running loop."""
@@ -75,7 +75,7 @@ class Unstepped:
         )
 
 
-class _Wait:
+class _Pending:
     """What one optimizer has to step with."""
 
     __slots__ = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from elasticrun.checkpoint.draft import Checkpoint
 
-Outcome = Checkpoint | str | BaseException
+SaveOutcome = Checkpoint | str | BaseException
 
 
 class Flight:
@@ -34,7 +34,7 @@ class Flight:
         on_end: Callable[[], object],
     ) -> None:
         self.number = number
-        self.outcome: Outcome | None = None
+        self.outcome: SaveOutcome | None = None
         self._write = write
         self._on_end = on_end
         self._given_up = threading.Event()

@@ -30,7 +30,7 @@ from elasticrun.replicas.exchange import (
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import JobStore
 from elasticrun.saving.capturing import Capture, Capturer
-from elasticrun.saving.flight import Flight, Outcome
+from elasticrun.saving.flight import Flight, SaveOutcome
 from elasticrun.saving.opening import Start
 from elasticrun.saving.writing import CheckpointWriter, SaveFailed, Written
 
@@ -218,7 +218,9 @@ class Saver:
             writer.prune()
         return checkpoint
 
-    def _write_here(self, capture: Capture, *, timeout: float, begun: float) -> Outcome:
+    def _write_here(
+        self, capture: Capture, *, timeout: float, begun: float
+    ) -> SaveOutcome:
         """Write while training waits."""
         try:
             return self._write(capture, self._exchange, timeout=timeout, begun=begun)
@@ -349,7 +351,7 @@ class Saver:
             self._has_hinted = True
             warn_at_program(text, CheckpointWarning)
 
-    def _conclude(self, number: int, outcome: Outcome) -> Checkpoint | None:
+    def _conclude(self, number: int, outcome: SaveOutcome) -> Checkpoint | None:
         """Return or raise what became of a save; in the training thread.
 
         A failure that leaves the training intact is a warning.

@@ -12,7 +12,7 @@ import torch
 from numpy.random import mtrand
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
-from elasticrun.data.workers.reading import Reader, Request
+from elasticrun.data.workers.reading import Reader, ReadRequest
 
 Draws = tuple[int, float, float, float, float]
 
@@ -216,13 +216,13 @@ def test_pickles_with_its_data_set() -> None:
     assert reader.__getitems__(request) == Reader(ByItem()).__getitems__(request)
 
 
-class Requests(Sampler[Request]):
+class Requests(Sampler[ReadRequest]):
     """Stands for a loader's batch sampler."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[ReadRequest]) -> None:
         self.requests = requests
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[ReadRequest]:
         return iter(self.requests)
 
     def __len__(self) -> int:
@@ -235,7 +235,7 @@ def as_list(samples: list[Draws]) -> list[Draws]:
 
 @pytest.mark.slow
 def test_spawned_workers_draw_what_the_main_process_draws() -> None:
-    requests: list[Request] = [([5, 3], 77), ([9, 9], [4, 4])] * 2
+    requests: list[ReadRequest] = [([5, 3], 77), ([9, 9], [4, 4])] * 2
     expected = [Reader(ByItem()).__getitems__(request) for request in requests]
     loader = DataLoader(
         Reader(ByItem()),

@@ -19,7 +19,7 @@ from elasticrun.checkpoint.sharded.layout import (
     describe,
     make_layout,
 )
-from elasticrun.checkpoint.sharded.resharding import Source, fill
+from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.paths import leaves_by_path, map_paths
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
@@ -141,7 +141,7 @@ class ShardedModuleState(ShardedState):
     def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
         current = leaves_by_path(self.target.state_dict())
         targets: dict[str, Tensor] = {}
-        sources: dict[str, Source] = {}
+        sources: dict[str, TensorSource] = {}
         misfits: list[str] = []
 
         def place(path: str, leaf: Any) -> Any:
@@ -232,11 +232,11 @@ def _take_out(name: str, values: Any) -> tuple[Any, dict[str, DTensor]]:
     return map_paths(values, take), tensors
 
 
-def size_of(tensor: Source) -> tuple[int, ...]:
+def size_of(tensor: TensorSource) -> tuple[int, ...]:
     """Return the size of a tensor, read already or not."""
     return tuple(tensor.size if not isinstance(tensor, Tensor) else tensor.shape)
 
 
-def empty_like_source(source: Source) -> Tensor:
+def empty_like_source(source: TensorSource) -> Tensor:
     """Return a tensor on the CPU that takes all of it."""
     return torch.empty(size_of(source), dtype=source.dtype)

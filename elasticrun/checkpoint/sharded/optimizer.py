@@ -15,7 +15,7 @@ from elasticrun.checkpoint.sharded.module import (
     empty_like_source,
     size_of,
 )
-from elasticrun.checkpoint.sharded.resharding import Source, fill
+from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.optimizer import check_kind, modules_among
 from elasticrun.checkpoint.states.parameter_names import (
     by_names,
@@ -57,13 +57,13 @@ class ShardedOptimizerState(ShardedState):
         if not has_names(saved.values):  # It was saved by a program without shards.
             saved = SavedState(by_names(saved.values, list(self._parameters)), {})
         targets: dict[str, Tensor] = {}
-        sources: dict[str, Source] = {}
+        sources: dict[str, TensorSource] = {}
 
         def place(path: str, leaf: Any) -> Any:
             source = saved.tensors.get(path, leaf)
             parameter = self._parameter_of(path)
             is_like_it = (
-                isinstance(source, Source)
+                isinstance(source, TensorSource)
                 and isinstance(parameter, DTensor)
                 and size_of(parameter) == size_of(source) != ()
             )
@@ -95,7 +95,7 @@ class ShardedOptimizerState(ShardedState):
         return next((self._parameters[n] for n in names if n in self._parameters), None)
 
 
-def _replicated(source: Source, parameter: Tensor | None) -> Tensor:
+def _replicated(source: TensorSource, parameter: Tensor | None) -> Tensor:
     """Return a tensor that is whole on every replica, for one unlike its parameter."""
     if not isinstance(parameter, DTensor):
         return empty_like_source(source)

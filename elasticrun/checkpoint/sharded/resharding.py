@@ -18,12 +18,14 @@ from torch.distributed.checkpoint.planner import ReadItem
 from elasticrun.checkpoint.states.shards import SavedTensor, ShardReader
 
 # A tensor of the checkpoint that is in chunks, or one that was read with the values.
-Source = SavedTensor | Tensor
+TensorSource = SavedTensor | Tensor
 
 
 @torch.no_grad()
 def fill(
-    targets: Mapping[str, Tensor], sources: Mapping[str, Source], reader: ShardReader
+    targets: Mapping[str, Tensor],
+    sources: Mapping[str, TensorSource],
+    reader: ShardReader,
 ) -> None:
     """Fill each target in place from the source of its path, which has its size.
 
@@ -58,7 +60,7 @@ def _number(item: ReadItem) -> int:
     return item.storage_index.index
 
 
-def _read(item: ReadItem, source: Source, reader: ShardReader) -> Tensor:
+def _read(item: ReadItem, source: TensorSource, reader: ShardReader) -> Tensor:
     if isinstance(source, SavedTensor):
         path = item.storage_index.fqn
         return reader.read(path, _number(item), item.storage_offsets, item.lengths)
@@ -68,7 +70,7 @@ def _read(item: ReadItem, source: Source, reader: ShardReader) -> Tensor:
     return box
 
 
-def _describe(source: Source) -> STORAGE_TYPES:
+def _describe(source: TensorSource) -> STORAGE_TYPES:
     if isinstance(source, SavedTensor):
         size, boxes = source.size, [(c.offsets, c.sizes) for c in source.chunks]
     else:

@@ -12,7 +12,7 @@ from elasticrun.data.order.partition import Shares, micro_batch, partition
 _RUNS_AHEAD = 100  # Of steps with one division, in which another one is looked for.
 
 
-class Member(NamedTuple):
+class Participant(NamedTuple):
     """One of the loaders.
 
     Attributes:
@@ -35,7 +35,7 @@ class Together:
         begin: The first step of this generation.
     """
 
-    def __init__(self, members: Sequence[Member], *, begin: int) -> None:
+    def __init__(self, members: Sequence[Participant], *, begin: int) -> None:
         self._members = members
         self._known = begin  # Up to here all steps are divided alike.
         self._end = max(member.end for member in members)
@@ -74,7 +74,7 @@ class Together:
                 self._known += self.num_alike(self._known)
         return self._unlike
 
-    def _in(self, step: int) -> list[Member]:
+    def _in(self, step: int) -> list[Participant]:
         return [member for member in self._members if step < member.end]
 
 

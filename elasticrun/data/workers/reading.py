@@ -1,7 +1,7 @@
 """Reading samples where they are wanted, with random generators seeded by position.
 
-A `Request` is what the loader's batch sampler hands to a DataLoader worker, in place of
-a list of indices; a `Reader` is the data set that understands it.
+A `ReadRequest` is what the loader's batch sampler hands to a DataLoader worker, in
+place of a list of indices; a `Reader` is the data set that understands it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _TENSOR = (torch.Tensor, "torch.Tensor", "Tensor")
 # Data-set indices to read, in order (one may occur more than once), and a seed in
 # [0, 2**64) for the generators, or one for each sample. A plain tuple: it is sent to a
 # worker for every batch, and a class of its own takes several times as long to pickle.
-Request = tuple[list[int], int | list[int]]
+ReadRequest = tuple[list[int], int | list[int]]
 
 
 class Reader(Dataset[Any]):
-    """A map-style data set that is read by `Request`.
+    """A map-style data set that is read by `ReadRequest`.
 
     Seeded are Python's `random`, NumPy's global generator and torch's CPU generator. A
     worker process belongs to its loader, so they are left as the last sample left
@@ -46,7 +46,7 @@ class Reader(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, request: Request) -> Sequence[Any]:
+    def __getitems__(self, request: ReadRequest) -> Sequence[Any]:
         """Return the samples of the request, in its order."""
         indices, seed = request
         if get_worker_info() is not None:

@@ -34,7 +34,7 @@ _RETRY_SECONDS = 0.5
 _QUIET_SECONDS = 15.0
 
 
-class _Phase(enum.Enum):
+class _NodePhase(enum.Enum):
     OPENING = 0  # Looking for the endpoint.
     OUTSIDE = 1
     JOINING = 2
@@ -67,7 +67,7 @@ class ManyNodes:
         self._listener = listener
         self._say = say
         self._meeting: Meeting | None = None
-        self._phase = _Phase.OPENING
+        self._phase = _NodePhase.OPENING
         self._wants_seat = False
         self._is_host = False
         self._address: Message = {}
@@ -91,7 +91,7 @@ class ManyNodes:
         return self._is_host
 
     def open(self) -> None:
-        self._phase = _Phase.OPENING
+        self._phase = _NodePhase.OPENING
         self._say_if_long(lambda: self._looking)
         self._meeting = Meeting(
             self._settings,
@@ -103,14 +103,14 @@ class ManyNodes:
 
     def join(self) -> None:
         self._wants_seat = True
-        if self._phase is _Phase.OUTSIDE:
+        if self._phase is _NodePhase.OUTSIDE:
             self._ask_for_seat()
-        elif self._phase is _Phase.SEATED:
+        elif self._phase is _NodePhase.SEATED:
             self._listener.on_seat()
 
     def offer(self, offer: Offer) -> None:
         self._offer = offer
-        self._phase = _Phase.OFFERED
+        self._phase = _NodePhase.OFFERED
         self._pin(
             host=socket.gethostname(),
             address=self._address["told"],
@@ -127,8 +127,8 @@ class ManyNodes:
 
     def conclude(self, verdict: Verdict) -> None:
         self._verdict = verdict
-        if self._phase is _Phase.RUNNING:
-            self._phase = _Phase.CONCLUDING
+        if self._phase is _NodePhase.RUNNING:
+            self._phase = _NodePhase.CONCLUDING
             self._pin(ending=verdict.encode())
             self._judge_if_all_ended()
         else:  # The others were lost meanwhile.
@@ -141,10 +141,10 @@ class ManyNodes:
     def close(self, *, is_hurried: bool) -> None:
         if self._meeting is None:
             return
-        if self._phase is _Phase.OPENING:
+        if self._phase is _NodePhase.OPENING:
             self._meeting.close()
             return
-        if self._phase is _Phase.SEATED:
+        if self._phase is _NodePhase.SEATED:
             self._pin(rejoins=True)  # So that nobody waits for an offer.
         is_end = END in self._turn.wishes
         self._meeting.say_goodbye(
@@ -178,13 +178,13 @@ class ManyNodes:
         self._address = message
         self._is_host = message["is_host"]
         self._why = ""
-        self._phase = _Phase.OUTSIDE
+        self._phase = _NodePhase.OUTSIDE
         self._listener.on_open(message["bind"])
-        if self._wants_seat and self._phase is _Phase.OUTSIDE:
+        if self._wants_seat and self._phase is _NodePhase.OUTSIDE:
             self._ask_for_seat()
 
     def _ask_for_seat(self) -> None:
-        self._phase = _Phase.JOINING
+        self._phase = _NodePhase.JOINING
         self._send({"type": "join"})
         text = (
             f"waiting at {self._settings.endpoint} for {self._settings.least} nodes or "
@@ -226,27 +226,27 @@ class ManyNodes:
             self._listener.on_seat()
 
     def _begin_turn(self, number: int, *, node: int, hosts: dict[int, str]) -> None:
-        self._phase = _Phase.SEATED
+        self._phase = _NodePhase.SEATED
         self._turn = Turn(number, node=node, num_nodes=self._num_nodes, hosts=hosts)
         self._send({"type": "turn", "turn": number})
 
     def _on_lost(self, why: str) -> None:
-        phase, self._phase, self._meeting = self._phase, _Phase.OPENING, None
-        self._wants_seat = phase not in (_Phase.RUNNING, _Phase.CONCLUDING)
+        phase, self._phase, self._meeting = self._phase, _NodePhase.OPENING, None
+        self._wants_seat = phase not in (_NodePhase.RUNNING, _NodePhase.CONCLUDING)
         now = time.monotonic()
         self._lost_since = self._lost_since or now
         if now - self._lost_since > self._settings.patience:
             message = {"type": "unreachable", "text": why}
             self._listener.on_no_nodes(_explain(message, self._settings))
             return
-        if phase is not _Phase.OPENING:
+        if phase is not _NodePhase.OPENING:
             self._say(f"{self._settings.endpoint} is lost ({why}); looking for it")
         else:
             self._on_failing(why, is_usual=False)
         self._loop.call_later(_RETRY_SECONDS, self.open)
-        if phase is _Phase.RUNNING:
+        if phase is _NodePhase.RUNNING:
             self._listener.on_broken(self._loss)
-        elif phase is _Phase.CONCLUDING:
+        elif phase is _NodePhase.CONCLUDING:
             self._give_verdict(self._loss)
 
     @property
@@ -264,13 +264,13 @@ class ManyNodes:
             self._meeting.send(message)
 
     def _on_board(self, message: Message) -> None:
-        is_member = self._phase.value >= _Phase.SEATED.value
+        is_member = self._phase.value >= _NodePhase.SEATED.value
         if not is_member or message["turn"] != self._turn.number:
             return
         self._turn.read(message)
-        if self._phase is _Phase.RUNNING:
+        if self._phase is _NodePhase.RUNNING:
             self._watch()
-        elif self._phase is _Phase.CONCLUDING:
+        elif self._phase is _NodePhase.CONCLUDING:
             self._judge_if_all_ended()
         else:
             self._start_if_agreed()
@@ -280,7 +280,7 @@ class ManyNodes:
         turn = self._turn
         self._hear_wishes(END)
         if turn.is_refused:
-            if self._phase is _Phase.SEATED:
+            if self._phase is _NodePhase.SEATED:
                 self._pin(rejoins=True)
             self._ask_for_seat()
         elif turn.is_agreed:
@@ -290,7 +290,7 @@ class ManyNodes:
                 addresses=turn.addresses,
                 interface=self._address["interface"],
             )
-            self._phase = _Phase.RUNNING
+            self._phase = _NodePhase.RUNNING
             self._offer = None
             self._listener.on_round(self.round)
 
@@ -301,7 +301,7 @@ class ManyNodes:
             turn.has_heard_joining = True
             self.wish(JOIN, "another node has come")
             self._listener.on_wish(JOIN, "another node has come")
-        if turn.silent and self._phase is _Phase.RUNNING:
+        if turn.silent and self._phase is _NodePhase.RUNNING:
             self._listener.on_broken(turn.describe_silent())
         if turn.has_trouble and not turn.has_heard_trouble:
             turn.has_heard_trouble = True
@@ -314,7 +314,7 @@ class ManyNodes:
     def _judge_if_all_ended(self) -> None:
         self._hear_wishes(*WISHES)
         turn = self._turn
-        if self._phase is _Phase.CONCLUDING and turn.missing <= turn.silent:
+        if self._phase is _NodePhase.CONCLUDING and turn.missing <= turn.silent:
             self._give_verdict(turn.describe_silent() if turn.missing else "")
 
     def _give_verdict(self, gone: str) -> None:
@@ -322,13 +322,13 @@ class ManyNodes:
         turn = self._turn
         verdict = merged([self._verdict, *turn.verdicts], gone)
         self._verdict = None
-        if self._phase is _Phase.CONCLUDING and END not in turn.wishes:
+        if self._phase is _NodePhase.CONCLUDING and END not in turn.wishes:
             # Stay in this round for the next turn if its members stay the same.
             changes = turn.changes_members
             self._begin_turn(turn.number + 1, node=turn.node, hosts=turn.hosts)
             if changes:
                 self._pin(rejoins=True)
-                self._phase = _Phase.OUTSIDE
+                self._phase = _NodePhase.OUTSIDE
         self._wants_seat = False
         self._listener.on_verdict(verdict)
 

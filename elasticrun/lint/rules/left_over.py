@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Fix, replace
-from elasticrun.lint.graph import DataLoop, Place, Read, Write
+from elasticrun.lint.graph import DataLoop, Read, ValuePlace, Write
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, Rule
@@ -37,7 +37,7 @@ errors = Accumulator()
 
 
 def left_over(
-    program: Walked, uses: Uses, loop: DataLoop, means: set[Place]
+    program: Walked, uses: Uses, loop: DataLoop, means: set[ValuePlace]
 ) -> Iterator[Finding]:
     """Yield what a loop sets and the program reads after it, but for means of sums."""
     for write in uses.first_writes(loop, ("set", "target")):
@@ -80,7 +80,7 @@ def _read_after(
     )
 
 
-def _is_made_before(uses: Uses, loop: DataLoop, place: Place) -> bool:
+def _is_made_before(uses: Uses, loop: DataLoop, place: ValuePlace) -> bool:
     return any(
         each.step.loop is not loop and each.how == "set" for each in uses.writes[place]
     )
@@ -105,7 +105,7 @@ ER304 = Rule(
 
 def numbered(program: Walked, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
     """Yield uses of an enumerate index as the number of a step."""
-    seen: set[Place] = set()
+    seen: set[ValuePlace] = set()
     for step in program.graph.steps:
         if step.loop is not loop:
             continue
@@ -148,7 +148,7 @@ def _true_enumerate(loop: DataLoop, read: Read) -> Fix | None:
     return replace(source, new, module, title="Count from the true index", is_safe=True)
 
 
-def _as_step(uses: Uses, place: Place, seen: set[Place]) -> Read | None:
+def _as_step(uses: Uses, place: ValuePlace, seen: set[ValuePlace]) -> Read | None:
     """Return a reading of an index that depends on its being the true one."""
     for read in uses.reads.get(place, []):
         kind = read.sink.kind

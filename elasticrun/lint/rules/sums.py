@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Changed
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
+from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.rules.uses import PARTIAL, Uses
@@ -17,8 +17,8 @@ def sums(
     uses: Uses,
     loop: DataLoop,
     *,
-    carried: set[Place],
-    means: set[Place],
+    carried: set[ValuePlace],
+    means: set[ValuePlace],
 ) -> Iterator[Finding]:
     """Yield what a loop adds up in plain memory and the program reads behind it.
 
@@ -49,7 +49,7 @@ def _reads_behind(uses: Uses, loop: DataLoop, write: Write) -> list[Read]:
     return found
 
 
-def means_of(uses: Uses, loop: DataLoop, place: Place) -> dict[Place, Step]:
+def means_of(uses: Uses, loop: DataLoop, place: ValuePlace) -> dict[ValuePlace, Step]:
     """Return what a loop's body makes of a sum and keeps, as in `avg = sum / count`."""
     return {
         target: read.step

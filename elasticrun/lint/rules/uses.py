@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from elasticrun.lint.graph import DataLoop, Place, Read, Step, Write
+from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked
 from elasticrun.lint.values import Value
@@ -25,9 +25,9 @@ class Uses:
 
     def __init__(self, program: Walked) -> None:
         self.program = program
-        self.reads: dict[Place, list[Read]] = defaultdict(list)
-        self.writes: dict[Place, list[Write]] = defaultdict(list)
-        self._killers: dict[Place, set[int]] = {}
+        self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
+        self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
+        self._killers: dict[ValuePlace, set[int]] = {}
         for step in program.graph.steps:
             made = {
                 write.place[0]
@@ -40,14 +40,14 @@ class Uses:
             for write in step.writes:
                 self.writes[write.place].append(write)
 
-    def is_volatile(self, place: Place) -> bool:
+    def is_volatile(self, place: ValuePlace) -> bool:
         """Return whether a place is plain Python memory."""
         base: Value | None = self.program.walk.bases.get(place[0])
         if base is None:
             return True
         return not base.is_durable and base.kind not in _KEPT
 
-    def killers(self, place: Place) -> set[int]:
+    def killers(self, place: ValuePlace) -> set[int]:
         """Return the steps whose value for a place owes nothing to the old one."""
         emptied = (place[0], "[]")  # a container made anew loses all its items
         writes = [*self.writes[place], *self.writes.get(emptied, ())]
@@ -57,7 +57,7 @@ class Uses:
             if write.how in ("set", "target", "bind")
         }
 
-    def killers_of_epochs(self, place: Place) -> set[int]:
+    def killers_of_epochs(self, place: ValuePlace) -> set[int]:
         """Return the killers, and the heads of loops whose every turn has one of them.
 
         A loop without a turn would leave the old value; that is not what loops are for.
@@ -76,7 +76,7 @@ class Uses:
         return killers
 
     def passing(
-        self, place: Place, inside: set[int] | None = None
+        self, place: ValuePlace, inside: set[int] | None = None
     ) -> Callable[[Step], bool]:
         """Return whether a place's value outlives a step, if given one inside."""
         killers = self.killers_of_epochs(place)
@@ -97,7 +97,7 @@ class Uses:
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""
-        seen: set[Place] = set()
+        seen: set[ValuePlace] = set()
         for step in self.program.graph.steps:
             for write in step.writes if step.loop is loop else ():
                 if write.how in hows and write.place not in seen:
@@ -120,7 +120,7 @@ class Uses:
         """Return `decides`, `shown` or an empty text for what reads lead to."""
         return self._loudness(reads, set())
 
-    def _loudness(self, reads: list[Read], seen: set[Place]) -> str:
+    def _loudness(self, reads: list[Read], seen: set[ValuePlace]) -> str:
         best = ""
         for read in reads:
             kind = read.sink.kind
@@ -139,13 +139,13 @@ class Uses:
                 best = "shown"
         return best
 
-    def _of_place(self, place: Place, seen: set[Place]) -> str:
+    def _of_place(self, place: ValuePlace, seen: set[ValuePlace]) -> str:
         base = self.program.walk.bases.get(place[0])
         if base is not None and base.is_durable:
             return "decides"
         return self._loudness(self.reads.get(place, []), seen)
 
-    def followed(self, places: set[Place]) -> set[Place]:
+    def followed(self, places: set[ValuePlace]) -> set[ValuePlace]:
         """Return some places and all plain ones that get values from them."""
         found, todo = set(places), list(places)
         while todo:
@@ -156,7 +156,7 @@ class Uses:
                         todo.append(place)
         return found
 
-    def reached(self, step: Step, place: Place) -> set[int]:
+    def reached(self, step: Step, place: ValuePlace) -> set[int]:
         """Return the steps at which a value written in a step may still be read."""
         killers = self.killers(place)
         return self.program.graph.forward(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from elasticrun.lint.events import Left, NextCalled
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, EpochLoop, Place, Write
+from elasticrun.lint.graph import DataLoop, EpochLoop, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.left_over import left_over, numbered
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
@@ -22,7 +22,7 @@ _EMPTY = "empty"  # In place of a constant: a container that is made without ite
 def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings about volatile values."""
     uses = Uses(program)
-    carried: set[Place] = set()
+    carried: set[ValuePlace] = set()
     for epoch in program.graph.epochs:
         if program.zones.loops_of(epoch):
             yield from _carried(program, uses, epoch, carried)
@@ -30,7 +30,7 @@ def check(program: Walked) -> Iterator[Finding]:
         yield from _carried_by(program, uses, turns, carried)
     for loop in program.graph.loops:
         if loop.is_elastic:
-            means: set[Place] = set()
+            means: set[ValuePlace] = set()
             yield from sums(program, uses, loop, carried=carried, means=means)
             if not loop.is_inner:  # that is never continued in its middle, nor skipped
                 yield from left_over(program, uses, loop, means)
@@ -40,7 +40,7 @@ def check(program: Walked) -> Iterator[Finding]:
 
 
 def _carried(
-    program: Walked, uses: Uses, epoch: EpochLoop, carried: set[Place]
+    program: Walked, uses: Uses, epoch: EpochLoop, carried: set[ValuePlace]
 ) -> Iterator[Finding]:
     inside = {step.number for step in program.graph.steps if step.epoch is epoch}
     for place, writes in _written(program, uses, inside).items():
@@ -49,9 +49,11 @@ def _carried(
             yield finding
 
 
-def _written(program: Walked, uses: Uses, inside: set[int]) -> dict[Place, list[Write]]:
+def _written(
+    program: Walked, uses: Uses, inside: set[int]
+) -> dict[ValuePlace, list[Write]]:
     """Return the plain places that some steps write and others read."""
-    places: dict[Place, list[Write]] = {}
+    places: dict[ValuePlace, list[Write]] = {}
     for number in sorted(inside):
         for write in program.graph.steps[number].writes:
             # Of iterators ER203 and ER207 speak.
@@ -71,9 +73,9 @@ def _lost(
     program: Walked,
     uses: Uses,
     epoch: EpochLoop,
-    place: Place,
+    place: ValuePlace,
     writes: list[Write],
-    carried: set[Place],
+    carried: set[ValuePlace],
 ) -> Finding | None:
     """Return the finding of a place that keeps its value from one epoch to a later one.
 
@@ -201,7 +203,7 @@ def _last_value(program: Walked, epoch: EpochLoop, write: Write) -> Finding:
     return program.finding(ER301, write, message, loop=loop, severity="H")
 
 
-class _Turns(NamedTuple):
+class _TurningLoop(NamedTuple):
     """A loop whose turns end in boundaries.
 
     Attributes:
@@ -215,12 +217,12 @@ class _Turns(NamedTuple):
     loop: DataLoop | None
 
 
-def _turns(program: Walked) -> Iterator[_Turns]:
+def _turns(program: Walked) -> Iterator[_TurningLoop]:
     graph = program.graph
     for loop in graph.loops:
         if loop.is_elastic and loop.sure and not loop.outer:
             inside = {step.number for step in graph.steps if step.is_in(loop)}
-            yield _Turns(loop.head, inside, loop)
+            yield _TurningLoop(loop.head, inside, loop)
     seen: set[ast.AST] = set()
     for event, asked in program.events(NextCalled):
         if event.value is None or not asked.turns or asked.turns[-1] in seen:
@@ -233,11 +235,13 @@ def _turns(program: Walked) -> Iterator[_Turns]:
         if isinstance(turn, ast.While) and any(x.kind == "loader" for x in loaders):
             head = max(each.number for each in graph.steps if each.node is turn)
             after = graph.forward([head], lambda _: True)
-            yield _Turns(head, after & graph.backward([head], lambda _: True), None)
+            yield _TurningLoop(
+                head, after & graph.backward([head], lambda _: True), None
+            )
 
 
 def _carried_by(
-    program: Walked, uses: Uses, turns: _Turns, carried: set[Place]
+    program: Walked, uses: Uses, turns: _TurningLoop, carried: set[ValuePlace]
 ) -> Iterator[Finding]:
     """Yield plain values of one turn that decide something in a later one."""
     graph, (head, inside, loop) = program.graph, turns
@@ -289,7 +293,7 @@ stop = Variables(bad=0)
 )
 
 
-def _left(program: Walked, uses: Uses, carried: set[Place]) -> Iterator[Finding]:
+def _left(program: Walked, uses: Uses, carried: set[ValuePlace]) -> Iterator[Finding]:
     lost = uses.followed(carried)
     for event, (epoch,) in program.events(Left):
         if not isinstance(epoch, EpochLoop):

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from elasticrun.lint.events import Changed, Grown, SettingChanged, Trained
-from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Place, Sink, flow_to
+from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value, element_of, key_of, unknown
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.objects import write_content
-from elasticrun.lint.walk.walk import Run, Walk
+from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _HANDED = frozenset(("model", "optimizer", "scheduler", "loader", "ema", "instance"))
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
@@ -162,7 +162,7 @@ def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
 
 def _sink_of(walk: Walk, targets: list[ast.expr], frame: Frame) -> Sink:
     """Return where an assigned value goes, so that its use can be followed."""
-    places: list[Place] = []
+    places: list[ValuePlace] = []
     for target in targets:
         leaves = list(_leaves(target))
         for leaf in leaves:
@@ -317,7 +317,7 @@ def _is_bounding(value: ast.expr) -> bool:
     return name in _BOUNDING
 
 
-STATEMENTS: Mapping[type[ast.stmt], Run] = {
+STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Assign: _run_assign,
     ast.AnnAssign: _run_ann_assign,
     ast.AugAssign: _run_aug_assign,

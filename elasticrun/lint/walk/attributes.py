@@ -17,7 +17,7 @@ from elasticrun.lint.values import (
     key_of,
     unknown,
 )
-from elasticrun.lint.walk.frames import Frame, Method
+from elasticrun.lint.walk.frames import Frame, MethodDef
 from elasticrun.lint.walk.functions import call_function, decorated
 from elasticrun.lint.walk.losses import taints_of_item
 from elasticrun.lint.walk.walk import Evaluate, Walk
@@ -79,7 +79,7 @@ def _member(
     found = cls.find(name)
     if found is not None:
         definer, function = found
-        assert isinstance(function, Method)
+        assert isinstance(function, MethodDef)
         method = _method(walk, base, definer, function)
         is_property = _decorators(function) & {"property", "cached_property"}
         if is_property and base.kind == "instance":
@@ -96,7 +96,7 @@ def _member(
     return None
 
 
-def _method(walk: Walk, owner: Value | None, cls: Class, function: Method) -> Value:
+def _method(walk: Walk, owner: Value | None, cls: Class, function: MethodDef) -> Value:
     method = Value("func", function.name, node=function, cls=cls, frame=cls.frame)
     made = decorated(walk, method, cls.frame)
     if owner is not None and "staticmethod" not in _decorators(function):
@@ -180,7 +180,7 @@ def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Va
     return unknown(taints=base.taints)
 
 
-def _decorators(function: Method) -> set[str]:
+def _decorators(function: MethodDef) -> set[str]:
     """Return the names of a function's decorators, without those of their modules."""
     called = [
         each.func if isinstance(each, ast.Call) else each

@@ -11,7 +11,7 @@ from elasticrun.lint.values import Arguments, Value, merged, unknown
 from elasticrun.lint.walk.attributes import attribute
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import call_function, run_function
-from elasticrun.lint.walk.walk import Run, Walk
+from elasticrun.lint.walk.walk import RunStatement, Walk
 
 
 def _run_with(walk: Walk, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
@@ -108,7 +108,7 @@ def _suppresses_stop(node: ast.expr) -> bool:
     return not names.isdisjoint(("BaseException", "SystemExit", "JobStopped"))
 
 
-STATEMENTS: dict[type[ast.stmt], Run] = {
+STATEMENTS: dict[type[ast.stmt], RunStatement] = {
     ast.With: _run_with,
     ast.AsyncWith: _run_with,
     ast.Try: _run_try,

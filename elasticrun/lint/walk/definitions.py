@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from elasticrun.lint import roles
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import Class, Value, external
-from elasticrun.lint.walk.frames import Frame, Method
+from elasticrun.lint.walk.frames import Frame, MethodDef
 from elasticrun.lint.walk.functions import decorated
-from elasticrun.lint.walk.walk import Run, Walk
+from elasticrun.lint.walk.walk import RunStatement, Walk
 
 MAX_MODULES = 80
 MAX_IMPORTS = 12  # one within the other
 
 
-def _run_function_def(walk: Walk, node: Method, frame: Frame) -> None:
+def _run_function_def(walk: Walk, node: MethodDef, frame: Frame) -> None:
     value = Value("func", node.name, node=node, frame=frame)
     frame.env[node.name] = value
     outcome = decorated(walk, value, frame)
@@ -32,7 +32,7 @@ def _run_class_def(walk: Walk, node: ast.ClassDef, frame: Frame) -> None:
         root = base.value if isinstance(base, ast.Subscript) else base
         cls.bases.append(walk.evaluate(root, frame))
     for each in node.body:
-        if isinstance(each, Method):
+        if isinstance(each, MethodDef):
             cls.methods[each.name] = each
         elif isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
@@ -136,7 +136,7 @@ def _is_elastic(name: str) -> bool:
     return name.split(".", 1)[0] in roles.ELASTIC_ROOTS
 
 
-STATEMENTS: Mapping[type[ast.stmt], Run] = {
+STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.FunctionDef: _run_function_def,
     ast.AsyncFunctionDef: _run_function_def,
     ast.ClassDef: _run_class_def,

@@ -15,8 +15,8 @@ _uids = itertools.count(1)
 _BUILTINS = frozenset(dir(builtins))
 _CONSTANTS = {"__name__": "__main__"}
 
-Method = ast.FunctionDef | ast.AsyncFunctionDef
-Function = Method | ast.Lambda
+MethodDef = ast.FunctionDef | ast.AsyncFunctionDef
+Function = MethodDef | ast.Lambda
 
 
 class Frame:

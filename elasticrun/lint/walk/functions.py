@@ -9,7 +9,7 @@ from elasticrun.lint.graph import VALUE, Call, flow_to
 from elasticrun.lint.project import statements_of
 from elasticrun.lint.values import Arguments, Value, constant, unknown
 from elasticrun.lint.walk.arguments import arguments, bound_arguments
-from elasticrun.lint.walk.frames import Frame, Function, Method
+from elasticrun.lint.walk.frames import Frame, Function, MethodDef
 from elasticrun.lint.walk.walk import Walk
 
 MAX_STEPS = 15_000
@@ -147,7 +147,7 @@ def _defaults(walk: Walk, function: Function, frame: Frame) -> list[tuple[str, V
 def decorated(walk: Walk, function: Value, frame: Frame) -> Value:
     """Return what the project's own decorators make of a function."""
     node = function.node
-    assert isinstance(node, Method)
+    assert isinstance(node, MethodDef)
     for each in reversed(node.decorator_list):
         if not isinstance(each, ast.Name):
             continue

@@ -12,7 +12,7 @@ from elasticrun.lint.graph import DataLoop, EpochLoop, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Arguments, Value, constant, element_of, unknown
 from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.frames import Frame, Leaving, Method
+from elasticrun.lint.walk.frames import Frame, Leaving, MethodDef
 from elasticrun.lint.walk.functions import call_function, run_function
 from elasticrun.lint.walk.walk import Body, Walk
 
@@ -228,7 +228,7 @@ def _generator(
 ) -> None:
     inner: Frame = value.frame
     function = inner.function
-    if function in walk.active or not isinstance(function, Method):
+    if function in walk.active or not isinstance(function, MethodDef):
         _repeated(walk, node, frame, body, unknown())
         return
     leaving = Leaving()

@@ -9,7 +9,7 @@ from elasticrun.lint.graph import TEST
 from elasticrun.lint.values import Kind, Value, key_of, merged
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.iteration import looping
-from elasticrun.lint.walk.walk import Evaluate, Run, Walk
+from elasticrun.lint.walk.walk import Evaluate, RunStatement, Walk
 
 _KINDS: dict[type[ast.expr], Kind] = {
     ast.ListComp: "list",
@@ -120,7 +120,7 @@ def _nest(
     frame.env, frame.fixed = env, fixed
 
 
-STATEMENTS: Mapping[type[ast.stmt], Run] = {
+STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.For: _run_for,
     ast.AsyncFor: _run_for,
     ast.While: _run_while,

@@ -13,7 +13,7 @@ from elasticrun.lint.quiet import is_lazy, is_quiet
 from elasticrun.lint.values import Value, join, merged
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.truth import truth
-from elasticrun.lint.walk.walk import Run, Walk
+from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _QUIET_TEST = Sink("quiet_test")
 _EXITS = frozenset(("sys.exit", "exit", "quit", "os._exit"))
@@ -146,7 +146,7 @@ def _sink_of_test(node: ast.If) -> Sink:
     return _QUIET_TEST if is_quiet(node.body) and is_quiet(node.orelse) else TEST
 
 
-STATEMENTS: Mapping[type[ast.stmt], Run] = {
+STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Expr: _run_expr,
     ast.Return: _run_return,
     ast.Raise: _run_raise,

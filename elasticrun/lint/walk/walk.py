@@ -15,10 +15,10 @@ from elasticrun.lint.graph import (
     EpochLoop,
     Graph,
     Guard,
-    Place,
     Read,
     Sink,
     Step,
+    ValuePlace,
     Write,
 )
 from elasticrun.lint.options import LintOptions
@@ -27,14 +27,14 @@ from elasticrun.lint.values import Class, Value, constant, taints_of, unknown
 from elasticrun.lint.walk.frames import Frame
 
 Body = Callable[[Value], None]  # binds an element of what is iterated, and runs
-Run = Callable[["Walk", Any, Frame], None]  # a statement of one type
+RunStatement = Callable[["Walk", Any, Frame], None]  # a statement of one type
 Evaluate = Callable[["Walk", Any, Frame], Value]  # an expression of one type
 
 
 class Handlers(NamedTuple):
     """What the walk does at each kind of node; walker.py puts them together."""
 
-    statements: Mapping[type[ast.stmt], Run]
+    statements: Mapping[type[ast.stmt], RunStatement]
     expressions: Mapping[type[ast.expr], Evaluate]
     call: Callable[[Walk, ast.Call, Frame, bool], Value]
     assign: Callable[[Walk, ast.expr, Value, Frame, str], None]
@@ -196,11 +196,11 @@ class Walk:
 
     # What is noted.
 
-    def read(self, place: Place, at: ast.AST) -> None:
+    def read(self, place: ValuePlace, at: ast.AST) -> None:
         self.current.reads.append(Read(place, at, self.sink, self.current))
 
     def write(
-        self, place: Place, at: ast.AST, how: str, value: Value | None, name: str
+        self, place: ValuePlace, at: ast.AST, how: str, value: Value | None, name: str
     ) -> None:
         self.current.writes.append(Write(place, at, how, value, self.current, name))
 

@@ -23,7 +23,7 @@ from elasticrun.lint.walk import (
     statements,
 )
 from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.frames import Frame, Function, Method
+from elasticrun.lint.walk.frames import Frame, Function, MethodDef
 from elasticrun.lint.walk.functions import bind, is_generator, run_function
 from elasticrun.lint.walk.walk import Handlers, Walk
 
@@ -123,12 +123,12 @@ def _enter_method(walk: Walk, made: Value, name: str, frame: Frame) -> None:
             _enter_alone(walk, method, frame)
 
 
-def _inherited(walk: Walk, cls: Class, entries: Entries) -> list[Method]:
+def _inherited(walk: Walk, cls: Class, entries: Entries) -> list[MethodDef]:
     """Return inherited methods with epochs: they may call what nobody calls."""
     own = [each for name, each in cls.methods.items() if name != "__init__"]
     if all(each in walk.visited for each in own):
         return []
-    found: dict[str, Method] = {}
+    found: dict[str, MethodDef] = {}
     for base in cls.lineage()[1:]:
         for name, each in base.methods.items():
             is_near = base.module is cls.module and name not in cls.methods
