@@ -1,11 +1,14 @@
 """Measure restarts of the digits example: request or death to first batch; JSON lines.
 
-    python benchmarks/rescale.py [--rounds 10] [--only elasticrun|torchrun|launcher]
+    python benchmarks/rescale.py [--rounds 10] \
+        [--only elasticrun|prepared|torchrun|launcher]
 
 "First batch" is the first one that rank 0 of the new generation is given. A request to
 scale is timed from the call in a program that is connected to the launcher, and as the
 command `elasticrun scale`, whose interpreter starts first. torchrun restarts after a
-`kill -9` by itself; to rescale, it is stopped and started again.
+`kill -9` by itself; to rescale, it is stopped and started again. A pause is from the
+last batch of the old generation to the first one of the new, of a script that prepares
+itself for some seconds before that.
 """
 
 from __future__ import annotations
@@ -29,6 +32,11 @@ from elasticrun.launcher.talk.client import find_job
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]
+PREPARED = """
+import runpy, sys, time
+time.sleep({seconds})
+runpy.run_path({digits!r}, run_name="__main__")
+"""
 DEADLINE = 120.0
 EPOCHS = 100_000
 
@@ -36,8 +44,13 @@ EPOCHS = 100_000
 class Job:
     """The example under a launcher, in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, preparation: float | None = None) -> None:
         self.folder = folder
+        self.script = DIGITS
+        if preparation is not None:
+            text = PREPARED.format(seconds=preparation, digits=str(DIGITS))
+            self.script = folder / "prepared.py"
+            self.script.write_text(text)
         self.variables = {
             **os.environ,
             "ELASTICRUN_CHECKPOINT_DIR": str(folder / "checkpoints"),
@@ -49,7 +62,7 @@ class Job:
     def start(self, command: list[str]) -> psutil.Popen:
         with open(self.folder / "log", "ab") as log:
             return psutil.Popen(
-                [*command, str(DIGITS), "--epochs", str(EPOCHS)],
+                [*command, str(self.script), "--epochs", str(EPOCHS)],
                 env=self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -87,6 +100,18 @@ class Job:
         wait_until(lambda: self.newest >= generation and self.begun(self.newest))
         return time.perf_counter() - begin, self.newest == generation
 
+    def pause(self, request: Callable[[], object]) -> tuple[float, bool]:
+        """Return the seconds without a batch, and whether no start failed."""
+        before = self.newest
+        request()
+        wait_until(lambda: self.newest > before and self.begun(self.newest))
+        first = time.time()
+        last = max(
+            path.stat().st_mtime
+            for path in (self.folder / "trace").glob(f"{before}-*.jsonl")
+        )
+        return first - last, self.newest == before + 1
+
     def ask(self, *arguments: str) -> None:
         subprocess.Popen(
             [*ELASTICRUN, *arguments], env=self.variables, stdout=subprocess.DEVNULL
@@ -102,9 +127,11 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def job_of(command: list[str]) -> Iterator[tuple[Job, psutil.Popen]]:
+def job_of(
+    command: list[str], preparation: float | None = None
+) -> Iterator[tuple[Job, psutil.Popen]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        job = Job(Path(folder))
+        job = Job(Path(folder), preparation)
         process = job.start(command)
         try:
             wait_until(lambda: job.begun(0))
@@ -146,6 +173,20 @@ def measure_elasticrun(rounds: int) -> None:
         tell("scale, requested", "elasticrun", requested)
         tell("scale, typed", "elasticrun", typed)
         tell("kill -9", "elasticrun", killed)
+
+
+def measure_prepared(rounds: int) -> None:
+    command = [*ELASTICRUN, "run", "--replicas", "2"]
+    for seconds in (0, 3, 10):
+        with job_of(command, seconds) as (job, _):
+            os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
+            pauses = []
+            for number in range(rounds):
+                job.wait_until_steady()
+                with find_job(None) as launcher:
+                    request = launcher.scale((3, 2)[number % 2])
+                    pauses.append(job.pause(lambda: next(request)))  # noqa: B023
+            tell(f"pause, {seconds} s of preparation", "elasticrun", pauses)
 
 
 def measure_torchrun(rounds: int) -> None:
@@ -221,16 +262,20 @@ def seconds_of(command: list[str], job: Job) -> float:
     return round(time.perf_counter() - begin, 3)
 
 
+MEASURES = {
+    "launcher": measure_launcher,
+    "elasticrun": measure_elasticrun,
+    "prepared": measure_prepared,
+    "torchrun": measure_torchrun,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", choices=["elasticrun", "torchrun", "launcher"])
+    parser.add_argument("--only", choices=MEASURES)
     options = parser.parse_args()
-    for name, measure in (
-        ("launcher", measure_launcher),
-        ("elasticrun", measure_elasticrun),
-        ("torchrun", measure_torchrun),
-    ):
+    for name, measure in MEASURES.items():
         if options.only in (None, name):
             measure(options.rounds)
 

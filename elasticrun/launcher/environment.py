@@ -6,7 +6,8 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _IN_ONE_THREAD = dict.fromkeys(_ONE_THREAD, "1")
 _MARK = "ELASTICRUN_LAUNCHER"
 _TOKEN = secrets.token_hex(8)
+_LOOKS_OF_A_COPY = 3
 
 
 def variables() -> dict[str, str]:
@@ -56,18 +58,43 @@ def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
 def noticing(names: Collection[str]) -> Iterator[set[str]]:
     """Note which of some variables this process's Python code looks at meanwhile."""
     used: set[str] = set()
-    encode = os.environ.encodekey  # Every access by name goes through it.
-
-    def note_and_encode(name: str) -> Any:
-        if name in names:
-            used.add(name)
-        return encode(name)
-
-    os.environ.encodekey = note_and_encode
+    take_back = call_before_reading(names, used.add)
     try:
         yield used
     finally:
+        take_back()
+
+
+def call_before_reading(
+    names: Collection[str], call: Callable[[str], object]
+) -> Callable[[], None]:
+    """Call before this process's Python code looks at one of some variables.
+
+    Who copies all variables, as for a process to be started, asks for none of them; and
+    is known by having looked at those before in the same thread just now.
+
+    Returns:
+        What takes it back.
+    """
+    places = {name: place for place, name in enumerate(os.environ)}
+    encode = os.environ.encodekey  # Every access by name goes through it.
+    looks: dict[int, tuple[int, int]] = {}  # By thread: the last place, how many so.
+
+    def call_and_encode(name: str) -> Any:
+        thread = threading.get_ident()
+        place = places.get(name, -1)
+        last, in_a_row = looks.get(thread, (-1, 0))
+        in_a_row = in_a_row + 1 if place == last + 1 else 0
+        looks[thread] = place, in_a_row
+        if name in names and in_a_row < _LOOKS_OF_A_COPY:
+            call(name)
+        return encode(name)
+
+    def take_back() -> None:
         os.environ.encodekey = encode
+
+    os.environ.encodekey = call_and_encode
+    return take_back
 
 
 def mark() -> dict[str, str]:

@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from elasticrun.launcher import environment
@@ -72,12 +73,16 @@ def kill_children(*, but: set[int], patience: float = 0.0) -> None:
     adopts also what never was a descendant of it.
 
     Args:
-        but: Who is left alone.
+        but: Who is left alone, with whoever is in a session that they lead.
         patience: Seconds that those may have who clean up behind the others. After
             that they are killed as well, unless it is 0: then they are left.
     """
     deadline = time.monotonic() + patience
-    while left := [pid for pid in children() if pid not in but and _is_of_job(pid)]:
+    while left := [
+        pid
+        for pid in children()
+        if not {pid, _session_of(pid)} & but and _is_of_job(pid)
+    ]:
         victims = [pid for pid in left if not _cleans_up(pid)]
         if not victims and not patience:
             return
@@ -189,6 +194,15 @@ def _own_memory(pid: int) -> int:
     return 0
 
 
+def memory_of(pid: int) -> int:
+    """Return the bytes of memory that a process has, shared ones included."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):  # It has ended.
+        return 0
+
+
 def num_out_of_memory_kills(
     *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
@@ -218,13 +232,60 @@ def _own_cgroup(proc: Path, cgroups: Path) -> Path:
 
 def free_memory() -> float:
     """Return the share of this machine's memory that is available."""
+    sizes = _machine_memory()
+    return sizes["MemAvailable"] / sizes["MemTotal"] if sizes else 1.0
+
+
+def available_memory(
+    *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return the bytes that this process's replicas can still have.
+
+    Of this machine, or of the control groups around this process if one of these gives
+    less. What only keeps files at hand is given up for them.
+    """
+    available = _machine_memory(proc).get("MemAvailable", sys.maxsize >> 10) << 10
+    group = _own_cgroup(proc, cgroups)
+    for each in (group, *group.parents):
+        if not each.is_relative_to(cgroups):
+            break
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit.
+            left = int((each / "memory.max").read_text())
+            left -= int((each / "memory.current").read_text())
+            for line in (each / "memory.stat").read_text().splitlines():
+                name, _, size = line.partition(" ")
+                left += int(size) if name in ("active_file", "inactive_file") else 0
+            available = min(available, left)
+    return available
+
+
+def yield_memory() -> Callable[[], None]:
+    """Let the kernel kill this process before others if memory runs out.
+
+    Returns:
+        What takes it back.
+    """
+    path = Path("/proc/self/oom_score_adj")
+    before = ""
+    with contextlib.suppress(OSError):  # A sandbox without it.
+        before = path.read_text()
+        path.write_text("1000")
+
+    def take_back() -> None:
+        with contextlib.suppress(OSError):
+            path.write_text(before)
+
+    return take_back
+
+
+def _machine_memory(proc: Path = Path("/proc")) -> dict[str, int]:
+    """Return what /proc/meminfo says, in KiB; nothing without it."""
     with (
-        contextlib.suppress(OSError, ValueError, KeyError),
-        open("/proc/meminfo") as file,
+        contextlib.suppress(OSError, ValueError, IndexError),
+        (proc / "meminfo").open() as file,
     ):
-        sizes = {line.split(":")[0]: int(line.split()[1]) for line in file}
-        return sizes["MemAvailable"] / sizes["MemTotal"]
-    return 1.0
+        return {line.split(":")[0]: int(line.split()[1]) for line in file}
+    return {}
 
 
 def _all_processes() -> list[int]:

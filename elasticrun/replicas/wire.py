@@ -130,6 +130,12 @@ class Channel:
             self._ahead += self.receive()
         return self._ahead.popleft() if self._ahead else None
 
+    def ahead(self) -> list[Message]:
+        """Return the messages that came with those that `receive_one` returned."""
+        messages = list(self._ahead)
+        self._ahead.clear()
+        return messages
+
     def close(self) -> None:
         """Close this end."""
         self.is_open = False

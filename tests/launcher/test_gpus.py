@@ -51,8 +51,12 @@ OWN_INTERPRETER = (
 
 
 def test_torch_says_whether_a_fork_can_use_gpus() -> None:
-    """By a private name; without it replicas would no longer be forked."""
+    """By a private name; without it replicas would no longer be forked.
+
+    By another one those wait that run beside a generation which has the GPUs.
+    """
     assert torch.cuda._is_in_bad_fork() is False
+    assert callable(torch.cuda._lazy_call)
 
 
 @pytest.mark.parametrize("top", ["", "print('begins')\n"], ids=["first", "later"])

@@ -23,12 +23,18 @@ def keep_function(
     (folder / _FUNCTION).write_bytes(cloudpickle.dumps((function, args)))
 
 
-def call_function(folder: Path, *, generation: int, rank: int, world_size: int) -> None:
-    """Call the function, and keep what it returns; in a replica."""
+def call_function(folder: Path) -> object:
+    """Call the function; in a replica."""
+    function, args = pickle.loads((folder / _FUNCTION).read_bytes())
+    return function(*args)
+
+
+def keep_result(
+    folder: Path, result: object, *, generation: int, rank: int, world_size: int
+) -> None:
+    """Keep what the function returned; in a replica."""
     import cloudpickle
 
-    function, args = pickle.loads((folder / _FUNCTION).read_bytes())
-    result = function(*args)
     path = folder / f"result-{generation}-{rank}-of-{world_size}.pickle"
     path.write_bytes(cloudpickle.dumps(result))
 

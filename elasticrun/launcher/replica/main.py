@@ -14,6 +14,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher import environment, interpreter, processes
-from elasticrun.launcher.replica.functions import call_function
+from elasticrun.launcher.replica.functions import call_function, keep_result
+from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.reporter import Reporter, code_of_stop, has_failed_save
 from elasticrun.replicas.gloo import wait_for_threads
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
@@ -65,9 +67,12 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     processes.die_with_parent(order["launcher"])
     _prepare_process(order, changed)
     store = _serve_store(order, listeners)
-    reporter = Reporter(channel, connection)
+    hold = Hold(lambda: channel.send({"type": "waiting"}))
+    if order["is_rehearsed"]:
+        hold.begin()
+    reporter = Reporter(channel, connection, on_begun=partial(_begin, order, hold))
     reporter.start()
-    code = _run(lambda: _program(order), channel, reporter)
+    code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_interpreter(code)
     del store
     channel.send({"type": "end", "has_failed_save": has_failed_save()})
@@ -101,6 +106,12 @@ def _prepare_process(order: Message, changed: environment.Changes) -> None:
         torch.set_num_threads(order["num_threads"])
 
 
+def _begin(order: Message, hold: Hold, generation: int) -> None:
+    """Take up that the generation has begun, of which the order knew no number."""
+    order["generation"] = generation
+    hold.end()
+
+
 def _serve_store(order: Message, listeners: list[int]) -> Any:
     """On rank 0, serve the store at which the replicas of this generation meet.
 
@@ -121,14 +132,18 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
     return serve_store(order["host"], order["port"], chosen)
 
 
-def _program(order: Message) -> None:
+def _program(order: Message, hold: Hold) -> None:
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
         importlib.import_module(order["observer"]).observe(order)
     if order["kind"] == "module":
         runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
     elif order["kind"] == "function":
-        call_function(
-            Path(order["target"]),
+        folder = Path(order["target"])
+        result = call_function(folder)
+        hold.wait()  # Results of the other generation are forgotten then.
+        keep_result(
+            folder,
+            result,
             generation=order["generation"],
             rank=order["rank"],
             world_size=order["world_size"],
@@ -153,12 +168,19 @@ def _run_script(path: str) -> None:
     exec(code, module.__dict__)
 
 
-def _run(program: Callable[[], None], channel: Channel, reporter: Reporter) -> int:
-    """Run the program; print and report what it raises; return the exit code."""
+def _run(
+    program: Callable[[], None], channel: Channel, reporter: Reporter, hold: Hold
+) -> int:
+    """Run the program; print and report what it raises; return the exit code.
+
+    One that needs no job may come to its end before its generation has begun.
+    """
     try:
         program()
+        hold.wait()
         reporter.look()
     except SystemExit as error:
+        hold.wait()
         reporter.look()
         return _exit_code(error)
     except BaseException as error:

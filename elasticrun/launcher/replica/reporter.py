@@ -27,15 +27,33 @@ DUMP_SIGNAL = 50  # A real-time signal, which programs do not use by chance.
 _UNTIL_JOB = 0.05
 _UNTIL_FIRST_BATCH = 0.02
 _IN_TRAINING = 0.5
+_OF_NO_IMPORT = (
+    GLOO_INTERFACE,
+    "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+)
+_VENDORED = os.path.join("setuptools", "_vendor")
 _MOST_VARIABLES = 1 << 13  # Characters, for the forkserver takes short messages.
 
 _Place = tuple[int, int, int]
 
 
 class Reporter:
-    """Looks at the job now and then, so that training itself pays nothing for it."""
+    """Looks at the job now and then, so that training itself pays nothing for it.
 
-    def __init__(self, channel: Channel, connection: socket.socket) -> None:
+    Args:
+        on_begun: Called with its number when the generation begins for which the
+            program waits.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        connection: socket.socket,
+        *,
+        on_begun: Callable[[int], None],
+    ) -> None:
+        self._on_begun = on_begun
         self._channel = channel
         self._connection = connection
         self._stop_cause: str | None = None
@@ -55,6 +73,8 @@ class Reporter:
         ).start()
 
     def _run(self) -> None:
+        for message in self._channel.ahead():
+            self._handle(message)
         interval = _UNTIL_JOB
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
@@ -88,6 +108,8 @@ class Reporter:
     def _handle(self, message: Message) -> None:
         if message["type"] == "stop":
             self._stop_cause = message["cause"]
+        elif message["type"] == "begin":
+            self._on_begun(message["generation"])
 
     def _ask_to_stop(self, job: Job) -> None:
         """Pass the launcher's wish on, once there is a job that can be asked."""
@@ -157,10 +179,16 @@ def _place_of(position: Position) -> _Place:
 
 
 def _surroundings() -> tuple[dict[str, str], list[str]]:
-    """Return what programs set so that later imports find or do something else."""
+    """Return what programs set so that later imports find or do something else.
+
+    Not what is set by elasticrun, and by torch's compiler as it is imported and used:
+    the cache that it has by default, an address in this process, and the folder in
+    which setuptools keeps copies of packages, behind all others.
+    """
     variables = environment.variables()
-    variables.pop(GLOO_INTERFACE, None)  # Set by elasticrun itself.
-    return variables, list(sys.path)
+    for name in _OF_NO_IMPORT:
+        variables.pop(name, None)
+    return variables, [path for path in sys.path if not path.endswith(_VENDORED)]
 
 
 def installed_modules(*, but: Collection[str]) -> list[str]:

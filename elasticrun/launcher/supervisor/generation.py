@@ -92,6 +92,7 @@ class Generation:
         members: Of this node, by rank.
         is_killed: Whether the launcher has killed it.
         is_discarded: Whether it was killed because nobody needed it any more.
+        started_at: When it was.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Generation:
         self._offset = offset
         self.is_killed = False
         self.is_discarded = False
+        self.started_at = time.monotonic()
         self._has_log_failed = False
         self._kills_before = processes.num_out_of_memory_kills()
         self._loop = loop
@@ -177,7 +179,9 @@ class Generation:
     def start(self, orders: Sequence[Message]) -> None:
         """Let the replicas go."""
         for member, order in zip(self.members, orders, strict=True):
-            member.parked.channel.send(order)
+            member.parked.begin(order)
+            for reader, data in zip(member.readers, member.parked.printed, strict=True):
+                reader.take(bytes(data))
 
     def ask_to_stop(self, cause: str) -> None:
         """Let all save and exit at one boundary; one replica's wish is enough."""

@@ -13,10 +13,16 @@ from elasticrun.replicas.environment import GLOO_INTERFACE, environment_of
 from elasticrun.replicas.wire import Message
 
 
-def make_orders(options: Options, round_: Round) -> list[Message]:
+def make_orders(
+    options: Options, round_: Round, *, is_rehearsed: bool = False
+) -> list[Message]:
     """Return the order of each replica on this node.
 
     Its `own_variables` are those that elasticrun sets, and that imports must leave.
+
+    Args:
+        is_rehearsed: Whether they are to wait where they need their generation, which
+            is yet to begin.
     """
     inherited = environment.variables()
     variables = _variables(options, round_, inherited)
@@ -27,6 +33,7 @@ def make_orders(options: Options, round_: Round) -> list[Message]:
     program = options.program
     shared = {
         "type": "start",
+        "is_rehearsed": is_rehearsed,
         "launcher": os.getpid(),
         "generation": round_.number,
         "world_size": round_.size,

@@ -1,19 +1,35 @@
-"""The replicas that wait for the next generation, forked and without an order."""
+"""The replicas that wait for the next generation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from elasticrun.launcher import processes
+from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.supervisor.generation import Generation
+from elasticrun.launcher.supervisor.rehearsal import Rehearsal
+from elasticrun.replicas.wire import Message
+
+_LEAST_LIMIT = 60.0
+_STARTS_IN_LIMIT = 3.0
 
 
 class Successors:
     """The replicas that were asked for last, there or on their way; none before.
 
+    Beside a generation they run their script up to where it needs the job, unless that
+    has failed once, or memory would not hold both.
+
     Args:
+        orders: Makes their orders for that, in their order.
+        say: Called with what the user should know.
         on_ready: Called when all are there.
-        on_first: Called when one is there.
+        on_able: Called when those beside which they were prepared may give way.
+        on_late: Called with the reason if that takes too long.
+        on_failed: Called with the reason when their script has failed.
+        on_barred: Called when one could not use GPUs as a fork, and has begun anew.
 
     Attributes:
         is_asked: Whether they were asked for, and not taken since.
@@ -22,15 +38,30 @@ class Successors:
     def __init__(
         self,
         starter: Starter,
-        on_ready: Callable[[], None],
+        loop: EventLoop,
         *,
-        on_first: Callable[[], None],
+        orders: Callable[[list[Parked]], list[Message]],
+        say: Callable[[str], None],
+        on_ready: Callable[[], None],
+        on_able: Callable[[], None],
+        on_late: Callable[[str], None],
+        on_failed: Callable[[str], None],
+        on_barred: Callable[[], None],
     ) -> None:
         self._starter = starter
-        self._on_first = on_first
+        self._loop = loop
+        self._orders = orders
+        self._say = say
         self._on_ready = on_ready
+        self._on_able = on_able
+        self._on_late = on_late
+        self._on_failed = on_failed
+        self._on_barred = on_barred
         self._parked: list[Parked] = []
         self._num_asked = 0
+        self._rehearsal: Rehearsal | None = None
+        self._may_rehearse = True
+        self._longest_start = 0.0
         self.is_asked = False
 
     @property
@@ -43,27 +74,41 @@ class Successors:
         """Their process numbers."""
         return {each.pid for each in self._parked}
 
-    def prepare(self, size: int) -> None:
-        """Have so many wait, and none of those that did."""
+    def note_start(self, seconds: float) -> None:
+        """Note how long a generation took to make its job."""
+        self._longest_start = max(self._longest_start, seconds)
+
+    def prepare(self, size: int, *, beside: Generation | None = None) -> None:
+        """Have so many wait, and none of those that did.
+
+        Args:
+            beside: The generation that gives way to them.
+        """
         self.discard()
         self.is_asked = True
         number = self._num_asked
+        is_rehearsed = beside is not None and self._can_rehearse(size, beside)
 
         def on_ready(parked: list[Parked]) -> None:
-            if number == self._num_asked:
-                self._parked = parked
-                self._on_ready()
-            else:
+            if number != self._num_asked:
                 discard(parked)
+                return
+            self._parked = parked
+            if is_rehearsed and beside is not None and beside.running:
+                self._rehearse(beside)
+            self._on_ready()
 
         def on_first() -> None:
-            if number == self._num_asked:
-                self._on_first()
+            if number == self._num_asked and not is_rehearsed:
+                self._on_able()
 
         self._starter.park(size, on_ready, on_first=on_first)
 
     def take(self) -> list[Parked]:
         """Return them, to be let go."""
+        if self._rehearsal is not None:
+            self._rehearsal.end()
+            self._rehearsal = None
         taken, self._parked = self._parked, []
         self.is_asked = False
         return taken
@@ -72,6 +117,37 @@ class Successors:
         """Let them end, and those that are on their way."""
         self._num_asked += 1
         discard(self.take())
+
+    def _can_rehearse(self, size: int, beside: Generation) -> bool:
+        if not self._may_rehearse or not beside.has_job:
+            return False
+        most = max(processes.memory_of(member.pid) for member in beside.members)
+        if size * most <= processes.available_memory():
+            return True
+        self._say(
+            f"{size} more replicas of {most >> 20} MiB may not fit into memory beside "
+            "those that run, so these stop first"
+        )
+        return False
+
+    def _rehearse(self, beside: Generation) -> None:
+        running = {member.pid for member in beside.running}
+        self._starter.note_running(sorted(running | self.pids))
+        self._rehearsal = Rehearsal(
+            self._parked,
+            self._orders(self._parked),
+            self._loop,
+            limit=max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start),
+            on_waiting=self._on_able,
+            on_late=self._on_late,
+            on_failure=self._on_failure,
+            on_barred=self._on_barred,
+        )
+
+    def _on_failure(self, why: str) -> None:
+        """Rehearse no more: what fails beside others may not fail alone."""
+        self._may_rehearse = False
+        self._on_failed(why)
 
 
 def discard(parked: list[Parked]) -> None:

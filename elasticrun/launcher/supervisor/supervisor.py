@@ -5,17 +5,18 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
 
     request        `scale`, from a command over the control socket; or a replica has
                    crashed, or another node wishes it
-    PREPARING      `_prepare`: successors are forked [the forkserver], and wait
-    STOPPING       `_on_first_successor`: another one can be forked, so the generation
-                   is asked to save and exit [rank 0's reporter thread asks its job, the
-                   watchers of all replicas agree on a boundary, their main threads save
-                   there and exit]
+    PREPARING      `_prepare`: successors are forked [the forkserver];
+                   `_rehearse`: they run their script beside the generation, up to where
+                   it needs the job, and wait there [their main threads]
+    STOPPING       `_give_way`: all of them wait, so the generation is asked to save and
+                   exit [rank 0's reporter thread asks its job, the watchers of all
+                   replicas agree on a boundary, their main threads save there and exit]
     JUDGING        `on_all_ended`: the kernel has said of each that it has; the nodes
                    tell each other how
     GATHERING      `on_verdict`: this node asks for a seat in the next generation
     OFFERED        `on_seat`: it offers the successors that wait
     TRAINING       `on_round`: all nodes have offered, so the successors get their
-                   orders and run the program, which loads what was saved
+                   orders and run the program, or on, which loads what was saved
 
 A job on one machine goes through the same steps, and waits for nobody in them.
 """
@@ -23,6 +24,7 @@ A job on one machine goes through the same steps, and waits for nobody in them.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +35,16 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Nodes, Offer, Round
+from elasticrun.launcher.nodes.nodes import (
+    END,
+    LEAVE,
+    LOOPBACK,
+    SCALE,
+    Nodes,
+    Offer,
+    Round,
+    plan_round,
+)
 from elasticrun.launcher.options import (
     OptionError,
     Options,
@@ -52,6 +63,7 @@ from elasticrun.launcher.supervisor.watchdog import Watchdog
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import How, Verdict
 from elasticrun.replicas.signals import ANNOUNCING
+from elasticrun.replicas.wire import Message
 
 _AFTER_GRACE_SECONDS = 3.0
 _REAP_SECONDS = 1.0
@@ -67,7 +79,7 @@ class Phase(enum.Enum):
     OFFERED = "the offers of the other nodes"
     # With one, from its start to the end of its last replica:
     TRAINING = "a request, or an end"
-    PREPARING = "the first successor; what runs does not know of it yet"
+    PREPARING = "successors that can take over; what runs does not know of them yet"
     STOPPING = "all replicas to save and exit"
     # Without it again:
     JUDGING = "how it ended on the other nodes"
@@ -125,8 +137,17 @@ class Supervisor:
         )
         self._starter = self._make_starter()
         self._successors = Successors(
-            self._starter, self._ask_for_seat, on_first=self._on_first_successor
+            self._starter,
+            loop,
+            orders=self._orders_ahead,
+            say=self._tell,
+            on_ready=self._ask_for_seat,
+            on_able=self._give_way,
+            on_late=self._on_late,
+            on_failed=self._on_failed_rehearsal,
+            on_barred=self.on_barred,
         )
+        self.news.on_ready.append(self._note_start)
         self.nodes = meet(self)
 
     def _make_starter(self) -> Starter:
@@ -192,8 +213,8 @@ class Supervisor:
     def scale(self, size: int) -> str:
         """Go on with so many replicas; return what will happen.
 
-        Those that run go on until the first of the others waits. If not all can be
-        started, the job goes on with as many as before.
+        Those that run go on until all of the others need the job. If not all come so
+        far, the job goes on with as many as before.
 
         Raises:
             OptionError: The number is out of bounds, or too large for the launcher, or
@@ -253,23 +274,61 @@ class Supervisor:
     # From one generation to the next.
 
     def _prepare(self) -> None:
-        """Have successors forked; what runs gives way once the first of them waits."""
+        """Have successors forked; what runs gives way once they can take over."""
         if self._phase is Phase.TRAINING:
             self._phase = Phase.PREPARING
-        self._successors.prepare(self.size)
+        is_beside = self._phase is Phase.PREPARING and self.options.nodes is None
+        self._successors.prepare(
+            self.size, beside=self.generation if is_beside else None
+        )
 
     def _stay(self) -> str:
         """Give up a rescaling of which what runs knows nothing yet."""
-        assert self.generation is not None
-        self._phase = Phase.TRAINING
-        self._successors.discard()
-        before, self.size = self.size, self.generation.size
+        before = self.size
+        self._call_off()
         text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
         self._console.event(text)
         return text
 
-    def _on_first_successor(self) -> None:
-        """Have what runs give way: others can be started."""
+    def _call_off(self) -> None:
+        assert self.generation is not None
+        self._phase = Phase.TRAINING
+        self._successors.discard()
+        self._starter.note_running([member.pid for member in self.generation.running])
+        self.size = self.generation.size
+
+    def _orders_ahead(self, parked: list[Parked]) -> list[Message]:
+        """Return the orders of the next generation, in which nothing can change."""
+        offer = self._offer(parked)
+        round_ = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
+        return make_orders(self.options, round_, is_rehearsed=True)
+
+    def _on_failed_rehearsal(self, why: str) -> None:
+        """Go on with what runs if it has not been asked to give way."""
+        if self._phase is Phase.PREPARING:
+            self._call_off()
+            why = (
+                "a new replica failed beside those that run, which go on; the next "
+                f"rescaling stops them first. It was {why}"
+            )
+            self._console.event(why)
+            self.news.note_not_rescaled(why)
+        else:
+            self._console.event(f"a new replica failed, so others start. It was {why}")
+            self._successors.prepare(self.size)
+
+    def _on_late(self, why: str) -> None:
+        """Have what runs give way already, as others may not come so far beside it."""
+        if self._phase is Phase.PREPARING:
+            self._tell(f"{why}; those that run give way to them now")
+            self._give_way()
+
+    def _note_start(self) -> None:
+        assert self.generation is not None
+        self._successors.note_start(time.monotonic() - self.generation.started_at)
+
+    def _give_way(self) -> None:
+        """Have what runs save and exit: others can take over."""
         if self._phase is Phase.PREPARING:
             assert self.generation is not None
             before = self.generation.size
@@ -279,6 +338,8 @@ class Supervisor:
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
         """Have the generation save and exit; it may have been asked, or have ended."""
         generation = self.generation
+        if stop is Stop.END:
+            self._successors.discard()
         if generation is not None:
             self._phase = Phase.STOPPING
             if stop is Stop.SCALE and not generation.has_begun:
@@ -297,7 +358,7 @@ class Supervisor:
         assert generation is not None
         self._phase = Phase.JUDGING
         self._watchdog.end()
-        self._starter.note_running([])
+        self._starter.note_running(sorted(self._successors.pids))
         verdict = verdict_of(
             generation,
             reason=self._watchdog.reason,
@@ -348,19 +409,20 @@ class Supervisor:
             return
         self._phase = Phase.OFFERED
         self._offered = self._successors.take()
+        self.nodes.offer(self._offer(self._offered))
+
+    def _offer(self, parked: list[Parked]) -> Offer:
         number = max(directory.next_generation(self.options.checkpoint_dir), 0)
         last = self.nodes.round
         if self.crashes.has_trained and last is not None and number <= last.number:
             number = last.number + 1  # The script has another directory.
-        self.nodes.offer(
-            Offer(
-                share=len(self._offered),
-                ports=self._offered[0].ports,
-                number=number,
-                has_trained=self.crashes.has_trained,
-                newest_at_crash=self.crashes.budget.newest_at_crash,
-                num_used=self.crashes.budget.num_used,
-            )
+        return Offer(
+            share=len(parked),
+            ports=parked[0].ports,
+            number=number,
+            has_trained=self.crashes.has_trained,
+            newest_at_crash=self.crashes.budget.newest_at_crash,
+            num_used=self.crashes.budget.num_used,
         )
 
     def on_round(self, round_: Round) -> None:
@@ -383,9 +445,9 @@ class Supervisor:
         self._starter.note_running(sorted(pids))
         if self.options.program.kind == "function":
             forget_results(Path(self.options.program.target))
-        generation.start(make_orders(self.options, round_))
         self._console.event(round_.describe())
         self.news.begin(generation)
+        generation.start(make_orders(self.options, round_))
         if round_.share != self.size:  # Rescaled after it was offered.
             self._prepare()
 

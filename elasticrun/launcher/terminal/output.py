@@ -48,13 +48,17 @@ class LineReader:
         if not data:
             self.is_open = False
             return 0
+        self.take(data)
+        return len(data)
+
+    def take(self, data: bytes) -> None:
+        """Take what somebody else has read from the pipe."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._on_line(line + b"\n")
         if len(self._rest) > _MAX_LINE:
             self._on_line(self._rest)
             self._rest = b""
-        return len(data)
 
     def close(self) -> None:
         """Take what is left, and close the pipe.

@@ -1,0 +1,92 @@
+"""Where a program waits that runs beside the generation that it is to succeed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from elasticrun.launcher import environment, processes
+from elasticrun.replicas.environment import environment_of
+
+_OF_THE_JOB = frozenset(
+    [*environment_of(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
+)
+
+
+class Hold:
+    """Stops this process's program where it first asks which replica it is.
+
+    Whatever needs the job asks for the rank first, and so do process groups: all of
+    them look into its variables. Before GPUs are used it waits as well, since the other
+    generation has them. Processes that the program starts meanwhile find the variables
+    as they will be, and do not wait.
+
+    Args:
+        on_waiting: Called when the program has come so far; perhaps more than once.
+    """
+
+    def __init__(self, on_waiting: Callable[[], None]) -> None:
+        self._on_waiting = on_waiting
+        self._pid = os.getpid()
+        self._is_over = threading.Event()
+        self._is_over.set()
+        self._take_back: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Let whoever asks from now on wait."""
+        self._is_over.clear()
+        self._take_back = [
+            environment.call_before_reading(_OF_THE_JOB, lambda _: self.wait()),
+            processes.yield_memory(),
+        ]
+        if "torch" in sys.modules:
+            self._wait_before_gpus()
+        else:  # A new interpreter, whose program may set variables before it imports.
+            sys.meta_path.insert(0, _Imports("torch", self._wait_before_gpus))
+
+    def _wait_before_gpus(self) -> None:
+        torch: Any = sys.modules["torch"]
+        if torch.version.cuda or torch.version.hip:
+            torch.cuda._lazy_call(self.wait)
+
+    def wait(self) -> None:
+        """Return when the other generation has ended; in any thread."""
+        if not self._is_over.is_set() and os.getpid() == self._pid:
+            self._on_waiting()
+            self._is_over.wait()
+
+    def end(self) -> None:
+        """Let the program go on: its generation has begun."""
+        for take_back in self._take_back:
+            take_back()
+        self._is_over.set()
+
+
+class _Imports(MetaPathFinder):
+    """Calls once a module has been imported."""
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self._call()
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,111 @@
+"""Successors that run their script beside the generation that they succeed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.parked import Parked
+from elasticrun.replicas.wire import Message, WireError
+
+_MOST_PRINTED = 1 << 20
+_MOST_TOLD = 1 << 12
+
+
+class Rehearsal:
+    """Lets successors come to where their script first needs the job, and wait there.
+
+    What they print is kept until their generation begins. One that prints more than a
+    MiB comes no further before that.
+
+    Args:
+        limit: Seconds after which they are late.
+        on_waiting: Called when all wait.
+        on_late: Called with the reason if they do not in time.
+        on_failure: Called with the reason when one has failed.
+        on_barred: Called when one could not use GPUs as a fork, and has begun anew.
+    """
+
+    def __init__(
+        self,
+        parked: Sequence[Parked],
+        orders: Sequence[Message],
+        loop: EventLoop,
+        *,
+        limit: float,
+        on_waiting: Callable[[], None],
+        on_late: Callable[[str], None],
+        on_failure: Callable[[str], None],
+        on_barred: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._on_waiting = on_waiting
+        self._on_failure = on_failure
+        self._on_barred = on_barred
+        self._left = {each.rank for each in parked}
+        self._watched: list[object] = []
+        for each, order in zip(parked, orders, strict=True):
+            each.begin(order)
+            self._watch(each.channel, partial(self._hear, each))
+            for output, printed in zip(each.outputs, each.printed, strict=True):
+                os.set_blocking(output, False)
+                self._watch(output, partial(self._keep, output, printed))
+        late = f"the new replicas have not needed the job for {limit:.0f} s"
+        self._timer = loop.call_later(limit, lambda: on_late(late))
+
+    def end(self) -> None:
+        """Hear no more of them."""
+        self._timer.cancel()
+        for each in self._watched:
+            self._loop.forget(each)
+        self._watched = []
+
+    def _watch(self, source: object, callback: Callable[[], None]) -> None:
+        self._watched.append(source)
+        self._loop.watch(source, callback)
+
+    def _forget(self, source: object) -> None:
+        self._watched.remove(source)
+        self._loop.forget(source)
+
+    def _keep(self, output: int, printed: bytearray) -> None:
+        try:
+            data = os.read(output, _MOST_PRINTED)
+        except BlockingIOError:
+            return
+        printed += data
+        if not data or len(printed) >= _MOST_PRINTED:
+            self._forget(output)
+
+    def _hear(self, parked: Parked) -> None:
+        try:
+            messages = parked.channel.receive()
+        except WireError:
+            messages, parked.channel.is_open = [], False
+        for message in messages:
+            if message["type"] == "waiting":
+                self._note_waiting(parked)
+            elif message["type"] == "barred":
+                self._on_barred()
+            elif message["type"] == "failure":
+                self._fail(parked, message["trace"])
+                return
+        if not parked.channel.is_open:
+            for output, printed in zip(parked.outputs, parked.printed, strict=True):
+                if output in self._watched:
+                    self._keep(output, printed)
+            last = parked.printed[1][-_MOST_TOLD:].decode(errors="replace")
+            self._fail(parked, f"killed, or ended, before its generation began\n{last}")
+
+    def _fail(self, parked: Parked, why: str) -> None:
+        self.end()
+        self._on_failure(f"rank {parked.rank}: {why.rstrip()}")
+
+    def _note_waiting(self, parked: Parked) -> None:
+        if parked.rank in self._left:
+            self._left.remove(parked.rank)
+            if not self._left:
+                self._timer.cancel()
+                self._on_waiting()

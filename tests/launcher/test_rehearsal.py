@@ -1,0 +1,337 @@
+"""At a rescaling the new replicas run their script beside those that train."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from elasticrun.launcher import interpreter
+from elasticrun.replicas.wire import Channel
+from elasticrun.testing import read_trace
+from tests.launcher.running import (
+    REPOSITORY,
+    Running,
+    processes_of,
+    running,
+    variables,
+    wait_until_nothing_is_left,
+)
+from tests.support.stage import DEADLINE, Stage, wait_until
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from tests.support.stage import Stage, wait_until
+
+stage = Stage(Path(os.environ["LAUNCHER_TEST"]))
+mine = Path("begun")
+with mine.open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+if len(mine.read_text().split()) > int(sys.argv[1]):  # Not the first generation.
+    print("prepares", flush=True)
+    print("has a warning", file=sys.stderr, flush=True)
+    stage.mark("prepares")
+    stage.wait_for("prepare")
+    if stage.has("fail"):
+        raise OSError("the port is taken")
+    if stage.has("ask"):
+        print("rank", os.environ["RANK"], flush=True)
+import elasticrun
+
+loader = elasticrun.AdaptiveDataLoader(range(600), 6)
+print("job", elasticrun.generation(), elasticrun.world_size(), flush=True)
+for _ in elasticrun.remaining_epochs_until(1_000_000):
+    for batch in loader:
+        stage.mark(f"trains-{elasticrun.generation()}")
+        if elasticrun.generation() == 0 and loader.batch_index >= 3:
+            place = f"batch-{loader.batch_index}"
+            wait_until(lambda: stage.has("free") or stage.has(place))
+"""
+
+
+class Rescaled:
+    """A job of two replicas, and the command that rescales it, which may wait."""
+
+    def __init__(self, job: Running, pool: ThreadPoolExecutor) -> None:
+        self.job = job
+        self.stage = job.stage
+        self._pool = pool
+        self._num_batches = 3
+
+    def scale(self, size: int) -> Future[CompletedProcess[str]]:
+        return self._pool.submit(self.job.ask, "scale", size)
+
+    def pids(self, number: int) -> list[int]:
+        """Return the replicas that have begun the script, once there are so many."""
+        path = self.stage.root / "begun"
+        wait_until(lambda: len(path.read_text().split()) >= number, "begun")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def check_trains(self) -> None:
+        """Let the first generation train another batch, and see that it does."""
+        before = self.stage.num_delivered(0)
+        self.stage.mark(f"batch-{self._num_batches}")
+        self._num_batches += 1
+        wait_until(lambda: self.stage.num_delivered(0) > before, "a batch")
+
+    def free(self) -> None:
+        """Let the first generation come to its boundaries, for ever."""
+        self.stage.mark("free")
+
+    def stop(self) -> None:
+        self.free()
+        assert self.job.ask("stop").returncode == 0
+        assert self.job.wait() == 75, self.job.events
+        wait_until_nothing_is_left(self.stage)
+
+    def finish(self) -> None:
+        """Stop the job; each sample of an epoch has been delivered once so far."""
+        self.stop()
+        counts: dict[int, Counter[int]] = defaultdict(Counter)
+        for line in read_trace(self.stage.trace):
+            counts[line["epoch"]].update(line["indices"][: line["num_valid"]])
+        last = counts.pop(max(counts))
+        assert set(last.values()) == {1}
+        assert all(count == Counter(range(600)) for count in counts.values())
+
+
+@pytest.fixture
+def rescaled(stage: Stage) -> Iterator[Rescaled]:
+    with started(stage) as each:
+        yield each
+
+
+@contextmanager
+def started(
+    stage: Stage,
+    *options: object,
+    size: int = 2,
+    script: str = SCRIPT,
+    **more: str,
+) -> Iterator[Rescaled]:
+    path = stage.root / "script.py"
+    path.write_text(script)
+    own = [*options, "--replicas", size, "--", size]
+    with (
+        running(stage, *own, script=path, **more) as job,
+        ThreadPoolExecutor() as pool,
+    ):
+        stage.wait_for("trains-0")
+        wait_until(lambda: job.status()["state"] == "training")
+        try:
+            yield Rescaled(job, pool)
+        finally:
+            job.process.kill()  # Or a failed test would wait for `scale`.
+
+
+def score_of(pid: int) -> int:
+    """Return how willingly the kernel kills a process when memory runs out."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def test_a_generation_trains_until_all_of_the_next_one_need_the_job(
+    rescaled: Rescaled,
+) -> None:
+    asked = rescaled.scale(3)
+    pids = rescaled.pids(5)
+    rescaled.check_trains()
+    rescaled.check_trains()
+    usual = score_of(rescaled.job.pid)
+    assert [score_of(pid) for pid in pids] == [usual, usual, 1000, 1000, 1000]
+    assert rescaled.job.status()["generation"] == 0
+    assert "prepares" not in rescaled.job.output  # It is kept until they begin.
+    rescaled.stage.mark("prepare")
+    rescaled.free()
+    assert asked.result().returncode == 0, asked.result().stderr
+    assert [score_of(pid) for pid in pids[2:]] == [usual] * 3
+    rescaled.finish()
+    assert rescaled.job.output.count("prepares") == 3
+    assert rescaled.job.output.count("job 1 3") == 3
+
+
+def test_who_asks_for_the_rank_is_told_the_new_one(rescaled: Rescaled) -> None:
+    rescaled.stage.mark("ask")
+    rescaled.stage.mark("prepare")
+    rescaled.free()
+    assert rescaled.scale(3).result().returncode == 0
+    rescaled.finish()
+    for rank in range(3):
+        assert f"[{rank}] rank {rank}" in rescaled.job.output
+
+
+def test_a_script_that_fails_beside_the_generation_leaves_it_training(
+    rescaled: Rescaled,
+) -> None:
+    """It is told why; and the next rescaling stops the generation first."""
+    rescaled.stage.mark("fail")
+    rescaled.stage.mark("prepare")
+    answer = rescaled.scale(1).result()
+    assert answer.returncode == 4
+    assert "OSError: the port is taken" in answer.stderr
+    assert "stops them first" in answer.stderr
+    rescaled.check_trains()
+    assert rescaled.job.status()["target"] == 2
+    (rescaled.stage.root / "marks" / "fail").unlink()
+    (rescaled.stage.root / "marks" / "prepare").unlink()
+    asked = rescaled.scale(1)
+    rescaled.free()
+    before = len(rescaled.pids(3))
+    rescaled.pids(before + 1)
+    assert "resumed" not in rescaled.job.events
+    wait_until(lambda: rescaled.job.status()["generation"] == 1)
+    rescaled.stage.mark("prepare")
+    assert asked.result().returncode == 0
+    rescaled.finish()
+
+
+def test_a_killed_successor_leaves_the_generation_training(
+    rescaled: Rescaled,
+) -> None:
+    asked = rescaled.scale(1)
+    rescaled.stage.wait_for("prepares")
+    os.kill(rescaled.pids(3)[2], signal.SIGKILL)
+    assert asked.result().returncode == 4
+    assert "has a warning" in asked.result().stderr
+    assert "before its generation began" in asked.result().stderr
+    rescaled.check_trains()
+    rescaled.finish()
+
+
+def test_a_rescaling_taken_back_ends_those_that_prepare(rescaled: Rescaled) -> None:
+    asked = rescaled.scale(1)
+    pid = rescaled.pids(3)[2]
+    assert rescaled.scale(2).result().returncode == 0
+    assert asked.result().returncode != 0
+    wait_until(lambda: pid not in processes_of(rescaled.stage), "the end of it")
+    rescaled.check_trains()
+    rescaled.finish()
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_rescaling_that_is_changed_begins_with_others(
+    rescaled: Rescaled, number: int
+) -> None:
+    asked = rescaled.scale(3)
+    old = rescaled.pids(5)[2:]
+    changed = rescaled.scale(number)
+    assert asked.result().returncode != 0
+    rescaled.pids(5 + number)
+    wait_until(lambda: not {*old} & {*processes_of(rescaled.stage)}, "their end")
+    rescaled.check_trains()
+    rescaled.stage.mark("prepare")
+    rescaled.free()
+    assert changed.result().returncode == 0
+    rescaled.finish()
+
+
+def test_a_crash_meanwhile_is_followed_by_those_that_prepare(
+    rescaled: Rescaled,
+) -> None:
+    asked = rescaled.scale(1)
+    first, _, successor = rescaled.pids(3)
+    os.kill(first, signal.SIGKILL)
+    rescaled.job.wait_until_said("generation 1: 1 replica started")
+    rescaled.stage.mark("prepare")
+    assert asked.result().returncode == 0
+    assert rescaled.job.status()["members"][0]["pid"] == successor
+    rescaled.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_launchers_end_is_that_of_those_that_prepare(
+    rescaled: Rescaled, number: int
+) -> None:
+    rescaled.scale(1)
+    rescaled.pids(3)
+    os.kill(rescaled.job.pid, number)
+    rescaled.free()
+    rescaled.job.wait()
+    wait_until_nothing_is_left(rescaled.stage)
+
+
+def test_a_stop_does_not_wait_for_those_that_prepare(rescaled: Rescaled) -> None:
+    rescaled.scale(1)
+    pid = rescaled.pids(3)[2]
+    asked = rescaled._pool.submit(rescaled.job.ask, "stop")
+    wait_until(lambda: pid not in processes_of(rescaled.stage), "the end of it")
+    rescaled.free()
+    assert asked.result().returncode == 0
+    assert rescaled.job.wait() == 75
+    assert rescaled.stage.committed()
+    wait_until_nothing_is_left(rescaled.stage)
+
+
+USES_GPU = """
+import torch
+torch.cuda.init()
+first = mine.read_text().split()[0]
+if first != str(os.getpid()):
+    is_beside = os.path.exists(f"/proc/{first}")
+    print("used", "beside" if is_beside else "after", flush=True)
+import elasticrun
+elasticrun.init(backend="gloo")
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_a_gpu_is_not_used_beside_the_generation(stage: Stage, start: str) -> None:
+    """The GPUs are pretended."""
+    pretended = REPOSITORY / "tests" / "support" / "pretended_gpus"
+    path = [pretended, pretended / "site-packages", REPOSITORY]
+    script = SCRIPT.replace("import elasticrun\n", USES_GPU, 1)
+    more = {"PYTHONPATH": os.pathsep.join(map(str, path)), "NUM_GPUS": "1"}
+    stage.mark("prepare")
+    options = ["--start", start]
+    with started(stage, *options, size=1, script=script, **more) as rescaled:
+        rescaled.free()
+        assert rescaled.scale(2).result().returncode == 0
+        rescaled.finish()
+        assert rescaled.job.output.count("used after") == 2
+        assert "used beside" not in rescaled.job.output
+
+
+def test_an_order_and_the_begin_may_come_together(stage: Stage) -> None:
+    """As they do to a replica that is slow to start."""
+    script = stage.root / "script.py"
+    script.write_text("import os\nprint(os.environ['RANK'])\n")
+    order = {
+        "type": "start",
+        "is_rehearsed": True,
+        "launcher": os.getpid(),
+        "generation": 0,
+        "rank": 3,
+        "world_size": 4,
+        "num_threads": 1,
+        "kind": "script",
+        "target": str(script),
+        "argv": [str(script)],
+        "path": [],
+        "environment": variables(stage, RANK=3),
+        "own_variables": ["RANK"],
+    }
+    own, other = socket.socketpair()
+    with own, other:
+        channel = Channel(own)
+        channel.send(order)
+        channel.send({"type": "begin", "generation": 5})
+        process = subprocess.run(
+            interpreter.command("launcher.replica.main", "begin", other.fileno()),
+            pass_fds=[other.fileno()],
+            env=variables(stage),
+            capture_output=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+    assert (process.returncode, process.stdout) == (0, b"3\n"), process.stderr
