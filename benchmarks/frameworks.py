@@ -1,6 +1,6 @@
 """What a training step of a framework costs with elasticrun, beside one without.
 
-    python benchmarks/frameworks.py [accelerate] [lightning]
+    python benchmarks/frameworks.py [accelerate] [lightning] [transformers]
 
 Both train a net of the same size in turns, in one process on one thread; what counts is
 the processor's time, so other programs on the machine matter little.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,11 +23,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from machine import report
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import Trainer as TrainerOfTransformers
 
 from elasticrun import AdaptiveDataLoader
 from elasticrun.integrations.accelerate import prepare
 from elasticrun.integrations.lightning import Elastic
+from elasticrun.integrations.transformers import ElasticTrainer
 from elasticrun.testing import Job, Settings, use_job
 
 NUM_ROUNDS, NUM_STEPS, BATCH_SIZE = 15, 40, 64
@@ -130,7 +134,77 @@ def lightning(width: int) -> Pair:
     return ours, bare
 
 
-FRAMEWORKS = (accelerate, lightning)
+class NetWithLoss(nn.Module):
+    """The net as the Trainer of transformers wants it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net = net(width)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": cross_entropy(self.net(x), labels)}
+
+
+class Named(Dataset[dict[str, Tensor]]):
+    """The same samples by name."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x, labels = DATA[index]
+        return {"x": x, "labels": labels}
+
+
+class ClockOfSteps(TrainerCallback):
+    """Takes the time from the end of the first step to that of the last."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            self.begun = time.process_time()
+        self.ended = time.process_time()
+
+
+def transformers(width: int) -> Pair:
+    logging.getLogger("elasticrun").setLevel(logging.ERROR)
+
+    def seconds(kind: Any, directory: str) -> float:
+        clock = ClockOfSteps()
+        arguments = TrainingArguments(
+            output_dir=directory,
+            num_train_epochs=1,
+            per_device_train_batch_size=BATCH_SIZE,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = kind(
+            model=NetWithLoss(width),
+            args=arguments,
+            train_dataset=Named(),
+            callbacks=[clock],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        return (clock.ended - clock.begun) / (NUM_STEPS - 1)
+
+    def ours() -> float:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            use_job(Job(settings=Settings.read({}, job="benchmark"))),
+        ):
+            return seconds(ElasticTrainer, directory)
+
+    def bare() -> float:
+        with tempfile.TemporaryDirectory() as directory:
+            return seconds(TrainerOfTransformers, directory)
+
+    return ours, bare
+
+
+FRAMEWORKS = (accelerate, lightning, transformers)
 
 
 def main() -> None:

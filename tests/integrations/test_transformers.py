@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from accelerate import DistributedType
+from accelerate.state import PartialState
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
 
@@ -25,10 +28,11 @@ from elasticrun.integrations.transformers import (
     ElasticTrainer,
     _SharedBatches,
 )
-from elasticrun.testing import run_generation, start_generation
+from elasticrun.testing import start_generation
 from tests.integrations.training import (
     NUM_BATCHES,
     NUM_EPOCHS,
+    NUM_SAMPLES,
     Texts,
     Training,
     collate,
@@ -36,7 +40,7 @@ from tests.integrations.training import (
 )
 from tests.support.foreign import delivered, deliveries
 from tests.support.generations import JOB, Crash, run_once
-from tests.support.programs import StopOnce
+from tests.support.programs import request_stop_and_wait
 
 # It warns of deprecations of torch's, and of what a checkpoint leaves out.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,7 +132,7 @@ def test_another_epoch_can_be_added(tmp_path: Path) -> None:
 def test_lengths_are_grouped(tmp_path: Path) -> None:
     options = {"train_sampling_strategy": "group_by_length"}
     run(tmp_path, Training(str(tmp_path), options=options))
-    texts = Texts(23).texts
+    texts = Texts(NUM_SAMPLES).texts
     spread = [
         max(lengths) - min(lengths)
         for batch in delivered(tmp_path / "trace").values()
@@ -144,25 +148,60 @@ def die_in_last_step(state: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "num_devices", "worlds"), [("tokens", 2, (2, 3)), ("samples", 1, (3,))]
+    ("kind", "num_devices", "num_replicas"), [("tokens", 5, 2), ("samples", 1, 3)]
 )
-def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
-    tmp_path: Path, kind: str, num_devices: int, worlds: tuple[int, ...]
+def test_a_stop_and_a_kill_at_1_to_3_replicas_do_not_show(
+    tmp_path: Path, kind: str, num_devices: int, num_replicas: int
 ) -> None:
+    def stop(state: Any) -> None:
+        request_stop()
+
     calm = run(tmp_path / "calm", Training(str(tmp_path / "calm"), kind=kind))
     job = tmp_path / "job"
     training = Training(str(job), kind=kind, num_devices=num_devices)
-    variables = {"ELASTICRUN_TRACE": str(job / "trace"), "ELASTICRUN_JOB": JOB}
-    *stopped_at, killed_at = worlds
-    for number in stopped_at:
-        stopping = replace(training, on_step=StopOnce())
-        left = run_generation(stopping, number, timeout=TIMEOUT, variables=variables)
-        assert left == [None] * number
+    assert run(job, replace(training, on_step=stop)) is None
     dying = replace(training, on_step=die_in_last_step, save_interval=0)
-    with start_generation(dying, killed_at, variables=variables) as started:
+    variables = {"ELASTICRUN_TRACE": str(job / "trace"), "ELASTICRUN_JOB": JOB}
+    with start_generation(dying, num_replicas, variables=variables) as started:
         outcomes = started.wait(timeout=TIMEOUT)
     assert outcomes[-1].exit_code == -signal.SIGKILL
     assert_alike(run(job, training), calm)
+    assert delivered(job / "trace") == delivered(tmp_path / "calm" / "trace")
+
+
+@dataclass
+class Leave:
+    """Lets the last rank leave after some steps of this generation."""
+
+    how: str
+    num_steps: int
+
+    def __call__(self, state: Any) -> None:
+        self.num_steps -= 1
+        if self.num_steps == 0 and rank() == world_size() - 1:
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            request_stop_and_wait()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8))
+def test_stops_and_kills_at_random_do_not_show(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    kind, num_devices = random.choice(["tokens", "samples"]), random.choice([1, 5])
+    options = {"gradient_accumulation_steps": random.choice([1, 1, 3])}
+    calm = Training(str(tmp_path / "calm"), kind=kind, options=options)
+    expected = run(tmp_path / "calm", calm)
+    job = tmp_path / "job"
+    training = replace(calm, directory=str(job), num_devices=num_devices)
+    variables = {"ELASTICRUN_TRACE": str(job / "trace"), "ELASTICRUN_JOB": JOB}
+    for _ in range(6):
+        leave = Leave(random.choice(["stop", "kill"]), random.randint(1, 3))
+        leaving = replace(training, on_step=leave, save_interval=0)
+        num_replicas = random.randint(1, 3)
+        with start_generation(leaving, num_replicas, variables=variables) as started:
+            started.wait(timeout=TIMEOUT)
+    assert_alike(run(job, training), expected)
     assert delivered(job / "trace") == delivered(tmp_path / "calm" / "trace")
 
 
@@ -245,6 +284,21 @@ def test_arguments_are_refused(
 ) -> None:
     with pytest.raises(ElasticRunError, match=f"does not support {what}"):
         make(tmp_path, options=options)
+
+
+def test_other_processes_and_parallelism_are_refused(
+    job: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {"eval_strategy": "no", "load_best_model_at_end": False}
+    arguments = Training(str(tmp_path), options=options).arguments()
+    assert arguments.device.type == "cpu"  # Now what they share is made.
+    shared = PartialState._shared_state
+    monkeypatch.setitem(shared, "num_processes", 2)
+    with pytest.raises(ElasticRunError, match="2 processes, but the job 1 replicas"):
+        ElasticTrainer(model=net("samples", 0.0), args=arguments)
+    monkeypatch.setitem(shared, "distributed_type", DistributedType.MEGATRON_LM)
+    with pytest.raises(ElasticRunError, match="support training by MEGATRON_LM"):
+        ElasticTrainer(model=net("samples", 0.0), args=arguments)
 
 
 class Stream(IterableDataset[Any]):

@@ -24,8 +24,8 @@ from transformers import (
 from elasticrun import init
 from elasticrun.integrations.transformers import ElasticTrainer
 
-NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 23, 6, 2
-NUM_BATCHES = 4  # In an epoch: of 6, 6, 6 and 5 samples.
+NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 16, 5, 2
+NUM_BATCHES = 4  # In an epoch: of 5, 5, 5 and 1 samples.
 NUM_WORDS, CONTEXT = 11, 8
 
 Batches = dict[tuple[int, int], list[int]]  # By epoch and number.
@@ -191,7 +191,7 @@ class Training:
             "output_dir": f"{self.directory}/hf",
             "num_train_epochs": NUM_EPOCHS,
             "per_device_train_batch_size": BATCH_SIZE // self.num_devices,
-            "per_device_eval_batch_size": 4 // self.num_devices,
+            "per_device_eval_batch_size": BATCH_SIZE // self.num_devices,
             "learning_rate": 0.1,
             "adam_epsilon": 1e-3,  # Else noise in a gradient of 0 is a step as any.
             "lr_scheduler_type": "linear",
