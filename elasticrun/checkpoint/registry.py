@@ -25,7 +25,7 @@ class Registry:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._states: dict[str, BaseState] = {}
-        self._num_ended_epochs = 0
+        self._num_ended_epochs = 0  # With which states of epochs have ended.
         self.not_found: set[str] = set()
 
     def __iter__(self) -> Iterator[BaseState]:

@@ -72,8 +72,8 @@ class CheckpointStore:
         self.storage = storage_at(directory)
         self.job = job
         self.keeping = Keeping(keep, keep_every, keep_best)
-        self._values: dict[int, float | None] = {}
-        self._bad_numbers: set[int] = set()
+        self._values: dict[int, float | None] = {}  # By number, as far as looked up.
+        self._bad_numbers: set[int] = set()  # Of those that were found damaged.
 
     @property
     def directory(self) -> Place:

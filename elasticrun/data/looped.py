@@ -245,21 +245,24 @@ class Looped(ABC):
         start = self._begin(job, sys._getframe(1), is_endless=is_endless)
         if start is None:
             return
-        ending: LoopEnding = "failed"
+        ending: LoopEnding = "failed"  # Unless something else is found out.
         batches: Iterator[Any] = iter(())
         try:
             where = describe(sys._getframe(1))
             loop = self.running_loop = self._running(where, start, num_batches)
             in_flight, batches = self._enter(job, loop)
+            # Local names, since the rest runs for each micro-batch.
             trace, counter, reach = job.trace, loop.counter, loop.reach
             for batch in batches:
+                # Global batches of which all samples are other replicas' have their
+                # boundaries here, too: all replicas count the same ones.
                 if in_flight[0][1] is NOTHING:
                     loop.pass_empty(in_flight)
                 loop.current = in_flight.popleft()
                 if trace is not None:
                     self._trace(trace)
                 yield batch
-                if job.loader is not self:
+                if job.loader is not self:  # The body has left a loop open.
                     raise job.loops.overlap(self)
                 part = loop.current[2]
                 if part.is_step:

@@ -160,6 +160,7 @@ class Boundary:
 
     def _act(self, decision: Decision | None, *, may_end: bool) -> None:
         """Do what is agreed on, or the save that is due, or put it off once more."""
+        # A stop goes before a save that was put off.
         if self._put_off is not None and (decision is None or decision.kind != STOP):
             decision = self._put_off
         if any(reason() for reason in self._reasons) and self._may_put_off():

@@ -126,7 +126,7 @@ class Progress:
         Returns:
             The number of the next epoch, which is at least `limit` if none remains.
         """
-        if self._has_left_epoch:
+        if self._has_left_epoch:  # It is entered once more, as after a restart.
             self._has_left_epoch = False
             self._resume = self.position
             self._cursor = self._before_epoch
@@ -185,7 +185,7 @@ class Progress:
         Raises:
             LoopOrderError: The loop to continue was over another loader.
         """
-        if self._has_left_epoch:
+        if self._has_left_epoch:  # A loop outside of epochs gives that one up.
             self._has_left_epoch = False
             self._move(self._cursor.after_epochs(self._cursor.finished_epochs + 1))
         self._pass_left_loop()

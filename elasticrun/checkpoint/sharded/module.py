@@ -43,7 +43,7 @@ class ShardedState(StatefulState):
         self._chunks = _Chunks(name)
         self._values: Any = None
         self._layout = Layout({}, [])
-        self._answers: list[list[str]] = []
+        self._answers: list[list[str]] = []  # Of all ranks, from which `_layout` is.
 
     def parts(self) -> Iterable[BaseState]:
         return [self._chunks]

@@ -48,6 +48,8 @@ class OptimizerState(StatefulState):
         self._optimizer = target
         self._registered: Iterable[BaseState] = ()
         self._named: tuple[list[Tensor], list[str] | None] = [], None
+        # The names in a state that was loaded by numbers, to be compared when a module
+        # has been registered from which the parameters have theirs.
         self._taken_by_order: list[str] | None = None
 
     def meet(self, states: Iterable[BaseState]) -> None:
