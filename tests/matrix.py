@@ -1,8 +1,9 @@
-"""Run the fast tests on each Python, and on the oldest torch: `make matrix`.
+"""Run the fast tests on each Python, and on what is oldest: `make matrix`.
 
 Found are the versions that pyenv has installed, and every `python3.N` on the path. Each
 gets an environment of its own, `.matrix/3.N`, by the rule that makes `.venv`; the first
-gets another one, with the oldest torch that setup.py allows. A Python for which that
+gets another one, with the oldest torch that setup.py allows, and one with the oldest
+Lightning, on which its own tests run. A Python for which that
 cannot be made, as where torch has no wheel for it, is skipped, with the last words of
 the installer.
 """
@@ -65,24 +66,49 @@ def requirements_of_oldest_torch() -> tuple[str, Path]:
         "(?m)^torch==.*", f"torch=={stated[1]}", REQUIREMENTS.read_text()
     )
     assert num_pins == 1
+    return stated[1], _written(f"torch-{stated[1]}.txt", pinned)
+
+
+def requirements_of_oldest_lightning() -> tuple[str, Path]:
+    """Return the oldest Lightning, and a file of what its tests need.
+
+    It excludes what other tests need.
+    """
+    stated = re.search(r'"lightning>=([\d.]+)', Path("setup.py").read_text())
+    torch = re.search("(?m)^torch==.*", REQUIREMENTS.read_text())
+    assert stated is not None
+    assert torch is not None
+    extras = "--editable .[progress,rich,test]"
+    # It imports pkg_resources, which newer ones do not have.
+    needed = [torch[0], extras, f"lightning=={stated[1]}.0", "setuptools<81"]
+    return stated[1], _written(f"lightning-{stated[1]}.txt", "\n".join(needed) + "\n")
+
+
+def _written(name: str, text: str) -> Path:
+    """Write a file; a new one makes `make` install everything anew."""
     FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"torch-{stated[1]}.txt"
-    if not path.exists() or path.read_text() != pinned:
-        path.write_text(pinned)  # A new one makes `make` install everything anew.
-    return stated[1], path
+    path = FOLDER / name
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return path
 
 
-def rows() -> Iterator[tuple[str, str, Path]]:
-    """Yield the name of each environment, its interpreter, and what it needs."""
+def rows() -> Iterator[tuple[str, str, Path, str | None]]:
+    """Yield the name of each environment, its interpreter, needs, and tests if few."""
     found = interpreters()
     for (major, minor), interpreter in found.items():
-        yield f"{major}.{minor}", interpreter, REQUIREMENTS
+        yield f"{major}.{minor}", interpreter, REQUIREMENTS, None
     for (major, minor), interpreter in list(found.items())[:1]:
         torch, requirements = requirements_of_oldest_torch()
-        yield f"{major}.{minor}-torch-{torch}", interpreter, requirements
+        yield f"{major}.{minor}-torch-{torch}", interpreter, requirements, None
+        version, requirements = requirements_of_oldest_lightning()
+        name = f"{major}.{minor}-lightning-{version}"
+        yield name, interpreter, requirements, "tests/integrations/test_lightning.py"
 
 
-def run_tests_on(interpreter: str, venv: Path, requirements: Path) -> str:
+def run_tests_on(
+    interpreter: str, venv: Path, requirements: Path, tests: str | None
+) -> str:
     """Make the environment, run the fast tests, and return what came of it."""
     chosen = [f"VENV={venv}", f"PYTHON={interpreter}", f"REQUIREMENTS={requirements}"]
     made = subprocess.run(
@@ -94,16 +120,27 @@ def run_tests_on(interpreter: str, venv: Path, requirements: Path) -> str:
         lines = made.stderr.strip().splitlines()
         errors = [line for line in lines if line.startswith("ERROR")]
         return f"skipped: {(errors or lines or ['it could not be installed'])[-1]}"
-    tested = subprocess.run(["make", *chosen, "fast"])
+    command = ["make", *chosen, "fast"]
+    if tests is not None:
+        command = [
+            f"{venv}/bin/python",
+            "-m",
+            "pytest",
+            "-m",
+            "not slow and not soak",
+            tests,
+        ]
+    tested = subprocess.run(command)
     return "passed" if tested.returncode == 0 else "failed"
 
 
 def main() -> int:
     """Return 1 if the tests failed on any Python, or ran on none."""
     results = {}
-    for name, interpreter, requirements in rows():
+    for name, interpreter, requirements, tests in rows():
         print(f"Python {name}: {interpreter}", flush=True)
-        results[name] = run_tests_on(interpreter, FOLDER / name, requirements)
+        venv = FOLDER / name
+        results[name] = run_tests_on(interpreter, venv, requirements, tests)
     for name, result in results.items():
         print(f"Python {name}: {result}")
     has_passed = "passed" in results.values()

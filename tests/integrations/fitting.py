@@ -114,7 +114,8 @@ class Manual(Net):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         (x,) = batch
-        self.log("train", self.loss(x), on_epoch=True, sync_dist=True)
+        loss = self.loss(x)
+        self.log("train", loss, on_step=False, on_epoch=True, sync_dist=True)
         self.manual_backward(self.loss(x) / 2)
         if batch_idx % 2:
             for optimizer in self.optimizers():
@@ -204,12 +205,14 @@ class Kind:
         mode: Of the loaders that train together, if there are two.
         with_module: Whether hooks of a LightningDataModule make the loaders.
         with_torch: Whether the loaders are torch's.
+        tolerance: How much another number of replicas may change values.
     """
 
     net: type[Net] = Net
     mode: Any = None
     with_module: bool = False
     with_torch: bool = False
+    tolerance: float = 2e-5
     options: dict[str, Any] = field(default_factory=lambda: {"val_check_interval": 0.5})
 
 
@@ -230,6 +233,7 @@ KINDS = {
         Paired,
         mode="max_size_cycle",
         with_module=True,
+        tolerance=0.05,
         options={"precision": "bf16-mixed", "num_sanity_val_steps": 2},
     ),
     "shortest": Kind(

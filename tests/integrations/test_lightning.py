@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import random
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,46 @@ def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     for name, expected in calm[0].items():
         assert ended[name] == pytest.approx(expected, abs=1e-5), name
     assert delivered(variables["ELASTICRUN_TRACE"]) == calm[1]
+
+
+@dataclass
+class EndsAfter:
+    """Sends one replica a signal after some batches of its generation."""
+
+    num_batches: int
+    rank: int
+    number: int
+
+    def __call__(self, trainer: Trainer) -> None:
+        self.num_batches -= 1
+        if self.num_batches == 0 and rank() == self.rank:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_signals_at_random_at_1_to_3_replicas_do_not_show(
+    tmp_path: Path, kind: str
+) -> None:
+    fit = Fit(str(tmp_path / "calm"), kind=kind)
+    calm = run(tmp_path / "calm", fit)
+    draws = random.Random(kind)
+    ended = None
+    while ended is None:
+        num_replicas = draws.randint(1, 3)
+        number = draws.choice([signal.SIGTERM, signal.SIGKILL])
+        on_batch = EndsAfter(draws.randint(2, 4), num_replicas - 1, number)
+        cut = replace(
+            fit, directory=str(tmp_path / "cut"), on_batch=on_batch, save_interval=0
+        )
+        with start_generation(cut, num_replicas) as started:
+            outcomes = started.wait(timeout=TIMEOUT)
+        print(f"{num_replicas} replicas, {number.name}: {outcomes[-1].exit_code}")
+        assert outcomes[-1].exit_code in (0, 143, -signal.SIGKILL)
+        ended = outcomes[-1].result
+    tolerance = KINDS[kind].tolerance
+    for name, expected in calm.items():
+        assert ended[name] == pytest.approx(expected, abs=tolerance), name
 
 
 # Loggers and the progress bar.
