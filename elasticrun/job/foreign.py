@@ -86,6 +86,16 @@ class ForeignLoop:
                 "end(), or after finish()."
             )
         here = (start.finished_epochs, start.index)
+        self._check_counts(here, epoch, step)
+        loop.begin_step(start.index)
+        self._loop = loop
+        job.continue_loop()
+        return here
+
+    def _check_counts(
+        self, here: tuple[int, int], epoch: int | None, step: int | None
+    ) -> None:
+        """Refuse to go on where the trainer is elsewhere by its own count."""
         told = (here[0] if epoch is None else epoch, here[1] if step is None else step)
         if told != here:
             raise LoopOrderError(
@@ -94,10 +104,6 @@ class ForeignLoop:
                 "would be skipped or seen twice. Keep the trainer's count in a State, "
                 "so that both come from one checkpoint."
             )
-        loop.begin_step(start.index)
-        self._loop = loop
-        job.continue_loop()
-        return here
 
     def take(self, share: Any) -> None:
         """Train with a micro-batch now; `share` came with it from `loader.read`.

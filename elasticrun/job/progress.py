@@ -94,19 +94,7 @@ class Progress:
                 f"{position}. Load the states of loaders before the first loop."
             )
         if pending is not None and pending.loader != position.loader:
-            if pending.loader and position.loader:
-                raise LoopOrderError(
-                    f"`{position.loader}` is to continue at {position}, but "
-                    f"`{pending.loader}` at {pending}. A job has one position, so it "
-                    "cannot continue two loops at once. Load states that were taken at "
-                    "the same moment."
-                )
-            if self._is_asked and pending.place != position.place:
-                raise LoopOrderError(
-                    f"the states of two loaders say that the program goes on at "
-                    f"{position} and at {pending}. A job has one position. Load states "
-                    "that were taken at the same moment."
-                )
+            self._check_is_one_place(pending, position)
             if pending.place == position.place and pending.loader:
                 return
         if position.in_epoch and position.place < self._cursor.place:
@@ -119,6 +107,22 @@ class Progress:
         self._is_asked = True
         if not position.in_epoch:
             self._cursor = replace(position, index=0, loader="")
+
+    def _check_is_one_place(self, pending: Position, position: Position) -> None:
+        """Refuse the states of two loaders that were not taken at the same moment."""
+        if pending.loader and position.loader:
+            raise LoopOrderError(
+                f"`{position.loader}` is to continue at {position}, but "
+                f"`{pending.loader}` at {pending}. A job has one position, so it "
+                "cannot continue two loops at once. Load states that were taken at "
+                "the same moment."
+            )
+        if self._is_asked and pending.place != position.place:
+            raise LoopOrderError(
+                f"the states of two loaders say that the program goes on at {position} "
+                f"and at {pending}. A job has one position. Load states that were "
+                "taken at the same moment."
+            )
 
     def skip_epochs(self, limit: int) -> int:
         """Walk past the epochs below `limit` that were finished before the restart.
