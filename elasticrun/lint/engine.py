@@ -74,16 +74,24 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
             for check in CHECKS:
                 found += check(program)
         except Exception as error:
-            text = (
-                f"internal error: {type(error).__name__}: {error}. Nothing is said "
-                "about this file; please report it with the file."
-            )
-            result.problems.append(LintProblem(module.name, 1, text))
+            result.problems.append(LintProblem(module.name, 1, _why_given_up(error)))
             continue
         walked.add(module.name)
         result.programs.append(program)
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
+
+
+def _why_given_up(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return (
+            "nested too deep to be looked through, so nothing is said about this file. "
+            "Cut its longest expression in two."
+        )
+    return (
+        f"internal error: {type(error).__name__}: {error}. Nothing is said about this "
+        "file; please report it with the file."
+    )
 
 
 def _roots(project: Project, result: LintResult) -> list[Module]:
