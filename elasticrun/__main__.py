@@ -92,6 +92,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="between checkpoints; 0: every boundary; auto; off")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
         help="how long a replica may pass no boundary")  # fmt: skip
+    add("--spares", action="store_true",
+        help="keep as many replicas waiting as train, for a crash")  # fmt: skip
     add("--stop-signals", metavar="NAMES",
         help="that mean to save and stop, as TERM,INT,HUP,USR1,USR2")  # fmt: skip
     add("--start", choices=["fork", "exec"], default="fork",

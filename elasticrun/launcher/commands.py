@@ -78,6 +78,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         save_interval=arguments.save_interval,
         is_exec=arguments.start == "exec",
         hang_timeout=parse_hang_timeout(arguments.hang_timeout),
+        has_spares=arguments.spares,
         stop_signals=choose_stop_signals(arguments.stop_signals, variables),
         lifeline=arguments.lifeline,
         is_linted=arguments.lint,
@@ -93,6 +94,12 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
             raise OptionError(str(error)) from error
     if arguments.max_restarts < 0:
         raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
+    if arguments.spares and nodes is not None:
+        raise OptionError(
+            "--spares with --nodes: spares wait with the number of replicas and the "
+            "address that they are to have, which other machines may change. Leave one "
+            "of the two out."
+        )
     if arguments.fresh and nodes is not None:
         raise OptionError(
             "--fresh with --nodes: the machines start one after another, so one would "

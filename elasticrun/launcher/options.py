@@ -115,6 +115,7 @@ class Options:
         name: What `status`, `scale` and `stop` call the job.
         is_named: Whether the user gave the name, so that checkpoints get it too.
         hang_timeout: Seconds without a boundary; "auto"; None for never.
+        has_spares: Whether a whole generation waits for a crash of the one that runs.
         stop_signals: The signals that mean to save and stop.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
         is_linted: Whether errors that the linter finds in the script are shown.
@@ -134,6 +135,7 @@ class Options:
     save_interval: str | None = None
     is_exec: bool = False
     hang_timeout: float | str | None = AUTO
+    has_spares: bool = False
     stop_signals: tuple[int, ...] = STOP_SIGNALS
     lifeline: int | None = None
     is_linted: bool = True

@@ -81,10 +81,19 @@ def test_nodes_that_cannot_be_are_refused(
         parse_nodes(nodes, where)
 
 
-def test_a_fresh_start_of_many_is_refused(stage: Stage) -> None:
-    options = ["--nodes", "2", "--rdzv-endpoint", "127.0.0.1:1", "--fresh"]
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--fresh", "would move aside what another has begun"),
+        ("--spares", "which other machines may change"),
+    ],
+)
+def test_what_many_machines_cannot_have_is_refused(
+    stage: Stage, option: str, why: str
+) -> None:
+    options = ["--nodes", "2", "--rdzv-endpoint", "127.0.0.1:1", option]
     script = stage.root / "script.py"
     script.touch()
     refused = elasticrun(stage, "run", *options, script)
     assert refused.returncode == 2
-    assert "would move aside what another has begun" in refused.stderr
+    assert why in refused.stderr

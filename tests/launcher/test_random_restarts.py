@@ -49,7 +49,10 @@ for epoch in elasticrun.remaining_epochs_until(1_000_000):
 class Shaken:
     """A job to which things happen while it is rescaled."""
 
-    def __init__(self, stage: Stage, pool: ThreadPoolExecutor, seed: int) -> None:
+    def __init__(
+        self, stage: Stage, pool: ThreadPoolExecutor, seed: int, *options: str
+    ) -> None:
+        self._options = options
         self.stage = stage
         self.random = random.Random(seed)
         self._pool = pool
@@ -62,7 +65,7 @@ class Shaken:
     def launch(self) -> None:
         self._stack.close()
         self._num_launched += 1
-        options = ["--replicas", self.size, "--max-restarts", 1000]
+        options = ["--replicas", self.size, "--max-restarts", 1000, *self._options]
         self.job: Running = self._stack.enter_context(
             running(
                 self.stage,
@@ -186,14 +189,14 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 @pytest.mark.parametrize(
     ("seed", "num_rounds"),
     [
-        pytest.param(1, 4, marks=pytest.mark.slow),
+        pytest.param(1, 3, marks=pytest.mark.slow),
         *(pytest.param(n, 20, marks=pytest.mark.soak) for n in range(2, 22)),
     ],
 )
 def test_samples_come_once_whatever_happens_at_a_rescaling(
     stage: Stage, pool: ThreadPoolExecutor, seed: int, num_rounds: int
 ) -> None:
-    shaken = Shaken(stage, pool, seed)
+    shaken = Shaken(stage, pool, seed, *["--spares"] * (seed % 2))
     shaken.launch()
     try:
         shaken.wait_until_trains()

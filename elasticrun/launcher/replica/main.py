@@ -24,7 +24,12 @@ from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, keep_result
 from elasticrun.launcher.replica.hold import Hold
-from elasticrun.launcher.replica.reporter import Reporter, code_of_stop, has_failed_save
+from elasticrun.launcher.replica.reporter import (
+    Reporter,
+    code_of_stop,
+    files_of_program,
+    has_failed_save,
+)
 from elasticrun.replicas.gloo import wait_for_threads
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.replicas.wire import Channel, Message
@@ -67,7 +72,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     processes.die_with_parent(order["launcher"])
     _prepare_process(order, changed)
     store = _serve_store(order, listeners)
-    hold = Hold(lambda: channel.send({"type": "waiting"}))
+    hold = Hold(lambda: channel.send({"type": "waiting", "files": files_of_program()}))
     if order["is_rehearsed"]:
         hold.begin()
     reporter = Reporter(channel, connection, on_begun=partial(_begin, order, hold))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -204,6 +205,20 @@ def installed_modules(*, but: Collection[str]) -> list[str]:
         for name, module in list(sys.modules.items())
         if name not in but and _is_installed(module)
     ]
+
+
+def files_of_program() -> list[str]:
+    """Return the files of the program's own modules that it has imported so far."""
+    files = []
+    for name, module in list(sys.modules.items()):
+        is_standard = name.partition(".")[0] in sys.stdlib_module_names
+        if is_standard or _is_installed(module):
+            continue
+        with contextlib.suppress(Exception):  # A stand-in may raise anything.
+            file = module.__file__
+            if isinstance(file, str):
+                files.append(file)
+    return files
 
 
 def _is_installed(module: object) -> bool:

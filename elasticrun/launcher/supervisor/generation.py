@@ -147,6 +147,11 @@ class Generation:
         return all(member.report for member in self.members)
 
     @property
+    def has_trained(self) -> bool:
+        """Whether every program on this node has trained a batch in it."""
+        return all(m.report.get("has_trained") for m in self.members)
+
+    @property
     def uses_gpus(self) -> bool:
         """Whether the replicas on this node have said that they train on GPUs."""
         return any(m.report.get("gpu_memory") is not None for m in self.members)

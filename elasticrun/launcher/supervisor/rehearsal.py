@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,6 +13,8 @@ from elasticrun.replicas.wire import Message, WireError
 
 _MOST_PRINTED = 1 << 20
 _MOST_TOLD = 1 << 12
+
+_Version = tuple[float, int, int]
 
 
 class Rehearsal:
@@ -24,7 +27,7 @@ class Rehearsal:
         limit: Seconds after which they are late.
         on_waiting: Called when all wait.
         on_late: Called with the reason if they do not in time.
-        on_failure: Called with the reason when one has failed.
+        on_failure: Called when one has failed, with the reason, and whether it waited.
         on_barred: Called when one could not use GPUs as a fork, and has begun anew.
     """
 
@@ -37,7 +40,7 @@ class Rehearsal:
         limit: float,
         on_waiting: Callable[[], None],
         on_late: Callable[[str], None],
-        on_failure: Callable[[str], None],
+        on_failure: Callable[[str, bool], None],
         on_barred: Callable[[], None],
     ) -> None:
         self._loop = loop
@@ -45,7 +48,10 @@ class Rehearsal:
         self._on_failure = on_failure
         self._on_barred = on_barred
         self._left = {each.rank for each in parked}
+        self._size = len(parked)
         self._watched: list[object] = []
+        self._begun_at = time.time()
+        self._files: dict[str, _Version] = {}
         for each, order in zip(parked, orders, strict=True):
             each.begin(order)
             self._watch(each.channel, partial(self._hear, each))
@@ -54,6 +60,19 @@ class Rehearsal:
                 self._watch(output, partial(self._keep, output, printed))
         late = f"the new replicas have not needed the job for {limit:.0f} s"
         self._timer = loop.call_later(limit, lambda: on_late(late))
+
+    @property
+    def num_waiting(self) -> int:
+        """How many have come to where their script needs the job."""
+        return self._size - len(self._left)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether files of the program have changed since these began to run it."""
+        return any(
+            version != _version_of(path) or version[0] > self._begun_at
+            for path, version in self._files.items()
+        )
 
     def end(self) -> None:
         """Hear no more of them."""
@@ -86,7 +105,7 @@ class Rehearsal:
             messages, parked.channel.is_open = [], False
         for message in messages:
             if message["type"] == "waiting":
-                self._note_waiting(parked)
+                self._note_waiting(parked, message["files"])
             elif message["type"] == "barred":
                 self._on_barred()
             elif message["type"] == "failure":
@@ -101,11 +120,22 @@ class Rehearsal:
 
     def _fail(self, parked: Parked, why: str) -> None:
         self.end()
-        self._on_failure(f"rank {parked.rank}: {why.rstrip()}")
+        has_waited = parked.rank not in self._left
+        self._on_failure(f"rank {parked.rank}: {why.rstrip()}", has_waited)
 
-    def _note_waiting(self, parked: Parked) -> None:
+    def _note_waiting(self, parked: Parked, files: list[str]) -> None:
+        for path in files:
+            self._files.setdefault(path, _version_of(path))
         if parked.rank in self._left:
             self._left.remove(parked.rank)
             if not self._left:
                 self._timer.cancel()
                 self._on_waiting()
+
+
+def _version_of(path: str) -> _Version:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0.0, 0, 0
+    return status.st_mtime, status.st_size, status.st_ino

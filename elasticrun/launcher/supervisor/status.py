@@ -62,7 +62,8 @@ class StatusBook:
         supervisor = self._supervisor
         options, generation = supervisor.options, supervisor.generation
         members, report = self._running, self._first_report
-        usage = self._usage_of([member.pid for member in members])
+        spares = supervisor.spares
+        usage = self._usage_of([*(member.pid for member in members), *spares])
         saved_at = report.get("saved_at")
         return {
             "job": options.name,
@@ -88,6 +89,8 @@ class StatusBook:
             "checkpoint_dir": str(options.checkpoint_dir),
             "log_dir": str(options.log_dir),
             "seconds": time.time() - supervisor.judge.started_at,
+            "spares": supervisor.num_ready_spares,
+            "spare_memory": sum(usage[pid][1] for pid in spares),
             "members": [
                 self._describe(member, *usage[member.pid]) for member in members
             ],

@@ -32,7 +32,8 @@ class Successors:
         on_barred: Called when one could not use GPUs as a fork, and has begun anew.
 
     Attributes:
-        is_asked: Whether they were asked for, and not taken since.
+        is_asked: Whether they were asked for, and not taken since; spares are not.
+        may_rehearse: Whether no script has failed beside a generation so far.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class Successors:
         self._on_barred = on_barred
         self._parked: list[Parked] = []
         self._num_asked = 0
+        self._num_spares = 0
         self._rehearsal: Rehearsal | None = None
-        self._may_rehearse = True
+        self.may_rehearse = True
         self._longest_start = 0.0
         self.is_asked = False
 
@@ -68,6 +70,18 @@ class Successors:
     def is_ready(self) -> bool:
         """Whether all are there."""
         return bool(self._parked)
+
+    @property
+    def spares(self) -> list[int]:
+        """The process numbers of the spares."""
+        return sorted(self.pids) if self._num_spares else []
+
+    @property
+    def num_ready_spares(self) -> int:
+        """How many of the spares have come to where their script needs the job."""
+        if self._rehearsal is None or not self._num_spares:
+            return 0
+        return self._rehearsal.num_waiting
 
     @property
     def pids(self) -> set[int]:
@@ -79,27 +93,52 @@ class Successors:
         self._longest_start = max(self._longest_start, seconds)
 
     def prepare(self, size: int, *, beside: Generation | None = None) -> None:
-        """Have so many wait, and none of those that did.
+        """Have so many wait: the spares if these are as many, else others.
 
         Args:
             beside: The generation that gives way to them.
         """
+        if beside is None and self._has_spares(size):
+            self._num_spares = 0
+            self.is_asked = True
+            return
         self.discard()
         self.is_asked = True
+        if beside is not None and not self._can_rehearse(
+            size, beside, otherwise="these stop first"
+        ):
+            beside = None
+        self._park(size, beside)
+
+    def prepare_spares(self, beside: Generation) -> None:
+        """Have as many wait as run, for a crash."""
+        self.discard()
+        if self._can_rehearse(beside.size, beside, otherwise="there are no spares"):
+            self._num_spares = beside.size
+            self._park(beside.size, beside)
+
+    def _has_spares(self, size: int) -> bool:
+        if self._num_spares != size:
+            return False
+        if self._rehearsal is not None and self._rehearsal.is_outdated:
+            self._say("the program's files have changed, so its spares are discarded")
+            return False
+        return True
+
+    def _park(self, size: int, beside: Generation | None) -> None:
         number = self._num_asked
-        is_rehearsed = beside is not None and self._can_rehearse(size, beside)
 
         def on_ready(parked: list[Parked]) -> None:
             if number != self._num_asked:
                 discard(parked)
                 return
             self._parked = parked
-            if is_rehearsed and beside is not None and beside.running:
+            if beside is not None and beside.running:
                 self._rehearse(beside)
             self._on_ready()
 
         def on_first() -> None:
-            if number == self._num_asked and not is_rehearsed:
+            if number == self._num_asked and beside is None:
                 self._on_able()
 
         self._starter.park(size, on_ready, on_first=on_first)
@@ -110,7 +149,7 @@ class Successors:
             self._rehearsal.end()
             self._rehearsal = None
         taken, self._parked = self._parked, []
-        self.is_asked = False
+        self.is_asked, self._num_spares = False, 0
         return taken
 
     def discard(self) -> None:
@@ -118,15 +157,15 @@ class Successors:
         self._num_asked += 1
         discard(self.take())
 
-    def _can_rehearse(self, size: int, beside: Generation) -> bool:
-        if not self._may_rehearse or not beside.has_job:
+    def _can_rehearse(self, size: int, beside: Generation, *, otherwise: str) -> bool:
+        if not self.may_rehearse or not beside.has_job:
             return False
         most = max(processes.memory_of(member.pid) for member in beside.members)
         if size * most <= processes.available_memory():
             return True
         self._say(
             f"{size} more replicas of {most >> 20} MiB may not fit into memory beside "
-            "those that run, so these stop first"
+            f"those that run, so {otherwise}"
         )
         return False
 
@@ -144,9 +183,9 @@ class Successors:
             on_barred=self._on_barred,
         )
 
-    def _on_failure(self, why: str) -> None:
-        """Rehearse no more: what fails beside others may not fail alone."""
-        self._may_rehearse = False
+    def _on_failure(self, why: str, has_waited: bool) -> None:
+        """Rehearse no more what fails beside others: it may not fail alone."""
+        self.may_rehearse = self.may_rehearse and has_waited
         self._on_failed(why)
 
 

@@ -67,6 +67,7 @@ from elasticrun.replicas.wire import Message
 
 _AFTER_GRACE_SECONDS = 3.0
 _REAP_SECONDS = 1.0
+_LEARNING_SECONDS = 1.0
 _ANNOUNCED = {number.name for number in ANNOUNCING}
 
 
@@ -126,6 +127,7 @@ class Supervisor:
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
         self._stop_code = STOPPED
         self._is_hurried = False
+        self._is_spared = False
         self._offered: list[Parked] = []
         # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
         self._strangers = set(processes.children())
@@ -204,6 +206,16 @@ class Supervisor:
             return "waiting"
         has_job = self.generation is not None and self.generation.has_job
         return "training" if has_job else "starting"
+
+    @property
+    def spares(self) -> list[int]:
+        """The process numbers of replicas that are kept for a crash."""
+        return self._successors.spares
+
+    @property
+    def num_ready_spares(self) -> int:
+        """How many of them have come to where their script needs the job."""
+        return self._successors.num_ready_spares
 
     @property
     def is_rescaling(self) -> bool:
@@ -293,9 +305,15 @@ class Supervisor:
     def _call_off(self) -> None:
         assert self.generation is not None
         self._phase = Phase.TRAINING
-        self._successors.discard()
-        self._starter.note_running([member.pid for member in self.generation.running])
+        self._discard_successors()
         self.size = self.generation.size
+        self._keep_spares()
+
+    def _discard_successors(self) -> None:
+        self._successors.discard()
+        if self.generation is not None:
+            running = [member.pid for member in self.generation.running]
+            self._starter.note_running(running)
 
     def _orders_ahead(self, parked: list[Parked]) -> list[Message]:
         """Return the orders of the next generation, in which nothing can change."""
@@ -305,17 +323,32 @@ class Supervisor:
 
     def _on_failed_rehearsal(self, why: str) -> None:
         """Go on with what runs if it has not been asked to give way."""
+        may_rehearse = self._successors.may_rehearse
         if self._phase is Phase.PREPARING:
             self._call_off()
-            why = (
-                "a new replica failed beside those that run, which go on; the next "
-                f"rescaling stops them first. It was {why}"
-            )
+            first = "" if may_rehearse else "; the next rescaling stops them first"
+            why = f"a new replica failed, so those that run go on{first}. It was {why}"
             self._console.event(why)
             self.news.note_not_rescaled(why)
-        else:
+        elif self._successors.is_asked:
             self._console.event(f"a new replica failed, so others start. It was {why}")
             self._successors.prepare(self.size)
+        else:
+            more = "others take their place" if may_rehearse else "there are no more"
+            self._console.event(f"a spare failed; {more}. It was {why}")
+            self._discard_successors()
+            self._keep_spares()
+
+    def _keep_spares(self) -> None:
+        """Have a whole generation wait for a crash of the one that trains."""
+        generation = self.generation
+        if (
+            self.options.has_spares
+            and self._phase is Phase.TRAINING
+            and generation is not None
+            and generation.has_trained
+        ):
+            self._successors.prepare_spares(generation)
 
     def _on_late(self, why: str) -> None:
         """Have what runs give way already, as others may not come so far beside it."""
@@ -432,6 +465,7 @@ class Supervisor:
         waiting = self._successors.pids | self.nodes.pids | self._strangers
         processes.kill_children(but={self._starter.pid, *pids, *waiting})
         self._phase, self._stop = Phase.TRAINING, Stop.NONE
+        self._is_spared = False
         self.crashes.adopt(round_)
         generation = self.generation = Generation(
             parked,
@@ -462,8 +496,14 @@ class Supervisor:
         self.news.note_log_failure(rank, error)
 
     def on_report(self, member: Member) -> None:
-        """Note where a replica is."""
+        """Note where a replica is; once all have trained, have spares."""
         self.news.note_report(member)
+        if not self.options.has_spares or self._is_spared:
+            return
+        if self.generation is not None and self.generation.has_trained:
+            # What the forkserver is to learn of the program comes after the report.
+            self._is_spared = True
+            self.loop.call_later(_LEARNING_SECONDS, self._keep_spares)
 
     def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """Let the forkserver import what the program did, while nobody waits for it."""

@@ -44,6 +44,9 @@ def _render_job(job: Status) -> str:
     lines.append(f"  checkpoint   {saved}, in {job['checkpoint_dir']}")
     lines.append(f"  restarts     {job['restarts']} after crashes")
     lines += [f"               {cause}" for cause in job["causes"]]
+    if memory := job["spare_memory"]:
+        number = f"{job['spares']} ready, {memory / 2**20:.0f} MiB"
+        lines.append(f"  spares       {number}")
     lines += map(_render_member, job["members"])
     return "\n".join(lines)
 

@@ -61,6 +61,8 @@ def book_of(leaders: list[int], folder: Path) -> StatusBook:
         generation=SimpleNamespace(number=4, members=members, running=members),
         state="training",
         size=3,
+        spares=leaders[:1],  # As if the first one were another one.
+        num_ready_spares=1,
         news=SimpleNamespace(on_reported=[]),
         nodes=SimpleNamespace(round=None),
         crashes=CrashBook(3, newest_at_start=0),
@@ -76,6 +78,7 @@ def test_a_status_looks_at_all_processes_once(
     assert len(looks) == 1
     assert [member["pid"] for member in status["members"]] == leaders
     assert all(member["memory"] > 0 for member in status["members"])
+    assert status["spare_memory"] == status["members"][0]["memory"]
 
 
 def test_the_line_that_lives_looks_at_none(

@@ -24,6 +24,8 @@ def test_a_status_reads_as_text() -> None:
         "checkpoint_dir": "/c",
         "restarts": 1,
         "causes": ["generation 3: rank 1 exited with code 4"],
+        "spares": 2,
+        "spare_memory": 2**29,
         "members": [
             {**member, "rank": 0, "pid": 8},
             {**member, "rank": 1, "pid": 9, "gpu_memory": 2**31, "gpu_utilization": 97},
@@ -37,6 +39,7 @@ def test_a_status_reads_as_text() -> None:
         "  checkpoint   5, 10 min ago (2 saves failed), in /c",
         "  restarts     1 after crashes",
         "               generation 3: rank 1 exited with code 4",
+        "  spares       2 ready, 512 MiB",
         "  rank 0       process 8, 1024 MiB, 50% CPU",
         f"  rank 1       process 9, 1024 MiB, 50% CPU, {on_gpu}",
     ]
