@@ -22,12 +22,9 @@ from elasticrun import (
     request_stop,
     world_size,
 )
-from elasticrun.integrations.transformers import (
-    PRIVATE,
-    ElasticMixin,
-    ElasticTrainer,
-    _SharedBatches,
-)
+from elasticrun.integrations.transformers import ElasticMixin, ElasticTrainer
+from elasticrun.integrations.transformers_checks import PRIVATE
+from elasticrun.integrations.transformers_evaluation import SharedBatches
 from elasticrun.testing import start_generation
 from tests.integrations.training import (
     NUM_BATCHES,
@@ -219,7 +216,7 @@ def assert_alike(ended: Any, calm: Any) -> None:
 def test_an_evaluation_counts_each_sample_once(
     num_samples: int, world_size: int
 ) -> None:
-    batches = [_SharedBatches(num_samples, 4, r, world_size) for r in range(world_size)]
+    batches = [SharedBatches(num_samples, 4, r, world_size) for r in range(world_size)]
     counted = [
         index
         for number in range(len(batches[0]))

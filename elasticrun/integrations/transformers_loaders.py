@@ -1,0 +1,104 @@
+"""What a Trainer of transformers trains with: batches from where the job is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import transformers.trainer
+from torch import Tensor
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from elasticrun.data.loader import AdaptiveDataLoader
+from elasticrun.data.order.ready import LengthGroups
+from elasticrun.errors import ElasticRunError
+
+
+class LocalBatch:
+    """This replica's part of a global batch, in micro-batches, each with its share."""
+
+    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
+        self.pairs = pairs
+
+    def without_padding(self) -> list[Any]:
+        """Return the micro-batches, one of padding without its rows."""
+        return [
+            inputs if part.num_valid else without_rows(inputs)
+            for inputs, (_, _, part) in self.pairs
+        ]
+
+
+def without_rows(inputs: Any) -> dict[str, Any]:
+    """Return inputs of no sample, in which everything counts 0."""
+    return {
+        name: value[:0] if isinstance(value, Tensor | list) else value
+        for name, value in inputs.items()
+    }
+
+
+class Batches:
+    """Stands for the loader where the Trainer iterates an epoch.
+
+    Args:
+        first: The batch to begin with.
+    """
+
+    def __init__(self, loader: AdaptiveDataLoader[Any], epoch: int, first: int) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._first = first
+
+    def __iter__(self) -> Iterator[LocalBatch]:
+        pairs = []
+        for inputs, share in self._loader.read(self._epoch, self._first):
+            pairs.append((inputs, share))
+            if share[2].is_step:
+                yield LocalBatch(pairs)
+                pairs = []
+
+
+def _skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """Skip batches as the Trainer does; ours begin where the job is."""
+    if isinstance(dataloader, Batches):
+        return dataloader
+    return _skip_of_accelerate(dataloader, num_batches)
+
+
+_skip_of_accelerate = transformers.trainer.skip_first_batches
+transformers.trainer.skip_first_batches = _skip_first_batches
+
+
+def order(sampler: Any, batch_size: int) -> dict[str, Any]:
+    """Return the loader's arguments for the order that the Trainer would have.
+
+    Raises:
+        ElasticRunError: It is one that cannot be read at a position.
+    """
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        return {"shuffle": True}
+    if type(sampler) is SequentialSampler:
+        return {}
+    if type(sampler) is LengthGroupedSampler:
+        return {"sampler": LengthGroups(sampler.lengths, batch_size)}
+    raise ElasticRunError(
+        f"the Trainer's sampler is a {type(sampler).__name__}, an order that cannot be "
+        "read from a place on at any number of devices. train_sampling_strategy is "
+        '"random", "sequential" or "group_by_length" here; for another order let '
+        "get_train_dataloader return an AdaptiveDataLoader with it."
+    )
+
+
+def check_length(dataset: Any, description: str) -> None:
+    """Refuse data without a length.
+
+    Raises:
+        TypeError: It has none.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"{description}: a {type(dataset).__name__} is iterable data, which has no "
+            "samples by number. They cannot be shared out so that each is taken once "
+            "at any number of devices, nor read from a place in the midst. Give a data "
+            "set with __len__ and __getitem__."
+        )
