@@ -23,7 +23,7 @@ from elasticrun.job.stepping import (
     step_between_micro_batches,
     wrap_method,
 )
-from elasticrun.parallel.crossing import crossing_node
+from elasticrun.parallel.crossing import crossing_node, reaches_unweighed
 from elasticrun.parallel.partial_gradients import PartialGradients, parameters_of
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.rehearsal import Rehearsal
@@ -94,6 +94,7 @@ class GradientHooks:
         self._micro_batch: object = None
         self._counted_in: object = None
         self._checked_loop: object = None
+        self._checked_mix: object = None
         self._has_warned = False
         self._follows = False
         self._unstepped = Unstepped()
@@ -323,8 +324,11 @@ class GradientHooks:
                 self._sole_weight = torch.tensor(
                     weight, dtype=torch.float64, device="cpu"
                 )
-        elif loader is not None and loader.running_loop.current[2].num_valid == 0:
-            weight = 0.0  # Others were weighed on their way in.
+        elif loader is not None:
+            if loader.running_loop.current[2].num_valid == 0:
+                weight = 0.0  # Others were weighed on their way in.
+            if loader.running_loop is not self._checked_mix:
+                self._check_mix(loader)
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
@@ -349,6 +353,18 @@ class GradientHooks:
                 "their mean), and gradients that have crossed over cannot be weighed "
                 "at the parameters any more. Weigh the loss where it begins: "
                 "model.weigh(loss).backward()."
+            )
+
+    def _check_mix(self, loader: Loop) -> None:
+        """Warn, once a loop, of a part that is not weighed where each needs its own."""
+        self._checked_mix = loader.running_loop
+        if not loader.has_one_weight and reaches_unweighed({*self._parameters}):
+            warn_at_program(
+                f"a part of the loss is weighed, and a part is not, in the loop over "
+                f"`{loader.name}` ({loader.where}), whose members' batches do not "
+                "divide alike. What is not weighed counts as if they did. Let each "
+                "loss go through model.weigh(loss, member=...), and what depends on no "
+                "batch (a penalty on parameters) with any of the members."
             )
 
     def _correct(self) -> None:

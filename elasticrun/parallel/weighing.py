@@ -213,8 +213,12 @@ _weighing_of: WeakKeyDictionary[Job, Weighing] = WeakKeyDictionary()
 def factor_of(loss: Tensor) -> Any:
     """Return the factor of a loss that has just been weighed; None if it has not."""
     node: Any = loss.grad_fn
-    is_weighed = getattr(type(node), "_forward_cls", None) is _Weigh
-    return node.factor() if is_weighed else None
+    return node.factor() if is_weighed(node) else None
+
+
+def is_weighed(node: Any) -> bool:
+    """Return whether what comes through a node of the graph is weighed there."""
+    return getattr(type(node), "_forward_cls", None) is _Weigh
 
 
 def _check_member(member: Loop, loader: Loop | None) -> None:

@@ -19,6 +19,7 @@ from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     CheckpointError,
+    CombinedLoader,
     ElasticRunError,
     StateNameError,
     remaining_epochs_until,
@@ -533,6 +534,21 @@ def test_a_count_that_the_last_micro_batch_lacks_is_refused() -> None:
     with pytest.raises(ElasticRunError, match="but not in the last"):
         backward(model, batch)
     assert next(batches) is not None
+
+
+@pytest.mark.parametrize("weighs_both", [True, False])
+def test_a_sum_of_weighed_and_other_losses_is_warned_of(weighs_both: bool) -> None:
+    model = AdaptiveDataParallel(linear(1.0))
+    a, b = loader(2, size=7), AdaptiveDataLoader(Numbers(16), 8, name="b")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for first, second in CombinedLoader([a, b], name="both"):
+            loss = model.weigh(model(first[:, None].float()).mean(), member=a)
+            other = model(second[:, None].float()).mean()
+            (loss + (model.weigh(other, member=b) if weighs_both else other)).backward()
+    texts = [str(each.message) for each in caught]
+    assert [("a part is not" in text) for text in texts] == [True] * (not weighs_both)
+    assert {each.filename for each in caught} <= {__file__}
 
 
 def test_what_is_weighed_is_checked() -> None:
