@@ -8,7 +8,7 @@ scale is timed from the call in a program that is connected to the launcher, and
 command `elasticrun scale`, whose interpreter starts first. torchrun restarts after a
 `kill -9` by itself; to rescale, it is stopped and started again. A pause is from the
 last batch of the old generation to the first one of the new, of a script that prepares
-itself for some seconds before that.
+itself for some seconds before that, or compiles a model.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 from machine import report
@@ -32,11 +33,19 @@ from elasticrun.launcher.talk.client import find_job
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]
-PREPARED = """
-import runpy, sys, time
-time.sleep({seconds})
-runpy.run_path({digits!r}, run_name="__main__")
+SLEEPING = "import time; time.sleep({})"
+COMPILING = """
+import torch
+compiled = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()))
+compiled(torch.randn(8, 64)).sum().backward()
 """
+PREPARATIONS = {
+    **{
+        f"{seconds} s of preparation": SLEEPING.format(seconds)
+        for seconds in (0, 3, 10)
+    },
+    "a compiled model": COMPILING,
+}
 DEADLINE = 120.0
 EPOCHS = 100_000
 
@@ -44,13 +53,11 @@ EPOCHS = 100_000
 class Job:
     """The example under a launcher, in a folder of its own."""
 
-    def __init__(self, folder: Path, preparation: float | None = None) -> None:
+    def __init__(self, folder: Path, preparation: str = "") -> None:
         self.folder = folder
-        self.script = DIGITS
-        if preparation is not None:
-            text = PREPARED.format(seconds=preparation, digits=str(DIGITS))
-            self.script = folder / "prepared.py"
-            self.script.write_text(text)
+        self.script = folder / "script.py"
+        run = f"import runpy; runpy.run_path({str(DIGITS)!r}, run_name='__main__')"
+        self.script.write_text(f"{preparation}\n{run}\n")
         self.variables = {
             **os.environ,
             "ELASTICRUN_CHECKPOINT_DIR": str(folder / "checkpoints"),
@@ -128,7 +135,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def job_of(
-    command: list[str], preparation: float | None = None
+    command: list[str], preparation: str = ""
 ) -> Iterator[tuple[Job, psutil.Popen]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         job = Job(Path(folder), preparation)
@@ -177,16 +184,30 @@ def measure_elasticrun(rounds: int) -> None:
 
 def measure_prepared(rounds: int) -> None:
     command = [*ELASTICRUN, "run", "--replicas", "2"]
-    for seconds in (0, 3, 10):
-        with job_of(command, seconds) as (job, _):
+    for what, preparation in PREPARATIONS.items():
+        with job_of(command, preparation) as (job, process):
             os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
-            pauses = []
+            scaled = []
             for number in range(rounds):
                 job.wait_until_steady()
-                with find_job(None) as launcher:
+                with find_job(str(process.pid)) as launcher:
                     request = launcher.scale((3, 2)[number % 2])
-                    pauses.append(job.pause(lambda: next(request)))  # noqa: B023
-            tell(f"pause, {seconds} s of preparation", "elasticrun", pauses)
+                    scaled.append(job.pause(lambda: next(request)))  # noqa: B023
+        tell(f"pause at scale, {what}", "elasticrun", scaled)
+        with job_of([*command, "--spares"], preparation) as (job, process):
+            os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
+            killed = []
+            for _ in range(rounds):
+                job.wait_until_steady()
+                wait_until(lambda: status_of(process)["spares"] == 2)
+                pid = status_of(process)["members"][1]["pid"]
+                killed.append(job.pause(lambda: os.kill(pid, signal.SIGKILL)))  # noqa: B023
+        tell(f"pause at kill -9 with spares, {what}", "elasticrun", killed)
+
+
+def status_of(process: psutil.Popen) -> dict[str, Any]:
+    with find_job(str(process.pid)) as launcher:
+        return launcher.status
 
 
 def measure_torchrun(rounds: int) -> None:
