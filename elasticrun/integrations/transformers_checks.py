@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import transformers
+import transformers.trainer
 from transformers import Trainer
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 
-# What is used of the Trainer beside its public names: of a method the parameters that
-# it must have, of anything else None. A version without one of them is refused.
+# What is used of the Trainer and its module beside public names: of a function the
+# parameters that it must have, of what is set when it begins to train None. A version
+# without one of them is refused.
 PRIVATE: dict[str, tuple[str, ...] | None] = {
     "_finalize_training": ("trial", "num_train_samples", "start_time"),
     "_get_collator_with_removed_columns": ("data_collator", "description"),
@@ -33,7 +34,7 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
         *("resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch"),
     ),
     "_track_num_input_tokens": ("inputs",),
-    # Set when it begins to train.
+    "skip_first_batches": ("dataloader", "num_batches"),
     "_globalstep_last_logged": None,
     "_initial_global_step": None,
     "_initial_num_input_tokens_seen": None,
@@ -51,10 +52,10 @@ def check_version() -> None:
     for name, parameters in PRIVATE.items():
         if parameters is None:
             continue
-        method = getattr(Trainer, name, None)
-        known = () if method is None else inspect.signature(method).parameters
+        function = getattr(Trainer, name, getattr(transformers.trainer, name, None))
+        known = () if function is None else inspect.signature(function).parameters
         if missing := [each for each in parameters if each not in known]:
-            raise _gone(f"Trainer.{name}({', '.join(missing)})")
+            raise _gone(f"{name}({', '.join(missing)})")
 
 
 def check_attributes(trainer: Any) -> None:
@@ -65,14 +66,14 @@ def check_attributes(trainer: Any) -> None:
     """
     for name, parameters in PRIVATE.items():
         if parameters is None and not hasattr(trainer, name):
-            raise _gone(f"Trainer.{name}")
+            raise _gone(name)
 
 
 def _gone(what: str) -> ElasticRunError:
     return ElasticRunError(
-        f"transformers {transformers.__version__} has no {what}, without which "
-        "training cannot go on where it was. docs/integrations.md says which versions "
-        "are tested; install one of them."
+        f"the Trainer of transformers {transformers.__version__} has no {what}, "
+        "without which training cannot go on where it was. docs/integrations.md says "
+        "which versions are tested; install one of them."
     )
 
 

@@ -65,8 +65,9 @@ def _skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     return _skip_of_accelerate(dataloader, num_batches)
 
 
-_skip_of_accelerate = transformers.trainer.skip_first_batches
-transformers.trainer.skip_first_batches = _skip_first_batches
+if hasattr(transformers.trainer, "skip_first_batches"):  # Else no Trainer is made.
+    _skip_of_accelerate = transformers.trainer.skip_first_batches
+    transformers.trainer.skip_first_batches = _skip_first_batches
 
 
 def order(sampler: Any, batch_size: int) -> dict[str, Any]:
