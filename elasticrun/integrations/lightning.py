@@ -51,6 +51,8 @@ INTERNALS = {
     "fit_loop.epoch_loop.restarting": "is the same as that of the loop around it",
     "fit_loop.epoch_loop.val_loop.setup_data": "asks for the loaders for validation",
     "fit_loop.epoch_loop.val_loop._combined_loader": "has them",
+    "fit_loop.epoch_loop.val_loop._restarting": "says whether it counts on",
+    "fit_loop.epoch_loop.val_loop._results": "are the averages over a validation",
 }
 
 
@@ -77,6 +79,10 @@ class Elastic(Callback):
             of one of as many devices as are given. Of an `AdaptiveDataLoader` it is
             always global.
         devices: How many there were when that size was chosen.
+        saves_in_validation: Save and stop between two batches of a validation, too, if
+            it has one loader. For a module that keeps nothing of a validation but by
+            `self.log` and in metrics of torchmetrics: a list that it fills would be
+            empty again after a restart.
 
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
@@ -89,6 +95,7 @@ class Elastic(Callback):
         batch_size: Literal["global", "per_device"] | None = None,
         *,
         devices: int | None = None,
+        saves_in_validation: bool = False,
     ) -> None:
         if batch_size not in (None, "global", "per_device"):
             raise ValueError(
@@ -107,6 +114,8 @@ class Elastic(Callback):
         self._is_waiting = False  # Gradients, for a step.
         self._has_finished = False
         self._start = (0, 0)  # Epoch, and its first batch in this process.
+        self._saves_in_validation = saves_in_validation
+        self._first_validated = 0  # The batch with which the next validation begins.
         self._num_loaders = 0
 
     @staticmethod
@@ -233,7 +242,9 @@ class Elastic(Callback):
         if self._resumes:  # Between two batches: nothing is to be repeated or skipped.
             fit_loop._restarting = False
             epoch_loop.restarting = False  # And that of the loops in it.
+        validated = 0
         if self._resumes and loaded is not None and loaded["is_in_epoch"]:
+            validated = loaded["validated"]
             restore_sums(epoch_loop._results, loaded["sums"], trainer)
             # Averages begin anew in the first batch of all, by Lightning's count.
             trainer._logger_connector._first_loop_iter = False
@@ -245,12 +256,20 @@ class Elastic(Callback):
         check_alike([each.loader for each in members], current_job().world_size)
         for each in members:
             each.num_passes = 0
-        self._start = loop.begin(
+        trained = epoch_loop.batch_progress.current.completed
+        epoch, _ = loop.begin(
             int(trainer.num_training_batches),
             epoch=fit_loop.epoch_progress.current.processed,
-            step=epoch_loop.batch_progress.current.completed,
+            step=trained - 1 if validated else trained,
         )
+        self._start = epoch, trained
         self._state.is_in_epoch = True
+        if validated and loaded is not None:  # All that is left of the batch.
+            self._first_validated = validated
+            val_loop = epoch_loop.val_loop
+            restore_sums(val_loop._results, loaded["validation_sums"], trainer)
+            val_loop._restarting = True  # It counts on.
+            epoch_loop.on_advance_end(fit_loop._data_fetcher)
 
     def _read(self, batches: Batches) -> Iterator[Any]:
         """Yield batches of this epoch; from its beginning, in a second pass."""
@@ -302,9 +321,42 @@ class Elastic(Callback):
         self._loop.end()
 
     def _evaluate(self, batches: Batches) -> Iterator[Any]:
-        """Yield batches for an evaluation; they have no place."""
-        for batch, _ in batches.loader.read(0):
+        """Yield batches for an evaluation, from where a validation is to go on."""
+        trainer: Any = self._trainer
+        combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+        members = [] if combined is None else combined.flattened
+        if batches not in members:
+            for batch, _ in batches.loader.read(0):
+                yield batch
+            return
+        end = int(min(len(batches), combined.limits[members.index(batches)]))
+        first, self._first_validated = self._first_validated, 0
+        if first:
+            combined._iterator._idx = first  # The number that hooks get.
+        may_save = self._saves_in_validation and not trainer.sanity_checking
+        # A replica may have no sample of the last batch, so it has another one after
+        # each boundary: without any, it would not take part in the averages.
+        last = end - 2 if may_save and len(members) == 1 else 0
+        finished = first
+        for batch, (number, _, _) in batches.loader.read(0, first):
+            finished = self._pass_validated(finished, min(number, last))
+            if number >= end:
+                return
             yield batch
+        self._pass_validated(finished, last)
+
+    def _pass_validated(self, finished: int, number: int) -> int:
+        """Pass the boundaries up to that before a batch; return how many are finished.
+
+        There are several where other replicas alone had samples of a batch.
+        """
+        assert self._loop is not None
+        while finished < number:
+            finished += 1
+            self._state.validated = finished
+            self._loop.pass_boundary(0)
+            self._state.validated = 0
+        return finished
 
     # After it.
 

@@ -31,6 +31,7 @@ class FitState(State):
 
     Attributes:
         is_in_epoch: Whether the boundary is within an epoch, for Lightning.
+        validated: How many batches of a validation are finished at a boundary in it.
         loaded: What the checkpoint has, if there is one.
     """
 
@@ -39,11 +40,13 @@ class FitState(State):
         self._trainer = trainer
         self._captured: dict[str, Any] = {}
         self.is_in_epoch = False
+        self.validated = 0
         self.loaded: dict[str, Any] | None = None
 
     def sync(self) -> None:
         trainer, connector = self._trainer, self._trainer._logger_connector
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        epoch_loop = trainer.fit_loop.epoch_loop
         self._captured = {
             "checkpoint": {
                 key: value
@@ -52,7 +55,11 @@ class FitState(State):
             },
             "is_in_epoch": self.is_in_epoch,
             "should_stop": trainer.should_stop,
-            "sums": sums_of_all(trainer.fit_loop.epoch_loop._results),
+            "sums": sums_of_all(epoch_loop._results),
+            "validated": self.validated,
+            "validation_sums": sums_of_all(
+                epoch_loop.val_loop._results if self.validated else {}
+            ),
             "logs": kept_logs(trainer.loggers),
             **{name: dict(getattr(connector, name)) for name in _METRICS},
         }

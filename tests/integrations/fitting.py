@@ -37,6 +37,7 @@ class Net(LightningModule):
         torch.manual_seed(1)
         self.net = nn.Linear(4, 1)
         self.mean = MeanMetric()
+        self.mean_valid = MeanMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         (x,) = batch
@@ -54,6 +55,12 @@ class Net(LightningModule):
         (x,) = batch
         loss = self.loss(x)
         self.log("valid", loss, sync_dist=True, add_dataloader_idx=False)
+        if dataloader_idx == 0:
+            self.mean_valid.update(loss, len(x))
+            self.log("metric_valid", self.mean_valid, add_dataloader_idx=False)
+            numbers = torch.tensor(float(batch_idx))
+            told = {"sync_dist": True, "reduce_fx": "max", "add_dataloader_idx": False}
+            self.log("last_number", numbers, **told)
 
     def loss(self, x: Tensor) -> Tensor:
         return mse_loss(self.net(x), x.sum(1, keepdim=True))
@@ -181,6 +188,7 @@ class Log(Callback):
         loop = trainer.fit_loop
         counts = [trainer.global_step, trainer.current_epoch, loop.total_batch_idx]
         counts.append(loop.epoch_loop._batches_that_stepped)  # What loggers count by.
+        counts.append(loop.epoch_loop.val_loop.batch_progress.current.completed)
         data = trainer.datamodule
         counts.append(data.num_batches if isinstance(data, Module) else 0)
         values = [float(metrics[name]) for name in sorted(metrics)]
@@ -188,12 +196,15 @@ class Log(Callback):
 
 
 class OnBatch(Callback):
-    """Calls a function at the end of each batch."""
+    """Calls a function at the end of each batch, of a validation, too."""
 
     def __init__(self, function: Callable[[Trainer], None]) -> None:
         self._function = function
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self._function(trainer)
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self._function(trainer)
 
 
@@ -205,6 +216,7 @@ class Kind:
         mode: Of the loaders that train together, if there are two.
         with_module: Whether hooks of a LightningDataModule make the loaders.
         with_torch: Whether the loaders are torch's.
+        valid_size: The batch size of a validation.
         tolerance: How much another number of replicas may change values.
     """
 
@@ -212,12 +224,14 @@ class Kind:
     mode: Any = None
     with_module: bool = False
     with_torch: bool = False
+    valid_size: int = 4
     tolerance: float = 2e-5
     options: dict[str, Any] = field(default_factory=lambda: {"val_check_interval": 0.5})
 
 
 KINDS = {
     "plain": Kind(),
+    "in validation": Kind(valid_size=3, options={"val_check_interval": 2}),
     "steps": Kind(
         Patient,
         options={
@@ -279,7 +293,8 @@ class Fit:
                 "train_dataloaders": self._train(),
                 "val_dataloaders": self._valid(),
             }
-        return self._fit([Elastic(means)], loaders, **Elastic.devices())
+        elastic = Elastic(means, saves_in_validation=kind.valid_size == 3)
+        return self._fit([elastic], loaders, **Elastic.devices())
 
     def run_bare(self, batches: Batches) -> dict[str, Any]:
         """Train with these batches and without elasticrun."""
@@ -308,7 +323,7 @@ class Fit:
         kind = KINDS[self.kind]
         if kind.with_torch:
             return DataLoader(valid, 4)
-        loader = AdaptiveDataLoader(valid, 4, even_batches=False)
+        loader = AdaptiveDataLoader(valid, kind.valid_size, even_batches=False)
         if kind.mode is None:
             return loader
         return [loader, AdaptiveDataLoader(data, 12, even_batches=False)]

@@ -84,12 +84,12 @@ def test_stops_in_every_batch_do_not_show(tmp_path: Path, kind: str) -> None:
     num_stops = 0
     while (ended := run(tmp_path / "cut", fit)) is None:
         num_stops += 1
-        assert num_stops <= expected["steps"] * 2
+        assert num_stops <= 40
     assert ended == expected
     if KINDS[kind].mode is None:  # A trace has no places for two loaders in a step.
         batches = delivered(tmp_path / "cut" / "trace")
         assert batches == delivered(tmp_path / "calm" / "trace")
-    assert num_stops >= 4
+    assert num_stops >= (20 if kind == "in validation" else 4)
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
