@@ -20,7 +20,6 @@ from elasticrun import (
     AdaptiveDataLoader,
     ElasticRunError,
     rank,
-    request_stop,
     world_size,
 )
 from elasticrun.integrations.transformers import ElasticMixin, ElasticTrainer
@@ -38,7 +37,7 @@ from tests.integrations.training import (
 )
 from tests.support.foreign import delivered, deliveries
 from tests.support.generations import JOB, Crash, run_once
-from tests.support.programs import request_stop_and_wait
+from tests.support.programs import StopOnce, request_stop_and_wait
 
 # It warns of deprecations of torch's, and of what a checkpoint leaves out.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -72,16 +71,14 @@ def test_one_replica_does_what_the_trainer_does(
 
 
 def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
-    def stop_soon(state: Any) -> None:
-        request_stop()
-
     training = Training(str(tmp_path), dropout=0.1)
     for _ in EVERY_STEP:
-        if run(tmp_path, replace(training, on_step=stop_soon)) is not None:
+        if run(tmp_path, replace(training, on_step=StopOnce())) is not None:
             break
     assert run(tmp_path, training) == calm[0]
     assert delivered(tmp_path / "trace") == calm[1]
-    assert len({generation for generation, _ in deliveries(tmp_path / "trace")}) > 6
+    # A stop comes after the step in which it is asked for, or after the next one.
+    assert len({generation for generation, _ in deliveries(tmp_path / "trace")}) >= 4
 
 
 @pytest.mark.parametrize("died_in", [1, 4, 5, 7])
@@ -101,7 +98,7 @@ def test_kills_do_not_show(tmp_path: Path, calm: Any, died_in: int) -> None:
 def test_an_accumulated_step_is_not_left(tmp_path: Path, left_after: int) -> None:
     def stop(state: Any) -> None:
         if state.global_step == left_after:
-            request_stop()
+            request_stop_and_wait()
 
     training = Training(str(tmp_path), options={"gradient_accumulation_steps": 3})
     calm = run(tmp_path / "calm", replace(training, directory=str(tmp_path / "calm")))
@@ -150,13 +147,10 @@ def die_in_last_step(state: Any) -> None:
 def test_a_stop_and_a_kill_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, kind: str, num_devices: int, num_replicas: int
 ) -> None:
-    def stop(state: Any) -> None:
-        request_stop()
-
     calm = run(tmp_path / "calm", Training(str(tmp_path / "calm"), kind=kind))
     job = tmp_path / "job"
     training = Training(str(job), kind=kind, num_devices=num_devices)
-    assert run(job, replace(training, on_step=stop)) is None
+    assert run(job, replace(training, on_step=StopOnce())) is None
     dying = replace(training, on_step=die_in_last_step, save_interval=0)
     variables = {"ELASTICRUN_TRACE": str(job / "trace"), "ELASTICRUN_JOB": JOB}
     with start_generation(dying, num_replicas, variables=variables) as started:
