@@ -55,9 +55,11 @@ class Job:
 
     def __init__(self, folder: Path, preparation: str = "") -> None:
         self.folder = folder
-        self.script = folder / "script.py"
-        run = f"import runpy; runpy.run_path({str(DIGITS)!r}, run_name='__main__')"
-        self.script.write_text(f"{preparation}\n{run}\n")
+        self.script = DIGITS
+        if preparation:
+            self.script = folder / "script.py"
+            run = f"import runpy; runpy.run_path({str(DIGITS)!r}, run_name='__main__')"
+            self.script.write_text(f"{preparation}\n{run}\n")
         self.variables = {
             **os.environ,
             "ELASTICRUN_CHECKPOINT_DIR": str(folder / "checkpoints"),
