@@ -102,6 +102,12 @@ OUTSIDE = named("""
     subprocess.Popen os.popen os.kill
 """)
 
+PORTS = named("""
+    socket.create_server socketserver.TCPServer http.server.HTTPServer
+    http.server.ThreadingHTTPServer prometheus_client.start_http_server
+    torch.distributed.TCPStore
+""")
+
 RUNS_PROGRAM = named("""
     os.system subprocess.run subprocess.call subprocess.check_call subprocess.Popen
     os.popen

@@ -189,6 +189,16 @@ class Collective(NamedTuple):
     name: str
 
 
+class PortTaken(NamedTuple):
+    """The process listens at a port."""
+
+    name: str
+
+
+class JobNeeded(NamedTuple):
+    """Something of elasticrun is called, which makes the job if it is the first."""
+
+
 # Loops.
 
 

@@ -25,7 +25,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elasticrun.job import current
-from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
 from elasticrun.testing import run_generation
 from tests.docs.documents import ROOT, Block, blocks
@@ -50,7 +49,7 @@ def fewer_epochs(code: str) -> str:
 AT_ANY_SIZE = {
     **{block.name: block.code for block in PYTHON if block.sizes == (1, 3)},
     **{f"{block.name}+": side_of(block, "+") for block in DIFFS},
-    **{f"{r.code} right": fewer_epochs(PRELUDE + r.right) for r in RULES.values()},
+    **{f"{r.code} right": fewer_epochs(r.prelude + r.right) for r in RULES.values()},
 }
 
 

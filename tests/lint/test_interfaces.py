@@ -84,7 +84,7 @@ def check_result(result: dict[str, Any], rules: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_sarif_keeps_to_its_schema(code: str) -> None:
-    text = PRELUDE + RULES[code].wrong
+    text = RULES[code].prelude + RULES[code].wrong
     result = lint_text(text, name="a train.py", options=LintOptions(pedantic=True))
     result.problems.append(LintProblem("other.py", 1, "cannot be read."))
     log = json.loads(report(result, "sarif"))
@@ -151,8 +151,8 @@ LOUD = {
         ER301 ER303 ER401 ER402 ER502 ER504 ER505
     """,
     "W": """
-        ER001 ER002 ER105 ER106 ER109 ER110 ER207 ER209 ER211 ER302 ER304 ER305 ER306
-        ER307 ER308 ER309 ER501 ER503
+        ER001 ER002 ER105 ER106 ER109 ER110 ER113 ER207 ER209 ER211 ER302 ER304 ER305
+        ER306 ER307 ER308 ER309 ER501 ER503
     """,
     "H": "ER111 ER112 ER202 ER403",
 }
@@ -163,7 +163,7 @@ LOUD = {
     [(severity, code) for severity, codes in LOUD.items() for code in codes.split()],
 )
 def test_the_severity_of_a_rule(severity: str, code: str) -> None:
-    text = PRELUDE + RULES[code].wrong
+    text = RULES[code].prelude + RULES[code].wrong
     found = lint_text(text, options=LintOptions(pedantic=True)).findings
     assert severity in {each.severity for each in found if each.code == code}
     shown = lint_text(text).findings

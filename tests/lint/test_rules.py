@@ -11,7 +11,7 @@ from elasticrun.lint.engine import lint_text
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.rules import table
 from elasticrun.lint.rules.pages import pages
-from elasticrun.lint.rules.rule import PRELUDE, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.table import RULES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -20,24 +20,24 @@ EVERY = [pytest.param(rule, id=code) for code, rule in sorted(RULES.items())]
 
 @pytest.mark.parametrize("rule", EVERY)
 def test_the_wrong_script_is_found(rule: Rule) -> None:
-    result = lint_text(PRELUDE + rule.wrong, options=LintOptions(pedantic=True))
+    result = lint_text(rule.prelude + rule.wrong, options=LintOptions(pedantic=True))
     assert not result.problems
     assert rule.code in {finding.code for finding in result.findings}
 
 
 @pytest.mark.parametrize("rule", EVERY)
 def test_the_right_script_is_clean(rule: Rule) -> None:
-    result = lint_text(PRELUDE + rule.right)
+    result = lint_text(rule.prelude + rule.right)
     assert not result.problems
     assert [finding.message for finding in result.findings] == []
-    pedantic = lint_text(PRELUDE + rule.right, options=LintOptions(pedantic=True))
+    pedantic = lint_text(rule.prelude + rule.right, options=LintOptions(pedantic=True))
     assert rule.code not in {finding.code for finding in pedantic.findings}
 
 
 @pytest.mark.parametrize("rule", EVERY)
 def test_the_examples_are_python(rule: Rule) -> None:
-    compile(PRELUDE + rule.wrong, rule.code, "exec")
-    compile(PRELUDE + rule.right, rule.code, "exec")
+    compile(rule.prelude + rule.wrong, rule.code, "exec")
+    compile(rule.prelude + rule.right, rule.code, "exec")
 
 
 def test_the_pages_say_what_the_rules_say() -> None:

@@ -39,22 +39,19 @@ is in [idempotency.md](../idempotency.md)."""
 def markdown_page(rule: Rule) -> str:
     """Return a rule's page for the documentation."""
     help_text = rule.help[:1].upper() + rule.help[1:]
-    return (
-        "\n\n".join(
-            [
-                f"# {rule.code}: {rule.title}",
-                f"Severity: {_SEVERITIES[rule.severity]}.",
-                textwrap.fill(rule.why, 88),
-                "Wrong:",
-                f"```text\n{rule.wrong.rstrip()}\n```",
-                "Right:",
-                f"```text\n{rule.right.rstrip()}\n```",
-                textwrap.fill(f"{help_text}.", 88),
-                f"The scripts begin as in [the list of rules]({_BEGINNING}).",
-            ]
-        )
-        + "\n"
-    )
+    parts = [
+        f"# {rule.code}: {rule.title}",
+        f"Severity: {_SEVERITIES[rule.severity]}.",
+        textwrap.fill(rule.why, 88),
+        "Wrong:",
+        f"```text\n{rule.wrong.rstrip()}\n```",
+        "Right:",
+        f"```text\n{rule.right.rstrip()}\n```",
+        textwrap.fill(f"{help_text}.", 88),
+    ]
+    if rule.prelude == PRELUDE:
+        parts.append(f"The scripts begin as in [the list of rules]({_BEGINNING}).")
+    return "\n\n".join(parts) + "\n"
 
 
 def markdown_index() -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.program import Walked
 from elasticrun.lint.rules import (
+    beside,
     data,
     effects,
     files,
@@ -25,7 +26,7 @@ from elasticrun.lint.rules.rule import Rule
 
 _MODULES = (
     suppressions, replayed, files, effects, loops, leaving, volatile, sums, left_over,
-    states, steps, ranks, data,
+    states, steps, ranks, data, beside,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {

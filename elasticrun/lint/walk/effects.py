@@ -9,6 +9,7 @@ from elasticrun.lint.events import (
     FileMoved,
     Logged,
     Outside,
+    PortTaken,
     Saved,
     Seeded,
     Trained,
@@ -44,6 +45,8 @@ def _outer_effect(walk: Walk, it: Called) -> Value | None:
     elif it.name in catalog.UNREPEATABLE or it.name == "os.makedirs":
         moved = FileMoved(it.name, set(it.keywords), walk.catching)
         walk.note(it.node, moved)
+    elif it.name in catalog.PORTS:
+        walk.note(it.node, PortTaken(it.name))
     elif it.name in catalog.SAVES:
         walk.note(it.node, Saved(it.name))
     else:

@@ -8,6 +8,7 @@ from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import (
     Collective,
     Draw,
+    JobNeeded,
     Made,
     OrderDrawn,
     Seeded,
@@ -57,6 +58,8 @@ _BOUNDS: dict[str, tuple[Kind, str]] = {
 def call_elastic(walk: Walk, name: str, site: Site) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
     node, frame = site.node, site.frame
+    if name != "launch":
+        walk.note(node, JobNeeded())
     sink = SAVE if name == "Variables" else VALUE
     given = site.given or arguments(walk, node, frame, sink)
     if name in roles.LOADERS:
