@@ -33,6 +33,7 @@ INTERNALS = {
     "_signal_connector.register_signal_handlers": "would communicate in handlers",
     "_checkpoint_connector._loaded_checkpoint": "is what a fit goes on from",
     "_checkpoint_connector.dump_checkpoint": "is what Lightning keeps",
+    "_checkpoint_connector.resume_start": "loads a checkpoint of Lightning's",
     "_checkpoint_connector.restore_model": "loads weights, which the job does itself",
     "_logger_connector._callback_metrics": "is what was logged last, for callbacks",
     "_logger_connector._logged_metrics": "is the same, for loggers",
@@ -134,10 +135,11 @@ class Elastic(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the loaders, and load what the job has."""
         if self._trainer is not trainer:
-            _check(trainer)
+            _check_internals(trainer)
             self._take_over(trainer)
         if stage != "fit":
             return
+        _check(trainer)
         self._loop = ForeignLoop("Trainer.fit")
         current_job().boundary.put_off_while(lambda: self._is_waiting)
         try:
@@ -171,11 +173,32 @@ class Elastic(Callback):
         strategy.process_dataloader = self._stand_in
         strategy.reduce = _exact(strategy.reduce)
         of_trainer._signal_connector.register_signal_handlers = _do_nothing
-        of_trainer._checkpoint_connector.restore_model = _do_nothing
+        connector = of_trainer._checkpoint_connector
+        connector.resume_start = partial(self._resume_start, connector.resume_start)
+        connector.restore_model = partial(self._restore_model, connector.restore_model)
         epoch_loop = fit_loop.epoch_loop
         epoch_loop.reset = partial(self._begin_epoch, epoch_loop.reset)
         epoch_loop.on_advance_end = partial(self._end_batch, epoch_loop.on_advance_end)
         fit_loop.on_advance_end = partial(self._end_epoch, fit_loop.on_advance_end)
+
+    def _resume_start(
+        self, start: Any, path: Any = None, *options: Any, **named: Any
+    ) -> None:
+        """Load a checkpoint of Lightning's, but never for a fit."""
+        assert self._trainer is not None
+        if path is not None and self._trainer.state.fn == TrainerFn.FITTING:
+            raise ElasticRunError(
+                f"fit() was given ckpt_path={path!r}, but the job itself knows where "
+                "it goes on. Leave it out; to begin with trained weights, load them "
+                "into the module."
+            )
+        start(path, *options, **named)
+
+    def _restore_model(self, restore: Any) -> None:
+        """Leave the weights of a fit to the job; a test may have those of a file."""
+        assert self._trainer is not None
+        if self._trainer.state.fn != TrainerFn.FITTING:
+            restore()
 
     def _stand_in(self, loader: Any) -> Any:
         """Return what Lightning iterates in place of a loader."""
@@ -417,8 +440,8 @@ def _exact(reduce: Any) -> Any:
     return reduce_exactly
 
 
-def _do_nothing(*_arguments: Any) -> None:
-    """Leave it to the job: weights, and signals."""
+def _do_nothing() -> None:
+    """Leave signals to the job."""
 
 
 def _show_progress(trainer: Trainer, num_batches: int) -> None:
@@ -432,11 +455,11 @@ def _show_progress(trainer: Trainer, num_batches: int) -> None:
         shown.refresh()
 
 
-def _check(trainer: Trainer) -> None:
-    """Refuse what a restart would change without a word.
+def _check_internals(trainer: Trainer) -> None:
+    """Refuse a version of Lightning that is not known here.
 
     Raises:
-        ElasticRunError: The Trainer is told to do it.
+        ElasticRunError: Something is gone.
     """
     gone = [path for path in INTERNALS if not _has(trainer, path)]
     if gone:
@@ -445,6 +468,14 @@ def _check(trainer: Trainer) -> None:
             f"{INTERNALS[gone[0]]}. Elastic is tested with Lightning 2.1 to 2.6: "
             "install one of these."
         )
+
+
+def _check(trainer: Trainer) -> None:
+    """Refuse what a restart would change without a word.
+
+    Raises:
+        ElasticRunError: The Trainer is told to do it.
+    """
     for what, why in _refused(trainer).items():
         raise ElasticRunError(f"Elastic does not support {what}: {why}.")
     world_size = current_job().world_size
@@ -479,11 +510,6 @@ def _refused(trainer: Any) -> dict[str, str]:
         refused["val_check_interval as a time"] = (
             "each device has its own clock, which a restart sets back. Give a number "
             "of batches"
-        )
-    if trainer.ckpt_path is not None:
-        refused["ckpt_path"] = (
-            "the job itself knows where fit goes on. Leave it out; to begin with "
-            "trained weights, load them into the module"
         )
     return refused
 

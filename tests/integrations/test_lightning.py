@@ -121,6 +121,43 @@ def test_a_finished_or_early_stopped_fit_is_not_repeated(tmp_path: Path) -> None
     assert run(tmp_path, fit)["log"] == ended["log"]
 
 
+def test_a_finished_fit_goes_on_with_more_epochs(tmp_path: Path, calm: Any) -> None:
+    fit = Fit(str(tmp_path))
+    assert run(tmp_path, replace(fit, num_epochs=1))["steps"] == NUM_BATCHES
+    assert (run(tmp_path, fit), delivered(tmp_path / "trace")) == calm
+
+
+def test_hooks_see_what_was_there(tmp_path: Path) -> None:
+    class Hooked(Net):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            seen.append(("weights", checkpoint["state_dict"]["net.bias"].tolist()))
+
+        def on_train_start(self) -> None:
+            counts = self.trainer.current_epoch, self.trainer.global_step
+            seen.append(("start", *counts, self.net.bias.tolist()))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            seen.append(("batch", batch_idx))
+
+    def script(*callbacks: Callback) -> Any:
+        trainer = Trainer(max_epochs=2, callbacks=list(callbacks), **SILENT)
+        net = Hooked()
+        try:
+            loader = AdaptiveDataLoader(datasets()[0], 6, shuffle=True)
+            patch(trainer).fit(net, loader)
+        finally:
+            seen.append(("end", net.net.bias.tolist()))
+
+    seen: list[Any] = []
+    run_once(lambda: script(Ends(6, None)), tmp_path)
+    bias = seen[-1][1]
+    seen.clear()
+    run_once(script, tmp_path)
+    assert seen[:2] == [("weights", bias), ("start", 1, 6, bias)]
+    assert seen[2:4] == [("batch", 2), ("batch", 3)]
+    assert len(seen) == 5
+
+
 def die_in_last_batch(trainer: Trainer) -> None:
     if trainer.fit_loop.total_batch_idx + 1 == LAST_BATCH and rank() == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -207,7 +244,7 @@ class Logging(Net):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch[0])
-        self.log("step", loss)
+        self.log("loss", loss)
         return loss
 
 
@@ -362,7 +399,15 @@ def test_what_lightning_has_no_more_is_named(job: Any, path: str) -> None:
         trainer.callbacks[0].setup(trainer, Net(), "fit")
 
 
-def test_after_the_fit_any_loader_is_taken(job: Any) -> None:
+def test_a_checkpoint_of_lightnings_is_no_place_to_go_on(job: Any) -> None:
+    trainer = patch(Trainer(max_epochs=1, **SILENT))
+    with pytest.raises(ElasticRunError, match=r"given ckpt_path='some.ckpt', but"):
+        trainer.fit(Net(), AdaptiveDataLoader(datasets()[0], 6), ckpt_path="some.ckpt")
+
+
+def test_after_the_fit_any_loader_and_checkpoint_is_taken(
+    job: Any, tmp_path: Path
+) -> None:
     data = datasets()[0]
     trainer = Trainer(
         max_epochs=1, callbacks=[Elastic()], **{**SILENT, **Elastic.devices()}
@@ -372,5 +417,9 @@ def test_after_the_fit_any_loader_is_taken(job: Any) -> None:
     trainer.fit(net, own)
     first, again = (trainer.validate(net, x) for x in (own, DataLoader(data, 6)))
     assert first[0]["valid"] == pytest.approx(again[0]["valid"], rel=1e-5)
+    trainer.save_checkpoint(tmp_path / "best")
+    torch.nn.init.zeros_(net.net.weight)
+    (best,) = trainer.validate(net, own, ckpt_path=tmp_path / "best")
+    assert best == first[0]
     with pytest.raises(ElasticRunError, match=r"fit\(\) was called a second time"):
         trainer.fit(net, own)
