@@ -51,7 +51,7 @@ def test_a_spare_that_is_killed_is_replaced(spared: Rescaled) -> None:
     os.kill(pids[0], signal.SIGKILL)
     spared.job.wait_until_said("a spare failed; others take their place")
     assert not {*ready(spared, 6)} & {*pids}
-    assert not {*pids} & {*processes_of(spared.stage)}
+    wait_until(lambda: not {*pids} & {*processes_of(spared.stage)}, "their end")
     spared.check_trains()
     os.kill(spared.job.pid, signal.SIGKILL)
     wait_until_nothing_is_left(spared.stage)
