@@ -300,11 +300,10 @@ class Elastic(Callback):
         assert loop is not None
         trainer: Any = self._trainer
         number = batches.num_passes
-        if trainer.fit_loop._combined_loader._mode == "max_size_cycle":
-            passes, first = divmod(first, len(batches))
-            number += passes
-        if batches.num_passes:
+        if number:
             first = 0
+        elif trainer.fit_loop._combined_loader._mode == "max_size_cycle":
+            number, first = divmod(first, len(batches))
         batches.num_passes = number + 1
         for batch, share in batches.loader.read(
             epoch, min(first, len(batches)), number=number

@@ -312,9 +312,11 @@ class Fit:
             return DataLoader(data, BATCH_SIZE, shuffle=True)
         if kind.mode is None:
             return AdaptiveDataLoader(data, BATCH_SIZE, shuffle=True)
+        more = TensorDataset(data.tensors[0].repeat(2, 1)[:30])
+        short = TensorDataset(valid.tensors[0][:8])  # Begins again after each batch.
         both = [
-            AdaptiveDataLoader(data, BATCH_SIZE, shuffle=True, drop_last=True),
-            AdaptiveDataLoader(valid, 12, shuffle=True, drop_last=True),
+            AdaptiveDataLoader(more, BATCH_SIZE, shuffle=True, drop_last=True),
+            AdaptiveDataLoader(short, 6, shuffle=True, drop_last=True),
         ]
         return CombinedLoader(dict(zip("ab", both, strict=True)), kind.mode)
 
