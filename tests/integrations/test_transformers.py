@@ -10,6 +10,9 @@ from random import Random
 from typing import Any
 
 import pytest
+
+pytest.importorskip("transformers", reason="it needs CPython 3.11 or later")
+
 import transformers.trainer
 from accelerate import DistributedType
 from accelerate.state import PartialState

@@ -216,9 +216,9 @@ def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
 
         job.wait_until_held(0, 2)
         overruled = scale(2, 3)
-        unchanged = scale(3, 2)
+        unchanged = scale(3, 4)
         refused = overruled.result()
-        changed = scale(2, 3)
+        changed = scale(4, 3)
         refused_too = unchanged.result()
         stage.mark("stop-0")
         wait_until(lambda: stage.has("held-1-0", "held-1-1", "held-1-2"))
@@ -229,8 +229,8 @@ def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
         answer = last.result()
         assert job.wait() == 0, job.events
     for each, asked, size in (
-        (refused, 3, 2),
-        (refused_too, 2, 3),
+        (refused, 3, 4),
+        (refused_too, 4, 3),
         (refused_last, 3, 2),
     ):
         assert each.returncode == 4
