@@ -95,22 +95,21 @@ EXISTENCE = named("""
     os.listdir os.stat
 """)
 
-OUTSIDE = named("""
+RUNS_PROGRAM = named("""
+    os.system subprocess.run subprocess.call subprocess.check_call subprocess.Popen
+    os.popen
+""")
+
+OUTSIDE = RUNS_PROGRAM | named("""
     requests.post requests.put requests.patch requests.delete requests.request
     httpx.post httpx.put httpx.patch httpx.delete urllib.request.urlopen
-    smtplib.SMTP.sendmail os.system subprocess.run subprocess.call subprocess.check_call
-    subprocess.Popen os.popen os.kill
+    smtplib.SMTP.sendmail os.kill
 """)
 
 PORTS = named("""
     socket.create_server socketserver.TCPServer http.server.HTTPServer
     http.server.ThreadingHTTPServer prometheus_client.start_http_server
     torch.distributed.TCPStore
-""")
-
-RUNS_PROGRAM = named("""
-    os.system subprocess.run subprocess.call subprocess.check_call subprocess.Popen
-    os.popen
 """)
 
 UNREPEATABLE = named("""
@@ -129,16 +128,15 @@ SAVE_METHODS = named("""
     push_to_hub save_checkpoint
 """)
 
-LOGGERS = named("""
-    print pprint.pprint logging.info logging.debug logging.warning logging.error
-    logging.log logging.critical wandb.log mlflow.log_metric mlflow.log_metrics
-    tqdm.write tqdm.tqdm.write warnings.warn sys.stdout.write sys.stderr.write
-    rich.print rich.console.Console.print click.echo mlflow.log_param trackio.log
-    typer.echo swanlab.log
-""")
-
 TRACKING = named("""
     wandb.log mlflow.log_metric mlflow.log_metrics trackio.log swanlab.log
+""")
+
+LOGGERS = TRACKING | named("""
+    print pprint.pprint logging.info logging.debug logging.warning logging.error
+    logging.log logging.critical tqdm.write tqdm.tqdm.write warnings.warn
+    sys.stdout.write sys.stderr.write rich.print rich.console.Console.print click.echo
+    mlflow.log_param typer.echo
 """)
 
 LOG_METHODS = named("""

@@ -101,11 +101,9 @@ def _roots(project: Project, result: LintResult) -> list[Module]:
         if not _leads_to_elastic(project, module):
             continue
         if module.parse() is None:
-            error = module.error
-            line = (error.lineno if error is not None else None) or 1
-            text = (
-                f"cannot be parsed: {error.msg if error is not None else 'no source'}."
-            )
+            assert module.error is not None
+            text = f"cannot be parsed: {module.error.msg}."
+            line = module.error.lineno or 1
             result.problems.append(LintProblem(module.name, line, text))
             continue
         roots.append(module)

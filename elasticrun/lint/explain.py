@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
-from elasticrun.lint.graph import DataLoop, EpochLoop
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module
 from elasticrun.lint.zones import DESCRIPTIONS
@@ -20,9 +19,7 @@ def explain(program: Walked) -> str:
             continue
         zone = program.zone(step)
         modules[step.module.name] = step.module
-        if isinstance(step.head_of, EpochLoop | DataLoop):
-            continue
-        if zone:
+        if zone and step.head_of is None:
             for line in _lines(step.node):
                 zones[step.module.name][line].add(zone)
     legend = (f"{name:>4}  {text}" for name, text in DESCRIPTIONS.items())

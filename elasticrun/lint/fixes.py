@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import tokenize
 from collections import defaultdict
 from pathlib import Path
 
 from elasticrun.lint.engine import LintResult
 from elasticrun.lint.finding import Edit, Finding
+from elasticrun.lint.project import LINE_END
 
 
 def fix_files(result: LintResult, *, unsafe: bool = False) -> int:
@@ -57,25 +61,17 @@ def _overlaps(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
 
 def _offsets(text: str) -> list[int]:
     """Return where each line begins, for any ending of lines."""
-    offsets = [0]
-    for position, character in enumerate(text):
-        if character == "\n" or (
-            character == "\r" and text[position + 1 : position + 2] != "\n"
-        ):
-            offsets.append(position + 1)
-    return offsets
+    return [0, *(each.end() for each in re.finditer(LINE_END, text))]
 
 
 def _parses(text: str) -> bool:
     try:
-        compile(text, "fixed", "exec", dont_inherit=True, flags=0x400)
+        ast.parse(text)
     except (SyntaxError, ValueError):
         return False
     return True
 
 
 def _encoding(path: Path) -> str:
-    import tokenize
-
     with path.open("rb") as file:
         return tokenize.detect_encoding(file.readline)[0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import Value
@@ -39,7 +40,6 @@ class Guard(NamedTuple):
     holds: bool
     taints: frozenset[str]
     function: ast.AST
-    module: Module
 
     @property
     def opposite(self) -> Guard:
@@ -84,8 +84,8 @@ class Write(NamedTuple):
     """One writing of a place.
 
     Attributes:
-        how: `set`, `update` from its own value, `grow` a container, `weak`, `target`
-            of a loop, `bind` of a parameter.
+        how: `set`, `update` from its own value, `grow` a container, `weak` (the place
+            keeps some of what it had), `target` of a loop, `bind` of a parameter.
         value: What is written, as far as known.
     """
 
@@ -97,16 +97,6 @@ class Write(NamedTuple):
     name: str
 
 
-class Located(Protocol):
-    """What stands at a node, and happens when a step reaches it."""
-
-    @property
-    def at(self) -> ast.AST: ...
-
-    @property
-    def step(self) -> Step: ...
-
-
 class Spot(NamedTuple):
     """A node, and a step that reaches it."""
 
@@ -114,34 +104,42 @@ class Spot(NamedTuple):
     step: Step
 
 
+@dataclass(eq=False)
 class Standing:
     """What stands at a node of a module."""
 
-    def __init__(self, node: ast.AST, module: Module) -> None:
-        self.node = node
-        self.module = module
+    node: ast.AST
+    module: Module
 
     @property
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
 
+@dataclass(eq=False)
 class EpochLoop(Standing):
-    """A loop over `remaining_epochs_until`."""
+    """A loop over `remaining_epochs_until`.
 
+    Attributes:
+        number: The first one of a program is 1.
+        call: The chain of calls that leads to it.
+        outer: The epoch loop in whose body it stands.
+        head: The number of the step that asks for the next epoch.
+        bound, bound_value: How many epochs: as the program writes it, and what it is.
+        turns: The plain loops around it, outer ones first.
+    """
+
+    number: int
     call: Call | None = None
     outer: EpochLoop | None = None
-    head = -1
+    guards: tuple[Guard, ...] = ()
     bound: ast.expr | None = None
     bound_value: Value | None = None
-    guards: tuple[Guard, ...] = ()
+    head: int = -1
     turns: tuple[ast.AST, ...] = ()
 
-    def __init__(self, number: int, node: ast.AST, module: Module) -> None:
-        super().__init__(node, module)
-        self.number = number
 
-
+@dataclass(eq=False)
 class DataLoop(Standing):
     """A loop over a loader: while it runs, the job may save or stop.
 
@@ -149,23 +147,24 @@ class DataLoop(Standing):
 
     Attributes:
         text: The loader as the program calls it.
-        outer: The loop in whose body it stands.
         sure: False if only a name says that it is a loop over an elastic loader.
         is_elastic: False for a loop over a plain DataLoader.
+        call: The chain of calls that leads to it.
+        epoch: The epoch loop in whose body it stands.
+        outer: The dataset loop in whose body it stands.
+        head: The number of the step that asks for the next batch.
+        turns: The plain loops around it, outer ones first, since those two.
     """
 
+    text: str
+    loader: Value
+    sure: bool = True
+    is_elastic: bool = True
     call: Call | None = None
     epoch: EpochLoop | None = None
     outer: DataLoop | None = None
-    head = -1
-    sure = True
-    is_elastic = True
+    head: int = -1
     turns: tuple[ast.AST, ...] = ()
-
-    def __init__(self, node: ast.AST, module: Module, text: str, loader: Value) -> None:
-        super().__init__(node, module)
-        self.text = text
-        self.loader = loader
 
     @property
     def is_inner(self) -> bool:
@@ -180,22 +179,25 @@ class DataLoop(Standing):
             loop = loop.outer
 
 
+@dataclass(eq=False)
 class Step(Standing):
-    """A statement or head of a loop, in one chain of calls."""
+    """A statement or head of a loop, in one chain of calls.
 
+    Attributes:
+        epoch, loop: The loops in whose bodies it is.
+        following: The numbers of the steps that may run next.
+        head_of: The loop of which it is the head.
+    """
+
+    number: int
     call: Call | None = None
     epoch: EpochLoop | None = None
     loop: DataLoop | None = None
-    frame = 0
     guards: tuple[Guard, ...] = ()
+    following: list[int] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
     head_of: DataLoop | EpochLoop | None = None
-
-    def __init__(self, number: int, node: ast.AST, module: Module) -> None:
-        super().__init__(node, module)
-        self.number = number
-        self.following: list[int] = []
-        self.reads: list[Read] = []
-        self.writes: list[Write] = []
 
     def is_in(self, loop: DataLoop) -> bool:
         """Return whether it is in a loop's body, or in that of a loop inside."""
@@ -216,16 +218,6 @@ class Graph:
         self.epochs: list[EpochLoop] = []
         self.loops: list[DataLoop] = []
         self.repeats: list[tuple[int, range]] = []
-        self._preceding: list[list[int]] | None = None
-
-    def preceding(self) -> list[list[int]]:
-        """Return for each step those that it may follow."""
-        if self._preceding is None or len(self._preceding) != len(self.steps):
-            self._preceding = [[] for _ in self.steps]
-            for step in self.steps:
-                for number in step.following:
-                    self._preceding[number].append(step.number)
-        return self._preceding
 
     def forward(
         self, starts: Iterable[int], passes: Callable[[Step], bool]
@@ -246,11 +238,18 @@ class Graph:
                 todo += step.following
         return reached
 
+    def after(self, start: int) -> set[int]:
+        """Return all that may run after a step."""
+        return self.forward([start], lambda _: True)
+
     def backward(
         self, starts: Iterable[int], passes: Callable[[Step], bool]
     ) -> set[int]:
         """Return what may run before the starts, going only through steps that pass."""
-        preceding = self.preceding()
+        preceding: list[list[int]] = [[] for _ in self.steps]
+        for step in self.steps:
+            for number in step.following:
+                preceding[number].append(step.number)
         reached: set[int] = set()
         todo = [n for start in starts for n in preceding[start]]
         while todo:

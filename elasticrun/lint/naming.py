@@ -10,6 +10,17 @@ def named(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# What catches the exception with which a stop leaves a program.
+STOPS = named("BaseException SystemExit JobStopped")
+
+
+def last_name(node: ast.expr) -> str:
+    """Return `c` for `c` and for `a.b.c`, and an empty text for anything else."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def written(node: ast.AST) -> str:
     """Return an expression as text, made once for each node."""
     text: str | None = getattr(node, "_elasticrun_text", None)

@@ -102,8 +102,7 @@ def _parse(text: str, path: Path) -> Any:
                 return {}
             raise ConfigurationError(
                 f"{path} has settings for the linter, and Python 3.10 cannot read "
-                f"TOML. "
-                "Install tomli, use Python 3.11 or later, or pass --isolated."
+                "TOML. Install tomli, use Python 3.11 or later, or pass --isolated."
             ) from None
     try:
         return toml.loads(text)

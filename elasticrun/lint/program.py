@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Fix, lowered, place_of
-from elasticrun.lint.graph import DataLoop, EpochLoop, Located, Spot, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Read, Spot, Step, Write
 from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
-from elasticrun.lint.zones import Zones
+from elasticrun.lint.zones import Zones, calls_within
 
 What = TypeVar("What", bound=NamedTuple)
+
+
+_IN_WORDS = {
+    "rank": "the rank",
+    "random": "a random draw",
+    "time": "the time",
+    "entropy": "what differs in each process",
+    "generation": "the number of restarts",
+}
 
 
 class Walked:
@@ -43,7 +53,7 @@ class Walked:
     def finding(
         self,
         rule: Rule,
-        where: Located,
+        where: Event | Read | Write | Spot,
         message: str,
         *,
         loop: DataLoop | None = None,
@@ -58,7 +68,7 @@ class Walked:
         line, column, end_line, end_column = place_of(where.at, module)
         zone = self.zone(step)
         chain = self.zones.chain(loop) if loop is not None else ""
-        own = _links(step)
+        own = " -> ".join(calls_within(step))
         if own and loop is not None:
             chain += f"; here by {own}"
         elif own:
@@ -85,10 +95,20 @@ class Walked:
             return None
         return self.zones.next_loop(event.step)
 
+    def during(self, loop: DataLoop, step: Step) -> str:
+        """Return in words in which restart a replayed step runs again."""
+        where = self.zones.where(loop, step)
+        return f"in zone {self.zone(step)}; a restart during the loop at {where}"
+
     def is_before_epochs(self, event: Event) -> bool:
         """Return whether an event happens again after every restart, before epochs."""
         has_epochs = bool(self.graph.epochs)  # without, ER002 says that all is repeated
         return has_epochs and self.zone(event.step) == "P" and not is_once(event.step)
+
+
+def in_words(taints: Iterable[str]) -> str:
+    """Return what something depends on that is not the same in all processes."""
+    return " and ".join(_IN_WORDS[each] for each in sorted(taints))
 
 
 def is_once(step: Step) -> bool:
@@ -104,13 +124,3 @@ def is_checked(step: Step) -> bool:
 def doubts(*things: object) -> int:
     """Return 1 if one of some values or loops is known only by its name."""
     return int(any(not getattr(each, "sure", True) for each in things if each))
-
-
-def _links(step: Step) -> str:
-    if step.call is None:
-        return ""
-    links = step.call.links()
-    if len(links) < 2 and step.epoch is not None and step.epoch.call is not None:
-        return ""
-    known = step.epoch.call.links() if step.epoch and step.epoch.call else []
-    return " -> ".join(f"{link.name} {link.line}" for link in links[len(known) :])

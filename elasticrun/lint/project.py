@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 ELASTIC = re.compile(
     r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
 )
+LINE_END = r"\r\n|\r|\n"
 _TRAINING = re.compile(
     r"\b(?:torch|elasticrun|adaptdl)\b|epoch|loader|optimizer|scheduler"
 )
@@ -45,8 +47,6 @@ class Module:
         self.leads_to_elastic: bool | None = True if self.is_elastic else None
         self.imported_by: set[str] = set()
         self.imports: list[Module] | None = None
-        self._lines: list[str] | None = None
-        self._suppressions: dict[int, tuple[set[str] | None, int]] | None = None
 
     def parse(self) -> ast.Module | None:
         """Parse once; keep the error of a file that cannot be parsed."""
@@ -66,23 +66,17 @@ class Module:
         """Whether anything in it may matter to an epoch loop elsewhere."""
         return bool(_TRAINING.search(self.text))
 
-    @property
+    @functools.cached_property
     def lines(self) -> list[str]:
-        if self._lines is None:
-            self._lines = re.split(r"\r\n|\r|\n", self.text)
-        return self._lines
+        return re.split(LINE_END, self.text)
 
     def line(self, number: int) -> str:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
-    @property
+    @functools.cached_property
     def suppressions(self) -> dict[int, tuple[set[str] | None, int]]:
         """Codes ignored on each line (None for all), and the comment's column."""
-        if self._suppressions is None:
-            self._suppressions = {}
-            if "elasticrun:" in self.text:
-                self._suppressions = read_suppressions(self.text)
-        return self._suppressions
+        return read_suppressions(self.text) if "elasticrun:" in self.text else {}
 
 
 def read_suppressions(text: str) -> dict[int, tuple[set[str] | None, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import catalog
-from elasticrun.lint.naming import named, written
+from elasticrun.lint.naming import last_name, named, written
 
 _ALSO_QUIET = named(
     "request_checkpoint flush format item update refresh empty_cache synchronize "
@@ -35,10 +35,7 @@ def _is_quiet_statement(node: ast.stmt) -> bool:
 
 
 def _is_quiet_call(node: ast.Call) -> bool:
-    function = node.func
-    name = function.attr if isinstance(function, ast.Attribute) else ""
-    if isinstance(function, ast.Name):
-        name = function.id
+    name = last_name(node.func)
     tracks = name in catalog.TRACKER_METHODS - {"log"} and bool(name)
     is_logging = name in catalog.LOG_METHODS or name in ("print", "echo", "pprint")
     words = name.lower().strip("_").split("_")

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from elasticrun.lint.project import Module
 
 _uids = itertools.count(1)
 
+# Taints say what a value was computed from, and a guard, what decides there.
+#   Not the same in each process or start: rank, world_size, generation (the number of
+#   restarts), time, entropy (such as a process's number), random (a draw).
+#   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
+#   at 0 again), modulo (a remainder of something else), batch, is_step.
+#   Of tests: once (`once(key)`), exists (whether a file does). Of files: path.
+#   Of losses: see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
 
 # What a value is. The type checker refuses to compare it with a name that is not here.
@@ -38,6 +46,7 @@ OBJECTS: frozenset[Kind] = frozenset(
 )  # fmt: skip
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Value:
     """What the walk knows of one value of the program.
 
@@ -46,65 +55,51 @@ class Value:
         name: A dotted external name, or what the program calls it.
         sure: Known by its constructor; False if only a name speaks for it.
         taints: What it was computed from: `rank`, `random`, `time`, `epoch`, ...
-        attrs: Attributes, or items of a dictionary by constant key.
         parts: The elements of a sequence, or what a wrapper wraps.
+        attrs: Attributes, or items of a dictionary by constant key.
         constant: Of a constant: its value.
         mode: Of an open file: how it was opened; "?" if that is not known.
         node: What makes or defines it.
-        made_at: The number of the step that makes it, or -1.
+        owner: What it is a part of: a method's object, a parameter's model, ...
+        cls: The class itself, or that of an instance or method.
         frame: The walk's frame: of a module its names, of a function those around it,
             of a generator its own, of `super()` that of the method that calls it.
-        cls: The class itself, or that of an instance or method.
-        owner: What it is a part of: a method's object, a parameter's model, ...
+        is_empty: Of a container: made without items.
+        is_complete: Of a container: all its items are in `parts` or `attrs`.
+        made_at: The number of the step that makes it, or -1.
+        in_epoch: The number of the epoch loop in whose body it was made, or 0.
         also: What else it may be, where branches meet.
         registered: Saved in every checkpoint.
-        is_empty: Of a container: made without items.
+        is_loaded_by_hand: Filled by the program's own call of `load_state_dict`.
         is_handed_on: Given to a function that cannot be seen, which may register it.
-        in_epoch: The number of the epoch loop in whose body it was made, or 0.
     """
 
-    __slots__ = (
-        "also", "attrs", "cls", "constant", "frame", "in_epoch", "is_complete",
-        "is_empty", "is_handed_on", "kind", "loaded_by_hand", "made_at", "mode", "name",
-        "node", "owner", "parts", "registered", "sure", "taints", "uid",
-    )  # fmt: skip
+    kind: Kind
+    name: str = ""
+    _: KW_ONLY
+    sure: bool = True
+    taints: frozenset[str] = NO_TAINTS
+    parts: list[Value] = field(default_factory=list)
+    attrs: dict[Any, Value] = field(default_factory=dict)
+    constant: Any = None
+    mode: str = ""
+    node: ast.AST | None = None
+    owner: Value | None = None
+    cls: Class | None = None
+    frame: Any = None
+    is_empty: bool = False
+    is_complete: bool = True
+    made_at: int = -1
+    in_epoch: int = 0
+    also: list[Value] = field(default_factory=list)
+    registered: bool = False
+    is_loaded_by_hand: bool = False
+    is_handed_on: bool = False
+    uid: int = field(default_factory=lambda: next(_uids))
 
-    def __init__(
-        self,
-        kind: Kind,
-        name: str = "",
-        *,
-        sure: bool = True,
-        taints: frozenset[str] = NO_TAINTS,
-        parts: Iterable[Value] = (),
-        attrs: Mapping[Any, Value] | None = None,
-        constant: Any = None,
-        node: ast.AST | None = None,
-        owner: Value | None = None,
-        cls: Class | None = None,
-        frame: Any = None,
-    ) -> None:
-        self.kind = kind
-        self.name = name
-        self.sure = sure
-        self.taints = taints
-        self.attrs: dict[Any, Value] = dict(attrs or ())
-        self.parts: list[Value] = list(parts)
-        self.constant = constant
-        self.node = node
-        self.cls = cls
-        self.owner = owner
-        self.made_at = -1
-        self.frame = frame
-        self.also: list[Value] = []
-        self.registered = False
-        self.loaded_by_hand = False
-        self.is_complete = True
-        self.is_empty = False
-        self.mode = ""
-        self.is_handed_on = False
-        self.in_epoch = 0
-        self.uid = next(_uids)
+    def __post_init__(self) -> None:
+        # Two values never share a list: each changes its own while the walk goes on.
+        self.parts, self.attrs = list(self.parts), dict(self.attrs)
 
     @property
     def is_object(self) -> bool:
@@ -115,6 +110,12 @@ class Value:
     def is_container(self) -> bool:
         """Whether it is a container that the program changes."""
         return self.kind in ("list", "dict", "set")
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a model, of the project or not."""
+        is_own = self.cls is not None and self.cls.role == "model"
+        return is_own or self.kind == "model"
 
     @property
     def is_durable(self) -> bool:
@@ -140,23 +141,25 @@ class Arguments(NamedTuple):
         return taints_of(self.values)
 
 
+@dataclass(eq=False, slots=True)
 class Class:
     """A class that the project defines.
 
     Attributes:
+        frame: The walk's frame in which it is defined.
+        constants: What its body assigns to names.
         role: What an instance is to the rules: `model`, `state`, `scheduler`, ...
     """
 
-    __slots__ = ("bases", "constants", "frame", "methods", "module", "node", "role")
-
-    def __init__(self, node: ast.ClassDef, module: Module, frame: Any) -> None:
-        self.node = node
-        self.module = module
-        self.frame = frame
-        self.bases: list[Value] = []
-        self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-        self.constants: dict[str, ast.expr] = {}
-        self.role = ""
+    node: ast.ClassDef
+    module: Module
+    frame: Any
+    bases: list[Value] = field(default_factory=list)
+    methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(
+        default_factory=dict
+    )
+    constants: dict[str, ast.expr] = field(default_factory=dict)
+    role: str = ""
 
     def lineage(self) -> list[Class]:
         """Return this class and those of the project that it derives from."""
@@ -294,3 +297,8 @@ def loaders_in(value: Value, depth: int = 3) -> list[Value]:
     if value.kind not in ("wrapped", "iterator") or depth == 0:
         return []
     return [each for part in value.parts for each in loaders_in(part, depth - 1)]
+
+
+def elastic_loaders_in(value: Value) -> list[Value]:
+    """Return those of them that are elastic."""
+    return [each for each in loaders_in(value) if each.kind == "loader"]

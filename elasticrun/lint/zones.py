@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from elasticrun.lint.graph import Call, DataLoop, EpochLoop, Graph, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Graph, Step
 
 DESCRIPTIONS = {
     "P": "before the epochs, replayed after every restart",
@@ -105,14 +105,9 @@ class Zones:
         parts = []
         if loop.epoch is not None:
             parts.append(f"epoch loop {self._at(loop.epoch, loop)}")
-        parts += [f"{link.name} {link.line}" for link in self._links(loop)]
+        parts += calls_within(loop)
         parts.append(f"loop over {loop.text} {self._at(loop, loop.epoch or loop)}")
         return " -> ".join(parts)
-
-    def _links(self, loop: DataLoop) -> list[Call]:
-        links = loop.call.links() if loop.call else []
-        known = loop.epoch.call.links() if loop.epoch and loop.epoch.call else []
-        return links[len(known) :]
 
     def _at(self, loop: DataLoop | EpochLoop, other: DataLoop | EpochLoop) -> str:
         if loop.module is other.module:
@@ -121,6 +116,12 @@ class Zones:
 
     def where(self, loop: DataLoop, step: Step) -> str:
         """Return where a loop stands, as seen from a step."""
-        if loop.module is step.module:
-            return f"line {loop.line}"
-        return f"{loop.module.name}:{loop.line}"
+        is_near = loop.module is step.module
+        return f"line {loop.line}" if is_near else f"{loop.module.name}:{loop.line}"
+
+
+def calls_within(there: DataLoop | Step) -> list[str]:
+    """Return the calls that lead to a loop or step, from its epoch loop on, if any."""
+    links = there.call.links() if there.call else []
+    known = there.epoch.call.links() if there.epoch and there.epoch.call else []
+    return [f"{link.name} {link.line}" for link in links[len(known) :]]

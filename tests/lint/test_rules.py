@@ -10,9 +10,9 @@ import pytest
 from elasticrun.lint.engine import lint_text
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.rules import table
-from elasticrun.lint.rules.pages import pages
 from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.table import RULES
+from tests.lint.write_pages import pages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EVERY = [pytest.param(rule, id=code) for code, rule in sorted(RULES.items())]

@@ -8,7 +8,7 @@ from elasticrun.lint import roles
 from elasticrun.lint.events import Draw, Event, Made, OrderDrawn, Seeded
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import named
-from elasticrun.lint.program import Walked
+from elasticrun.lint.program import Walked, in_words
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.values import Value, taints_of
 
@@ -24,12 +24,7 @@ _POSITIONS = {  # of parameters that matter here
     "scheduler": ("optimizer", "total_steps", "total_steps"),
 }
 _OF_BATCHES = named("batch_size sampler batch_sampler")
-_CHANGING = {
-    "rank": "the rank",
-    "time": "the time",
-    "entropy": "what differs in each process",
-    "generation": "the number of restarts",
-}
+_CHANGING = frozenset(("rank", "time", "entropy", "generation"))
 _UNFIXED = frozenset(("time", "entropy", "random"))
 
 
@@ -140,11 +135,11 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 )
                 yield program.finding(ER503, event, message)
                 break
-            changing = _CHANGING.keys() & value.taints
+            changing = _CHANGING & value.taints
             if made.role == "loader" and name in _OF_BATCHES and changing:
-                words = " and ".join(_CHANGING[each] for each in sorted(changing))
+                source = in_words(changing)
                 message = (
-                    f"{name} is computed from {words}, so it is not always the same"
+                    f"{name} is computed from {source}, so it is not always the same"
                 )
                 yield program.finding(ER503, event, message)
                 break

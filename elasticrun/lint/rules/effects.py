@@ -43,13 +43,8 @@ def _draws(program: Walked) -> Iterator[Finding]:
             continue
         if any(_is_seed_of(seed, name, event, draw) for seed, name in seeds):
             continue
-        zone = program.zone(event.step)
-        where = program.zones.where(loop, event.step)
-        message = (
-            f"random draw ({draw.name}) in zone {zone}; a restart during the loop at "
-            f"{where} "
-            "draws another value"
-        )
+        during = program.during(loop, event.step)
+        message = f"random draw ({draw.name}) {during} draws another value"
         yield program.finding(ER109, event, message, loop=loop, doubts=doubts(loop))
 
 
@@ -155,11 +150,8 @@ def _effects(program: Walked) -> Iterator[Finding]:
         loop = program.replayed(event)
         holds_weights = any(x in written(event.at) for x in ("state_dict", "model"))
         if loop is not None and "torch" in saved.name and holds_weights:
-            message = (
-                f"live weights saved in zone {program.zone(event.step)}; a restart "
-                f"during the loop at {program.zones.where(loop, event.step)} "
-                "overwrites them with later ones"
-            )
+            during = program.during(loop, event.step)
+            message = f"live weights saved {during} overwrites them with later ones"
             yield program.finding(ER112, event, message, loop=loop)
 
 

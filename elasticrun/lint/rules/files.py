@@ -100,15 +100,10 @@ ER104 = Rule(
 
 def _appended(program: Walked, event: Event) -> Iterator[Finding]:
     loop = program.replayed(event)
-    zone = program.zone(event.step)
     if is_checked(event.step):
         return
     if loop is not None:
-        where = program.zones.where(loop, event.step)
-        message = (
-            f"file appended in zone {zone}; a restart during the loop at {where} "
-            "appends it again"
-        )
+        message = f"file appended {program.during(loop, event.step)} appends it again"
         yield program.finding(ER104, event, message, loop=loop, doubts=doubts(loop))
     elif program.is_before_epochs(event):
         message = "file appended in zone P; every restart appends it again"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from elasticrun.lint.events import Guarded, Left, Suppressed
 from elasticrun.lint.finding import Edit, Finding, Fix, replace
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot
-from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.naming import STOPS, last_name, written
+from elasticrun.lint.program import Walked, doubts, in_words
 from elasticrun.lint.project import Module
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 
@@ -51,7 +51,7 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
         taints = frozenset().union(*(guard.taints for guard in head.step.guards))
         uncertain = taints & _UNCERTAIN
         if uncertain:
-            message = f"whether this loop runs depends on {_words(uncertain)}"
+            message = f"whether this loop runs depends on {in_words(uncertain)}"
             yield program.finding(ER208, head, message, doubts=doubts(loop))
     for event, left in program.events(Left):
         loop_left = left.loop
@@ -66,19 +66,9 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
         if uncertain:
             message = (
                 f"whether the loop at line {loop_left.line} goes on depends on "
-                f"{_words(uncertain)}"
+                f"{in_words(uncertain)}"
             )
             yield program.finding(ER208, event, message)
-
-
-def _words(taints: frozenset[str]) -> str:
-    words = {
-        "rank": "the rank",
-        "random": "a random draw",
-        "time": "the time",
-        "entropy": "what differs in each process",
-    }
-    return " and ".join(words[each] for each in sorted(taints))
 
 
 ER210 = Rule(
@@ -134,8 +124,7 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    names = {written(each).rpartition(".")[2] for each in kinds}
-    return bool(names & {"BaseException", "SystemExit", "JobStopped"})
+    return not STOPS.isdisjoint(map(last_name, kinds))
 
 
 def _without_stop(handler: ast.ExceptHandler, module: Module) -> Fix | None:

@@ -19,7 +19,7 @@ from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
-from elasticrun.lint.values import Value, loaders_in, members_of
+from elasticrun.lint.values import Value, elastic_loaders_in, members_of
 
 ER201 = Rule(
     "ER201 E loop of epochs or steps inside another loop",
@@ -175,15 +175,10 @@ def _turn_again(program: Walked, loop: DataLoop) -> ast.AST | None:
     bound = loop.loader.parts[0]
     if bound.kind != "const":
         return None
-    turn: ast.AST
-    if loop.turns:
-        turn = loop.turns[-1]
-    elif loop.epoch is not None:
-        turn = loop.epoch.node
-    else:
-        return None
-    reached = program.graph.forward([loop.head], lambda _: True)
-    comes_again = any(program.graph.steps[each].node is turn for each in reached)
+    around = [loop.epoch.node] if loop.epoch is not None else []
+    turn = next(reversed((*around, *loop.turns)), None)
+    steps = program.graph.steps
+    comes_again = any(steps[n].node is turn for n in program.graph.after(loop.head))
     return turn if comes_again else None
 
 
@@ -206,11 +201,12 @@ def _is_same_each_turn(epoch: EpochLoop) -> bool:
     """Return whether nothing in the bound changes with the loop around."""
     if epoch.bound is None:
         return False
-    changing: set[str] = set()
-    for turn in epoch.turns:
-        for node in ast.walk(turn):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                changing.add(node.id)
+    changing = {
+        node.id
+        for turn in epoch.turns
+        for node in ast.walk(turn)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     names = {each.id for each in ast.walk(epoch.bound) if isinstance(each, ast.Name)}
     calls = any(isinstance(each, ast.Call) for each in ast.walk(epoch.bound))
     if calls or names & changing:
@@ -238,7 +234,7 @@ def _local_names(epoch: EpochLoop) -> set[str]:
 def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
     if first.bound is None or second.bound is None or first.outer or second.outer:
         return False
-    if second.head not in program.graph.forward([first.head], lambda _: True):
+    if second.head not in program.graph.after(first.head):
         return False
     known, value = first.bound_value, second.bound_value
     if known is not None and value is not None:
@@ -278,10 +274,10 @@ ER207 = Rule(
     help="loop with `for x, y in loader.batches(n):`",
     why=(
         "An iterator that is asked by `next` continues the interrupted pass. But a "
-        "range() around it begins anew after a restart, and would ask for too many "
-        "batches; a loop belongs to one epoch, so an iterator that is kept over "
-        "epochs raises LoopOrderError; and itertools.cycle repeats what it has seen "
-        "since the restart."
+        "range() around it, as islice(), begins anew after a restart, and would ask "
+        "for too many batches; a loop belongs to one epoch, so an iterator that is "
+        "kept over epochs raises LoopOrderError; and itertools.cycle repeats what it "
+        "has seen since the restart."
     ),
     wrong=f"""\
 {EPOCHS}
@@ -295,13 +291,12 @@ ER207 = Rule(
 
 def _iterators(program: Walked) -> Iterator[Finding]:
     for event, zipped in program.events(Zipped):
-        groups = [loaders_in(each) for each in zipped.values]
-        elastic = [each for group in groups for each in group if each.kind == "loader"]
-        if len(elastic) >= 2:
+        if sum(len(elastic_loaders_in(each)) for each in zipped.values) >= 2:
             message = "zip of elastic loaders: a job cannot resume two loops at once"
             yield program.finding(ER203, event, message)
     yield from _first_batches(program)
     yield from _cycles(program)
+    yield from _cut(program)
     yield from _asked(program)
 
 
@@ -318,7 +313,7 @@ def _first_batches(program: Walked) -> Iterator[Finding]:
             continue
         loop = event.step.loop
         around = [loop, *loop.around()] if loop is not None and loop.sure else []
-        loaders = [each for each in loaders_in(source) if each.kind == "loader"]
+        loaders = elastic_loaders_in(source)
         if any(each.loader in loaders for each in around):
             message = "next(iter(loader)) in the body of a loop over the same loader"
         elif loaders and not around and not asked.has_default:
@@ -333,12 +328,31 @@ def _cycles(program: Walked) -> Iterator[Finding]:
         name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
         if event.value is None or not name.endswith("cycle"):
             continue
-        if any(each.kind == "loader" for each in loaders_in(event.value)):
+        if elastic_loaders_in(event.value):
             message = (
                 "cycle() of an elastic loader repeats the batches that it has kept, "
                 "after a restart only those since then"
             )
             yield program.finding(ER207, event, message)
+
+
+def _cut(program: Walked) -> Iterator[Finding]:
+    """Yield loops that something ends which counts their batches from 0."""
+    for loop in program.graph.loops:
+        source = loop.node.iter if isinstance(loop.node, ast.For) else None
+        if source is None or loop.loader.kind != "loader" or loop.outer is not None:
+            continue
+        for call in ast.walk(source):
+            name = written(call.func) if isinstance(call, ast.Call) else ""
+            if name.endswith("islice") or (name == "zip" and "range(" in written(call)):
+                message = (
+                    f"{name}() around an elastic loader begins anew when the "
+                    "interrupted loop continues, so that it delivers more batches"
+                )
+                yield program.finding(
+                    ER207, program.head(loop), message, doubts=doubts(loop)
+                )
+                break
 
 
 class _Asked(NamedTuple):
@@ -359,7 +373,7 @@ def _asked(program: Walked) -> Iterator[Finding]:
         if source is None or source.kind != "iterator" or source.name == "cycle":
             continue
         made = steps[source.made_at]
-        loaders = [each for each in loaders_in(source) if each.kind == "loader"]
+        loaders = elastic_loaders_in(source)
         if loaders and made is not event.step:
             kept.append(_Asked(event, loaders[0], made, asked.turns))
     counted = {id(event.at) for event, _ in program.events(Counted)}
@@ -416,7 +430,7 @@ def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
     remade = {
         event.step.number
         for event, _ in program.events(IteratorMade)
-        if event.value is not None and other.loader in loaders_in(event.value)
+        if event.value is not None and other.loader in elastic_loaders_in(event.value)
     }
     reached = program.graph.forward(
         [one.event.step.number], lambda step: step.number not in remade
@@ -481,7 +495,11 @@ def _ranges(program: Walked) -> Iterator[Finding]:
             continue
         seen.add(turn)
         step = next(each for each in program.graph.steps if each.node is turn)
-        message = "epoch loop over range(): every restart begins again at epoch 0"
+        message = (
+            "epoch loop by `while`: a restart does not enter it where it was left"
+            if isinstance(turn, ast.While)
+            else "epoch loop over range(): every restart begins again at epoch 0"
+        )
         yield program.finding(ER002, Spot(turn, step), message)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from elasticrun.lint.events import Changed, Event, Grown, SettingChanged, Trained
@@ -10,7 +11,7 @@ from elasticrun.lint.finding import Edit, Finding, Fix, place_of
 from elasticrun.lint.graph import DataLoop, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.project import Module
+from elasticrun.lint.project import LINE_END, Module
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
 
 _SCALING = frozenset(("Mult", "Div", "Pow", "FloorDiv", "Mod"))
@@ -20,10 +21,8 @@ _APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
 def _again(program: Walked, event: Event) -> tuple[str, DataLoop | None] | None:
     """Return in words why an event happens again, and by which loop; None if not."""
     loop = program.replayed(event)
-    zone = program.zone(event.step)
     if loop is not None:
-        where = program.zones.where(loop, event.step)
-        return f"in zone {zone}; a restart during the loop at {where}", loop
+        return program.during(loop, event.step), loop
     if event.registered and program.is_before_epochs(event):
         return "in zone P after it was registered; every restart", None
     return None
@@ -235,15 +234,8 @@ def _moved_to_end(at: ast.AST, step: Step) -> Fix | None:
 
 def _lines(module: Module) -> list[str]:
     """Return the lines with their ends, cut where the parser cuts them."""
-    lines: list[str] = []
-    start = 0
-    text = module.text
-    for line in module.lines:
-        end = start + len(line)
-        ending = "\r\n" if text.startswith("\r\n", end) else text[end : end + 1]
-        lines.append(line + ending)
-        start = end + len(ending)
-    return lines
+    ends = [*re.findall(LINE_END, module.text), ""]
+    return [line + end for line, end in zip(module.lines, ends, strict=True)]
 
 
 def _is_alone(statement: ast.stmt, module: Module) -> bool:

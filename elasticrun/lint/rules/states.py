@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from elasticrun.lint.events import Changed, Made, Trained, UnseenStates
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Spot
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked
 from elasticrun.lint.rules.rule import EPOCHS, Rule
 from elasticrun.lint.values import Class, Value
+
+_TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
 def check(program: Walked) -> Iterator[Finding]:
@@ -86,46 +89,33 @@ def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
 
 def _touched(function: ast.AST) -> set[str] | None:
     """Return the fields that a method reads or sets; None if it takes all of them."""
-    found: set[str] = set()
-    methods: set[ast.AST] = {
-        each.func for each in ast.walk(function) if isinstance(each, ast.Call)
-    }
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name) and node.id in ("vars", "setattr", "getattr"):
-            return None
-        if isinstance(node, ast.Name) and node.id == "super":
-            return None
-        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
-            continue
-        if node.value.id != "self":
-            continue
-        if node.attr == "__dict__" or node in methods:
-            return None
-        found.add(node.attr)
-    return found
+    nodes = list(ast.walk(function))
+    names = {each.id for each in nodes if isinstance(each, ast.Name)}
+    called = {each.func for each in nodes if isinstance(each, ast.Call)}
+    fields = list(_fields_in(function))
+    found = {each.attr for each in fields}
+    takes_all = names & _TAKING_ALL or "__dict__" in found or called & set(fields)
+    return None if takes_all else found
 
 
 def _own_fields(cls: Class) -> set[str]:
     """Return the fields that begin as plain values or are given objects."""
     constructor = cls.methods.get("__init__")
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(constructor) if constructor is not None else ():
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
             targets = [node.target]
         for target in targets:
-            for each in ast.walk(target):
-                if _is_field(each):
-                    found.add(each.attr)  # type: ignore[attr-defined]
+            found.update(each.attr for each in _fields_in(target))
     return found
 
 
-def _is_field(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
+def _fields_in(node: ast.AST) -> Iterator[ast.Attribute]:
+    """Yield what is written `self.name`."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and written(each.value) == "self":
+            yield each
 
 
 def _changed_fields(program: Walked, cls: Class) -> set[str]:
@@ -134,9 +124,8 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
     for name, function in cls.methods.items():
         if name in ("__init__", "load", "save", "sync"):
             continue
-        for node in ast.walk(function):
-            if _is_field(node) and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
-                found.add(node.attr)  # type: ignore[attr-defined]
+        fields = _fields_in(function)
+        found.update(each.attr for each in fields if isinstance(each.ctx, ast.Store))
     for event, changed in program.events(Changed):
         if event.value is not None and event.value.cls is cls:
             found.add(changed.field)
@@ -193,8 +182,7 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
         message = (
             f"this {what} is trained (line "
             f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins "
-            f"with a "
-            "new one"
+            "with a new one"
         )
         yield program.finding(ER306, program.made(value), message)
     yield from _unregistered_models(program, seen)
@@ -202,7 +190,7 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
 
 def _unregistered_models(program: Walked, stepped: set[int]) -> Iterator[Finding]:
     """Yield models that are trained, and that no state has."""
-    every = [each for each in program.walk.objects if is_model_like(each)]
+    every = [each for each in program.walk.objects if each.is_model]
     covered = _covered(program)
     reported: set[int] = set()
     for model, by in _trained_models(program, stepped):
@@ -233,12 +221,12 @@ def _trained_models(
         is_trained = event.step.epoch is not None and event.step.loop is not None
         if moved is None or not is_trained or moved.in_epoch:
             continue
-        if is_model_like(moved):
+        if moved.is_model:
             yield moved, moved
 
 
 def _is_known(model: Value, optimizer: Value) -> bool:
-    """Return whether a model is surely in no state, registered out of sight or not."""
+    """Return whether it is certain that nothing out of sight registers a model."""
     if model.kind == "unknown":  # known by the use of its parameters
         return is_saved(optimizer) and not model.is_handed_on
     return model.sure
@@ -266,16 +254,9 @@ def _models_of(value: Value, depth: int = 4) -> Iterator[Value]:
             yield from _models_of(part, depth - 1)
 
 
-def is_model_like(value: Value) -> bool:
-    """Return whether a value is a model, of the project or not."""
-    return value.kind == "model" or (
-        value.cls is not None and value.cls.role == "model"
-    )
-
-
 def is_saved(value: Value, depth: int = 4) -> bool:
     """Return whether a value, or what it wraps or may be, is saved in some way."""
-    if value.registered or value.loaded_by_hand:
+    if value.registered or value.is_loaded_by_hand:
         return True
     if depth == 0:
         return False

@@ -141,9 +141,8 @@ def emptied(program: Walked) -> Iterator[Finding]:
         if changed.operator != "Set" or not is_sum or loop is None:
             continue
         message = (
-            f"`{changed.text}` is set back in zone {program.zone(event.step)}; a "
-            f"restart during the loop at {program.zones.where(loop, event.step)} does "
-            "it again and loses the part that was saved"
+            f"`{changed.text}` is set back {program.during(loop, event.step)} does it "
+            "again and loses the part that was saved"
         )
         yield program.finding(
             ER302,

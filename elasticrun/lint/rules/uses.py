@@ -13,7 +13,8 @@ from elasticrun.lint.values import Value
 _DECIDING = frozenset(("test", "save", "optimizer"))
 PARTIAL = ("update", "grow")  # writes that make the new value from the old one
 _UNUSED = frozenset(("own", "none"))
-# What lives in these is theirs to keep; attributes set on them are no plain values.
+# Attributes of these are no plain memory: a state keeps them, if one has the object, or
+# they are none of the program's own.
 _KEPT = named(
     "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file super opaque scheduler ema scaler"
@@ -60,7 +61,7 @@ class Uses:
     def killers_of_epochs(self, place: ValuePlace) -> set[int]:
         """Return the killers, and the heads of loops whose every turn has one of them.
 
-        A loop without a turn would leave the old value; that is not what loops are for.
+        Such a loop leaves the old value only if it has no turn at all, which is rare.
         """
         if place in self._killers:
             return self._killers[place]

@@ -14,7 +14,7 @@ from elasticrun.lint.rules.left_over import left_over, numbered
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.rules.sums import emptied, sums
 from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock, is_creation
-from elasticrun.lint.values import loaders_in
+from elasticrun.lint.values import elastic_loaders_in
 
 _EMPTY = "empty"  # In place of a constant: a container that is made without items.
 
@@ -43,8 +43,8 @@ def _carried(
     program: Walked, uses: Uses, epoch: EpochLoop, carried: set[ValuePlace]
 ) -> Iterator[Finding]:
     inside = {step.number for step in program.graph.steps if step.epoch is epoch}
-    for place, writes in _written(program, uses, inside).items():
-        finding = _lost(program, uses, epoch, place, writes, carried)
+    for writes in _written(program, uses, inside).values():
+        finding = _lost(program, uses, epoch, inside, writes, carried)
         if finding is not None:
             yield finding
 
@@ -73,7 +73,7 @@ def _lost(
     program: Walked,
     uses: Uses,
     epoch: EpochLoop,
-    place: ValuePlace,
+    inside: set[int],
     writes: list[Write],
     carried: set[ValuePlace],
 ) -> Finding | None:
@@ -82,8 +82,7 @@ def _lost(
     Its writes survive that reach the loop's head with no other value set on the way;
     exposed are the steps that may see such a value, coming from the head.
     """
-    graph = program.graph
-    inside = {step.number for step in graph.steps if step.epoch is epoch}
+    graph, place = program.graph, writes[0].place
     passes = uses.passing(place)
     within = uses.passing(place, inside)
     survivors = _survivors(uses, writes, epoch.head, inside)
@@ -172,8 +171,7 @@ def _lost_finding(
     loop = program.zones.loops_of(epoch)[0]
     message = (
         f"`{write.name}` is changed in zone {zone} and read in a later epoch; a "
-        f"restart "
-        "makes it again with its first value"
+        "restart makes it again with its first value"
     )
     severity = "E" if loudness == "decides" else "W"
     return program.finding(
@@ -231,13 +229,10 @@ def _turns(program: Walked) -> Iterator[_TurningLoop]:
             continue
         turn = asked.turns[-1]
         seen.add(turn)
-        loaders = loaders_in(event.value)
-        if isinstance(turn, ast.While) and any(x.kind == "loader" for x in loaders):
+        if isinstance(turn, ast.While) and elastic_loaders_in(event.value):
             head = max(each.number for each in graph.steps if each.node is turn)
-            after = graph.forward([head], lambda _: True)
-            yield _TurningLoop(
-                head, after & graph.backward([head], lambda _: True), None
-            )
+            before = graph.backward([head], lambda _: True)
+            yield _TurningLoop(head, graph.after(head) & before, None)
 
 
 def _carried_by(

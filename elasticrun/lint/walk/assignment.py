@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 
 from elasticrun.lint.events import Changed, Grown, SettingChanged, Trained
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import Value, element_of, key_of, unknown
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.objects import write_content
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
+# What a function that cannot be seen is taken to give back, as in `net = prepare(net)`.
 _HANDED = frozenset(("model", "optimizer", "scheduler", "loader", "ema", "instance"))
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
 
@@ -63,6 +64,7 @@ def _assign_member(
 ) -> None:
     before = base.attrs.get(name)
     walk.bases[base.uid] = base
+    # Of an object that is known, more is known than of a value that is not.
     is_news = value.kind not in ("const", "unknown") or before is None
     if is_news or not before or before.kind in ("const", "unknown"):
         _drop_content(walk, before, value, target, str(name))
@@ -185,6 +187,7 @@ def _leaves(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _sink_of_leaf(walk: Walk, target: ast.expr, frame: Frame) -> Sink:
+    """Return where a value goes that is assigned to a name, attribute or item."""
     if isinstance(target, ast.Name):
         return flow_to((frame.binder(target.id).uid, target.id))
     if not isinstance(target, ast.Attribute | ast.Subscript):
@@ -307,14 +310,8 @@ def _operator(value: ast.expr) -> str:
 
 def _is_bounding(value: ast.expr) -> bool:
     """Return whether doing it twice gives what doing it once gives: max and min."""
-    if isinstance(value, ast.IfExp):
-        return True
-    if not isinstance(value, ast.Call):
-        return False
-    name = value.func.attr if isinstance(value.func, ast.Attribute) else ""
-    if isinstance(value.func, ast.Name):
-        name = value.func.id
-    return name in _BOUNDING
+    is_call = isinstance(value, ast.Call) and last_name(value.func) in _BOUNDING
+    return is_call or isinstance(value, ast.IfExp)
 
 
 STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {

@@ -22,7 +22,7 @@ from elasticrun.lint.walk.functions import call_function, decorated
 from elasticrun.lint.walk.losses import taints_of_item
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
-_INNER = frozenset(("module", "_orig_mod"))
+_INNER = frozenset(("module", "_orig_mod"))  # under which a wrapper has its model
 _SAME_OBJECT = frozenset(("module", "data", "_orig_mod", "T"))
 _RANK_ATTRIBUTES = frozenset(
     ("rank", "local_rank", "global_rank", "is_main_process", "process_index",
@@ -105,6 +105,7 @@ def _method(walk: Walk, owner: Value | None, cls: Class, function: MethodDef) ->
 
 
 def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
+    """Return an attribute that nothing in the project defines."""
     if name in _INNER and base.kind == "model" and base.parts:
         return base.parts[0] if base.parts[0].is_object else base
     if name in _SAME_OBJECT and base.kind in ("model", "param", "instance"):
@@ -173,6 +174,7 @@ def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Va
     if key in base.attrs:
         walk.read((base.uid, key), node)
         value = base.attrs[key]
+        # So that what changes the item changes what holds it, too.
         if value.owner is None and (value.is_container or value.kind == "unknown"):
             value.owner = base
         value.registered |= base.is_durable and value.is_container

@@ -6,7 +6,7 @@ import ast
 import sys
 
 from elasticrun.lint.events import Guarded, Suppressed
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.values import Arguments, Value, merged, unknown
 from elasticrun.lint.walk.attributes import attribute
 from elasticrun.lint.walk.frames import Frame
@@ -104,8 +104,7 @@ def _run_handlers(
 def _suppresses_stop(node: ast.expr) -> bool:
     if not isinstance(node, ast.Call) or not written(node.func).endswith("suppress"):
         return False
-    names = {written(each).rpartition(".")[2] for each in node.args}
-    return not names.isdisjoint(("BaseException", "SystemExit", "JobStopped"))
+    return not STOPS.isdisjoint(map(last_name, node.args))
 
 
 STATEMENTS: dict[type[ast.stmt], RunStatement] = {

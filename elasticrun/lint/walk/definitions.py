@@ -12,6 +12,8 @@ from elasticrun.lint.walk.frames import Frame, MethodDef
 from elasticrun.lint.walk.functions import decorated
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
+# A script may import a whole library. Two imports deep, only what is about training is
+# walked through, and no more than this of it.
 MAX_MODULES = 80
 MAX_IMPORTS = 12  # one within the other
 

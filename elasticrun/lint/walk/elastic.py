@@ -34,6 +34,7 @@ from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.walk import Walk
 
+# What depends on what elasticrun's own functions return.
 _ELASTIC_TAINTS = {
     "rank": frozenset(("rank",)),
     "local_rank": frozenset(("rank",)),
@@ -123,7 +124,7 @@ def _note_draws(walk: Walk, argument: str, order: Value, site: Site) -> None:
             method = attribute(walk, order, name, site.node, site.frame)
             given = Arguments([unknown("number")], {})
             call_function(walk, method, given, site.node, site.frame)
-    # What it does is noted as this alone: it happens in loops, and not here.
+    # Its other effects are dropped: they happen where batches are read, not here.
     new = walk.events[first_event:]
     del walk.events[first_event:]
     if any(isinstance(each.what, Seeded) for each in new):
@@ -168,10 +169,17 @@ def assume_loop(
     found = loaders_in(loader)
     if not found:
         return
-    loop = DataLoop(node, frame.module, written(node)[:60], found[0])
-    loop.sure = sure and found[0].sure
-    loop.is_elastic = found[0].kind == "loader"
-    loop.call, loop.epoch, loop.outer = frame.call, walk.epoch, walk.loop
+    loop = DataLoop(
+        node,
+        frame.module,
+        written(node)[:60],
+        found[0],
+        sure=sure and found[0].sure,
+        is_elastic=found[0].kind == "loader",
+        call=frame.call,
+        epoch=walk.epoch,
+        outer=walk.loop,
+    )
     step = walk.step(node, frame)
     step.head_of, loop.head = loop, step.number
     walk.graph.loops.append(loop)

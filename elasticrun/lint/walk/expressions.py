@@ -41,20 +41,13 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp, frame: Frame) -> Value:
     if left.kind == "list" and right.kind == "list":
         return Value("list", parts=[*left.parts, *right.parts])
     if left.kind == "list" and isinstance(node.op, ast.Mult):
-        repeated = Value("list", parts=left.parts)
-        repeated.is_complete = False
-        return walk.made(repeated)
+        return walk.made(Value("list", parts=left.parts, is_complete=False))
     taints = left.taints | right.taints
     if isinstance(node.op, ast.Div):
         taints = taints_of_quotient(left, right, node.right)
     if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
         taints |= {"modulo"}
     return unknown(taints=taints)
-
-
-def _evaluate_compare(walk: Walk, node: ast.Compare, frame: Frame) -> Value:
-    values = [walk.evaluate(each, frame) for each in (node.left, *node.comparators)]
-    return unknown(taints=taints_of(values))
 
 
 def _evaluate_conditional(walk: Walk, node: ast.IfExp, frame: Frame) -> Value:
@@ -123,14 +116,19 @@ def _evaluate_sequence(
             is_complete &= value.kind in ("list", "tuple") and value.is_complete
         else:
             parts.append(value)
-    made = Value(_SEQUENCES[type(node)], parts=parts, taints=taints_of(parts))
-    made.is_complete, made.is_empty = is_complete, not node.elts
-    return walk.made(made)
+    return walk.made(
+        Value(
+            _SEQUENCES[type(node)],
+            parts=parts,
+            taints=taints_of(parts),
+            is_complete=is_complete,
+            is_empty=not node.elts,
+        )
+    )
 
 
 def _evaluate_dict(walk: Walk, node: ast.Dict, frame: Frame) -> Value:
-    made = walk.made(Value("dict"))
-    made.is_empty = not node.keys
+    made = walk.made(Value("dict", is_empty=not node.keys))
     for key, element in zip(node.keys, node.values, strict=True):
         value = walk.evaluate(element, frame)
         made.taints |= value.taints
@@ -151,7 +149,6 @@ EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
     ast.Constant: lambda _walk, node, _frame: constant(node.value),
     ast.Name: _evaluate_name,
     ast.BinOp: _evaluate_bin_op,
-    ast.Compare: _evaluate_compare,
     ast.IfExp: _evaluate_conditional,
     ast.BoolOp: _evaluate_bool_op,
     ast.NamedExpr: _evaluate_named_expr,

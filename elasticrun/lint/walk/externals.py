@@ -11,7 +11,7 @@ from elasticrun.lint.walk.effects import effect, note_seeds
 from elasticrun.lint.walk.elastic import assume_loop, call_elastic
 from elasticrun.lint.walk.language import language
 from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_loss
-from elasticrun.lint.walk.objects import is_model, object_made
+from elasticrun.lint.walk.objects import looks_like_model, object_made
 from elasticrun.lint.walk.walk import Walk
 
 
@@ -47,7 +47,7 @@ def call_unknown(walk: Walk, callee: Value, name: str, site: Site) -> Value:
     sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
     given = arguments(walk, node, frame, sink)
     value = _opaque(walk, Called(name, node, given, frame, is_iterated))
-    if is_model(callee):
+    if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)
     value.taints |= callee.taints & OF_CRITERIA
     return value

@@ -6,6 +6,7 @@ import ast
 import builtins
 import itertools
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from elasticrun.lint.graph import Call, DataLoop, EpochLoop
 from elasticrun.lint.project import Module
@@ -19,45 +20,41 @@ MethodDef = ast.FunctionDef | ast.AsyncFunctionDef
 Function = MethodDef | ast.Lambda
 
 
+@dataclass(eq=False)
 class Frame:
     """One call of a function, or the top level of a module.
 
     Attributes:
         outer: The frame in which the function was defined.
+        call: The call that it is of; None at the top level.
+        instance, cls: What `self` is in a method, and the class that defines it.
         fixed: Names whose constant is known in every pass: parameters, and the
             targets of loops over literals.
         exits: The steps that return.
         loops: The loops around the line that runs, outer ones first.
         yields: What to do with each value that a generator hands out.
-        instance, cls: What `self` is in a method, and the class that defines it.
         statement: The one that runs.
     """
 
-    returned: Value | None = None
-    yields: Callable[[Value], None] | None = None
+    module: Module
+    function: ast.AST
+    _: KW_ONLY
+    outer: Frame | None = None
+    call: Call | None = None
     instance: Value | None = None
     cls: Class | None = None
+    returned: Value | None = None
+    yields: Callable[[Value], None] | None = None
+    env: dict[str, Value] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
+    globals: set[str] = field(default_factory=set)
+    nonlocals: set[str] = field(default_factory=set)
+    exits: list[int] = field(default_factory=list)
+    loops: list[Leaving] = field(default_factory=list)
+    uid: int = field(default_factory=lambda: next(_uids))
 
-    def __init__(
-        self,
-        module: Module,
-        function: ast.AST,
-        *,
-        outer: Frame | None = None,
-        call: Call | None = None,
-    ) -> None:
-        self.uid = next(_uids)
-        self.module = module
-        self.function = function
-        self.outer = outer
-        self.call = call
-        self.env: dict[str, Value] = {}
-        self.fixed: set[str] = set()
-        self.globals: set[str] = set()
-        self.nonlocals: set[str] = set()
-        self.exits: list[int] = []
-        self.loops: list[Leaving] = []
-        self.statement: ast.AST = function
+    def __post_init__(self) -> None:
+        self.statement = self.function
 
     def owner(self, name: str) -> Frame | None:
         """Return the frame that holds a name as this one sees it."""
@@ -101,10 +98,10 @@ class Frame:
         return None
 
 
+@dataclass(eq=False)
 class Leaving:
     """Where `break` and `continue` of one loop lead from."""
 
-    def __init__(self, of: DataLoop | EpochLoop | None = None) -> None:
-        self.of = of
-        self.breaks: list[int] = []
-        self.continues: list[int] = []
+    of: DataLoop | EpochLoop | None = None
+    breaks: list[int] = field(default_factory=list)
+    continues: list[int] = field(default_factory=list)

@@ -12,6 +12,8 @@ from elasticrun.lint.walk.arguments import arguments, bound_arguments
 from elasticrun.lint.walk.frames import Frame, Function, MethodDef
 from elasticrun.lint.walk.walk import Walk
 
+# A program may call itself, or the same function from everywhere, and the walk must end
+# soon: beyond these a call is not followed, and what it returns is unknown.
 MAX_STEPS = 15_000
 MAX_DEPTH = 24
 MAX_CALLS = 40  # of one function, each of which is walked through
@@ -29,7 +31,7 @@ def call_known(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Value
 def call_function(
     walk: Walk, function: Value, given: Arguments, node: ast.AST, frame: Frame
 ) -> Value:
-    """Walk through a function with these values."""
+    """Walk through a function of the project with these values."""
     callee_frame = _frame_for(walk, function, node, frame)
     if callee_frame is None:
         return unknown()
@@ -51,9 +53,8 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST, frame: Frame) -> Frame 
     link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
     outer = callee.frame if isinstance(callee.frame, Frame) else None
     module = outer.module if outer is not None else frame.module
-    made = Frame(module, function, outer=outer, call=link)
-    made.instance, made.cls = callee.owner, callee.cls
-    return made
+    owner, cls = callee.owner, callee.cls
+    return Frame(module, function, outer=outer, call=link, instance=owner, cls=cls)
 
 
 def _enter(

@@ -38,19 +38,15 @@ def iterate(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) -
         _generator(walk, value, node, frame, body)
     elif value.kind == "instance" and value.cls and value.cls.find("__iter__"):
         _iterable(walk, value, node, frame, body)
-    elif _is_short(value):
-        _unrolled(walk, value, node, frame, body)
+    elif elements := _few_elements(value):
+        _unrolled(walk, elements, node, frame, body)
     else:
+        element = element_of(value)
         if value.kind == "range":
             walk.note(node, Counted())
-        _repeated(walk, node, frame, body, _element(walk, value))
-
-
-def _element(walk: Walk, value: Value) -> Value:
-    element = element_of(value)
-    if value.kind == "range" and walk.epoch is None:
-        element.taints |= {"epoch"}  # a number that does not depend on restarts
-    return element
+            if walk.epoch is None:
+                element.taints |= _TRUE
+        _repeated(walk, node, frame, body, element)
 
 
 def _is_loader(value: Value) -> bool:
@@ -61,12 +57,13 @@ def _is_loader(value: Value) -> bool:
     return roles.hint(value.name) == "loader"
 
 
-def _is_short(value: Value) -> bool:
-    if value.kind == "dict":
-        return value.is_complete and 0 < len(value.attrs) <= MAX_UNROLLED
-    if value.kind not in ("list", "tuple") or not value.is_complete:
-        return False
-    return 0 < len(value.parts) <= MAX_UNROLLED
+def _few_elements(value: Value) -> list[Value]:
+    """Return what a container holds, if it is little enough to look at each."""
+    if value.kind not in ("dict", "list", "tuple") or not value.is_complete:
+        return []
+    is_dict = value.kind == "dict"
+    elements = [constant(key) for key in value.attrs] if is_dict else [*value.parts]
+    return elements if len(elements) <= MAX_UNROLLED else []
 
 
 # Wrappers.
@@ -77,7 +74,11 @@ def _wrapped(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) 
     if value.name == "enumerate":
         shaped = _counting(walk, body)
     elif value.name == "true_enumerate":
-        shaped = _numbering(body)
+        index = unknown("batch_index")  # the true one, as `loader.enumerate()` has it
+
+        def shaped(element: Value) -> None:
+            body(Value("tuple", parts=[index, element]))
+
     elif value.name == "zip":
         others = value.parts
 
@@ -108,12 +109,6 @@ def _counting(walk: Walk, body: Body) -> Body:
     return counted
 
 
-def _numbering(body: Body) -> Body:
-    """Return the body of `loader.enumerate()`, whose index is the true one."""
-    index = unknown("batch_index")
-    return lambda element: body(Value("tuple", parts=[index, element]))
-
-
 def _looped_part(value: Value) -> Value | None:
     """Return the part of a wrapper whose iteration matters most."""
     ranked = sorted(value.parts, key=_weight, reverse=True)
@@ -129,7 +124,7 @@ def _weight(value: Value) -> int:
         return 4
     if value.kind == "instance" and value.cls and value.cls.find("__iter__"):
         return 3
-    if _is_short(value):
+    if _few_elements(value):
         return 2
     return int(value.kind in ("param_groups", "param"))
 
@@ -168,15 +163,13 @@ def _repeated(
 
 
 def _unrolled(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
+    walk: Walk, elements: list[Value], node: ast.AST, frame: Frame, body: Body
 ) -> None:
-    elements = value.parts
-    if value.kind == "dict":
-        elements = [constant(key) for key in value.attrs]
+    """Walk through a loop's body once for each of a few elements."""
     leaving = Leaving()
     frame.loops.append(leaving)
     turns, walk.turns = walk.turns, (*walk.turns, node)
-    for element in list(elements):
+    for element in elements:
         walk.step(node, frame)
         body(element)
         walk.here += leaving.continues
@@ -189,16 +182,25 @@ def _unrolled(
 def _data_loop(
     walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
 ) -> None:
-    loop = DataLoop(node, frame.module, _loop_text(node), value)
-    loop.sure = value.kind != "unknown" and value.sure
-    loop.is_elastic = value.kind != "plain_loader"
-    loop.call, loop.epoch, loop.outer = frame.call, walk.epoch, walk.loop
+    """Walk through a loop over a loader, or over `remaining_steps_until`."""
+    loop = DataLoop(
+        node,
+        frame.module,
+        _loop_text(node),
+        value,
+        sure=value.kind != "unknown" and value.sure,
+        is_elastic=value.kind != "plain_loader",
+        call=frame.call,
+        epoch=walk.epoch,
+        outer=walk.loop,
+    )
     walk.graph.loops.append(loop)
     with looping(walk, node, frame, loop):
         outer = walk.loop
+        # A plain loader's loop has no boundary, so no step is said to be in it.
         if loop.is_elastic:
             walk.loop = loop
-        walk.step(node, frame)
+        walk.step(node, frame)  # The head is reached behind the last batch, too.
         is_counting = value.kind == "steps"
         body(unknown("step", _TRUE) if is_counting else unknown("batch", _BATCH))
         walk.loop = outer
@@ -207,8 +209,9 @@ def _data_loop(
 def _epoch_loop(
     walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
 ) -> None:
-    loop = EpochLoop(len(walk.graph.epochs) + 1, node, frame.module)
-    loop.call, loop.outer, loop.guards = frame.call, walk.epoch, walk.guards
+    """Walk through a loop over `remaining_epochs_until`."""
+    number, around = len(walk.graph.epochs) + 1, (walk.epoch, walk.guards)
+    loop = EpochLoop(node, frame.module, number, frame.call, *around)
     loop.bound_value = value.parts[0] if value.parts else None
     made = value.node
     if isinstance(made, ast.Call) and (made.args or made.keywords):
@@ -226,6 +229,7 @@ def _epoch_loop(
 def _generator(
     walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
 ) -> None:
+    """Walk through a generator's body, with the loop's own body at each `yield`."""
     inner: Frame = value.frame
     function = inner.function
     if function in walk.active or not isinstance(function, MethodDef):
@@ -260,6 +264,7 @@ def _generator(
 def _iterable(
     walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
 ) -> None:
+    """Walk through what `__iter__` gives, or through a loader that the object has."""
     method = attribute(walk, value, "__iter__", node, frame)
     result = call_function(walk, method, Arguments([], {}), node, frame)
     if result.kind in _ITERATED:

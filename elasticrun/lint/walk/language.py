@@ -97,8 +97,8 @@ def _iterating(walk: Walk, it: Called) -> Value | None:
 
 def iterator(walk: Walk, last: str, node: ast.Call, source: Value) -> Value:
     """Return an iterator over a value, noting that it is iterated by hand."""
-    value = Value("iterator", last, parts=[source], node=node)
-    value.made_at = walk.current.number
+    made_at = walk.current.number
+    value = Value("iterator", last, parts=[source], node=node, made_at=made_at)
     walk.note(node, IteratorMade(), source)
     return value
 
@@ -107,8 +107,7 @@ def _wrapping(walk: Walk, it: Called) -> Value:
     if it.last in ("list", "tuple", "sorted") and it.args:
         first = it.args[0]
         if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
-            copied = Value("list", parts=first.parts or [])
-            copied.is_complete = first.is_complete
+            copied = Value("list", parts=first.parts, is_complete=first.is_complete)
             return walk.made(copied)
         _consumed(walk, it)
         return walk.made(Value("list", taints=it.taints))
@@ -128,19 +127,16 @@ def _consumed(walk: Walk, it: Called) -> Value:
 
 def _container(walk: Walk, it: Called) -> Value | None:
     if it.last in _COLLECTIONS:
-        made = walk.made(Value(_COLLECTIONS[it.last], node=it.node))
-        made.is_complete = False
-        return made
+        kind = _COLLECTIONS[it.last]
+        return walk.made(Value(kind, node=it.node, is_complete=False))
     if it.name == "dataclasses.field" and "default_factory" in it.keywords:
         factory = it.keywords["default_factory"].name
         return walk.made(Value(_CONTAINERS.get(factory, "opaque"), node=it.node))
     if it.name in _CONTAINERS and not it.values:
-        made = walk.made(Value(_CONTAINERS[it.name], node=it.node))
-        made.is_empty = True
-        return made
+        return walk.made(Value(_CONTAINERS[it.name], node=it.node, is_empty=True))
     is_record = it.last in _RECORDS
     if (it.name in ("dict", "vars") or is_record) and not it.args:
-        kind: Kind = "instance" if is_record else "dict"
+        kind = "instance" if is_record else "dict"
         return walk.made(Value(kind, node=it.node, attrs=it.keywords))
     return None
 

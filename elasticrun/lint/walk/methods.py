@@ -28,7 +28,12 @@ from elasticrun.lint.walk.effects import is_seeded
 from elasticrun.lint.walk.externals import call_unknown
 from elasticrun.lint.walk.language import iterator
 from elasticrun.lint.walk.losses import taints_of_method
-from elasticrun.lint.walk.objects import CHANGING, is_model, open_file, write_content
+from elasticrun.lint.walk.objects import (
+    CHANGING,
+    looks_like_model,
+    open_file,
+    write_content,
+)
 from elasticrun.lint.walk.trained import loaded, model_method
 from elasticrun.lint.walk.walk import Walk
 
@@ -128,8 +133,9 @@ _METHODS: Mapping[str, Handle] = {
 
 
 def _any_method(walk: Walk, it: MethodCall) -> Value:
+    """Return what a method returns of which little but its name is known."""
     receiver, name = it.receiver, it.name
-    if is_model(receiver) and name not in ("step", "update", "fit"):
+    if looks_like_model(receiver) and name not in ("step", "update", "fit"):
         found = model_method(walk, it)
         if found is not None:
             return found
@@ -158,6 +164,7 @@ def _any_method(walk: Walk, it: MethodCall) -> Value:
 
 
 def _note_any(walk: Walk, it: MethodCall) -> None:
+    """Note what a method does, by its name and what it is called on."""
     receiver, name, node = it.receiver, it.name, it.node
     if name in catalog.LOG_METHODS:
         walk.note(node, Logged(), receiver)
@@ -188,8 +195,7 @@ def _note_written(walk: Walk, it: MethodCall) -> None:
     elif name in catalog.SAVE_METHODS:
         walk.note(node, Saved(name))
         if name in ("write_text", "write_bytes"):
-            file = Value("file", receiver.name, node=node)
-            file.mode = "w"
+            file = Value("file", receiver.name, node=node, mode="w")
             walk.note(node, FileOpened(receiver, it.text, "w"), file)
     elif receiver.kind == "unknown":
         walk.note(node, FileWritten(), receiver)

@@ -27,22 +27,20 @@ def object_made(walk: Walk, it: Called) -> Value | None:
     if it.name in _COPIERS and it.args:
         return _copied(walk, it.args[0], it.node)
     if roles.is_model_wrapper(it.name):
-        models = [each for each in it.args if is_model(each)]
+        models = [each for each in it.args if looks_like_model(each)]
         return _wrapped_model(walk, models[0], it.node) if models else None
     kind = roles.made_by(it.name)
     if kind is None:
         return None
-    value = walk.made(Value(kind, it.name, node=it.node))
-    value.parts = it.values
+    value = walk.made(Value(kind, it.name, node=it.node, parts=it.values))
     walk.note(it.node, Made(kind, it.name, it.given), value)
     return value
 
 
 def _wrapped_model(walk: Walk, inner: Value, node: ast.Call) -> Value:
-    value = walk.made(Value("model", inner.name, node=node))
-    value.parts = [inner]
-    value.registered = inner.registered
-    return value
+    is_saved = inner.registered
+    value = Value("model", inner.name, node=node, parts=[inner], registered=is_saved)
+    return walk.made(value)
 
 
 def _copied(walk: Walk, original: Value, node: ast.Call) -> Value:
@@ -53,9 +51,10 @@ def _copied(walk: Walk, original: Value, node: ast.Call) -> Value:
         attrs=original.attrs,
         node=node,
         cls=original.cls,
+        constant=original.constant,
+        mode=original.mode,
+        is_empty=original.is_empty,
     )
-    copied.constant, copied.mode = original.constant, original.mode
-    copied.is_empty = original.is_empty
     return walk.made(copied) if original.is_object else copied
 
 
@@ -64,8 +63,7 @@ def open_file(walk: Walk, node: ast.Call, rest: Arguments, path: Value) -> Value
     given = rest.keywords.get("mode") or (rest.args[0] if rest.args else constant("r"))
     mode = key_of(given)
     mode = mode if isinstance(mode, str) else "?"
-    value = walk.made(Value("file", path.name, node=node))
-    value.mode = mode
+    value = walk.made(Value("file", path.name, node=node, mode=mode))
     walk.note(node, FileOpened(path, _path_text(node), mode), value)
     return value
 
@@ -85,11 +83,10 @@ def _names_a_file(node: ast.Call) -> bool:
     return first is not None
 
 
-def is_model(value: Value) -> bool:
-    """Return whether a value is a model, of the project or not, or named like one."""
-    is_user_model = value.cls is not None and value.cls.role == "model"
-    hinted = value.kind == "unknown" and roles.hint(value.name) == "model"
-    return value.kind == "model" or is_user_model or hinted
+def looks_like_model(value: Value) -> bool:
+    """Return whether a value is a model, or named like one."""
+    is_hinted = value.kind == "unknown" and roles.hint(value.name) == "model"
+    return value.is_model or is_hinted
 
 
 # Containers.
@@ -140,7 +137,7 @@ def _read_container(walk: Walk, it: MethodCall) -> Value | None:
         return item(walk, it.receiver, args[0], it.node) if args else None
     made = Value("list", taints=it.receiver.taints)
     made.is_complete = it.receiver.is_complete and bool(it.receiver.attrs)
-    pairs = [(constant(k), v) for k, v in it.receiver.attrs.items()]
+    pairs = [[constant(k), v] for k, v in it.receiver.attrs.items()]
     if it.name == "items":
         made.parts = [Value("tuple", parts=pair) for pair in pairs]
     else:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from elasticrun.lint import roles
 from elasticrun.lint.events import Left
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, flow_to
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.quiet import is_lazy, is_quiet
 from elasticrun.lint.values import Value, join, merged
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.truth import truth
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
-_QUIET_TEST = Sink("quiet_test")
+_QUIET_TEST = Sink("quiet_test")  # decides only about a line in a log
 _EXITS = frozenset(("sys.exit", "exit", "quit", "os._exit"))
 
 
@@ -104,11 +104,8 @@ def _run_if(walk: Walk, node: ast.If, frame: Frame) -> None:
 
 def _taints_of_test(test: ast.expr, value: Value) -> frozenset[str]:
     taints = value.taints
-    if isinstance(test, ast.Name | ast.Attribute) and value.kind == "unknown":
-        name = test.attr if isinstance(test, ast.Attribute) else test.id
-        if roles.hint(name) == "rank":
-            taints |= {"rank"}
-    return taints
+    is_rank = value.kind == "unknown" and roles.hint(last_name(test)) == "rank"
+    return taints | {"rank"} if is_rank else taints
 
 
 def _run_match(walk: Walk, node: ast.Match, frame: Frame) -> None:
@@ -128,15 +125,8 @@ def _run_match(walk: Walk, node: ast.Match, frame: Frame) -> None:
 
 
 def _is_main_test(test: ast.expr) -> bool:
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.left, ast.Name)
-        and test.left.id == "__name__"
-        and len(test.comparators) == 1
-        and isinstance(test.comparators[0], ast.Constant)
-        and test.comparators[0].value == "__main__"
-        and isinstance(test.ops[0], ast.Eq)
-    )
+    is_comparison = isinstance(test, ast.Compare)
+    return is_comparison and written(test) == "__name__ == '__main__'"
 
 
 def _sink_of_test(node: ast.If) -> Sink:

@@ -67,7 +67,7 @@ def loaded(walk: Walk, it: MethodCall) -> Value:
     """Mark what `load_state_dict` fills: the program cares for its state itself."""
     it.arguments(walk, OPTIMIZER)
     for each in (it.receiver, *it.receiver.parts, *it.receiver.also):
-        each.loaded_by_hand = True
+        each.is_loaded_by_hand = True
     return constant(None)
 
 

@@ -48,11 +48,10 @@ def _truth_of_comparison(test: ast.Compare, frame: Frame) -> bool | None:
         return isinstance(operator, ast.IsNot | ast.NotEq)
     if left.kind != "const" or right.kind != "const":
         return None
-    if isinstance(operator, ast.Eq | ast.Is):
-        return bool(left.constant == right.constant)
-    if isinstance(operator, ast.NotEq | ast.IsNot):
-        return bool(left.constant != right.constant)
-    return None
+    if not isinstance(operator, ast.Eq | ast.Is | ast.NotEq | ast.IsNot):
+        return None
+    is_same = bool(left.constant == right.constant)
+    return is_same is isinstance(operator, ast.Eq | ast.Is)
 
 
 def _truth_of_membership(
@@ -62,12 +61,8 @@ def _truth_of_membership(
         container, ast.Tuple | ast.List | ast.Set
     ):
         return None
-    if not all(isinstance(each, ast.Constant) for each in container.elts):
+    values = [each.value for each in container.elts if isinstance(each, ast.Constant)]
+    is_known = len(values) == len(container.elts)
+    if not is_known or not isinstance(operator, ast.In | ast.NotIn):
         return None
-    is_in = any(
-        isinstance(each, ast.Constant) and each.value == left.constant
-        for each in container.elts
-    )
-    if isinstance(operator, ast.In):
-        return is_in
-    return not is_in if isinstance(operator, ast.NotIn) else None
+    return (left.constant in values) is isinstance(operator, ast.In)

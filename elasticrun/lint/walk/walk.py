@@ -66,7 +66,8 @@ class Walk:
         frames: The frames of the modules that it has been through, by path.
         depth: How many imports it is in, one within the other.
         seeded: The packages whose random generators have a seed.
-        ways: How each target is written by each value: asked again in every call.
+        ways: Whether a value sets or updates a target: found once, and asked for in
+            every call of the function around.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Walk:
         self.objects: list[Value] = []
         self.bases: dict[int, Value] = {}
         self.here: list[int] = []
-        self.current = Step(-1, ast.Pass(), root)
+        self.current = Step(ast.Pass(), root, -1)
         self.epoch: EpochLoop | None = None
         self.loop: DataLoop | None = None
         self.guards: tuple[Guard, ...] = ()
@@ -151,12 +152,8 @@ class Walk:
 
     def step(self, node: ast.AST, frame: Frame) -> Step:
         """Add a step behind everything that leads here, and stand on it."""
-        step = Step(len(self.graph.steps), node, frame.module)
-        step.call = frame.call
-        step.epoch = self.epoch
-        step.loop = self.loop
-        step.guards = self.guards
-        step.frame = frame.uid
+        number, around = len(self.graph.steps), (self.epoch, self.loop, self.guards)
+        step = Step(node, frame.module, number, frame.call, *around)
         self.graph.steps.append(step)
         for number in self.here:
             self.graph.steps[number].following.append(step.number)
@@ -172,8 +169,7 @@ class Walk:
     def guard(self, test: ast.AST, taints: frozenset[str], frame: Frame) -> Guard:
         """Return a new condition that holds; its opposite has the same number."""
         self.num_guards += 1
-        function, module = frame.function, frame.module
-        return Guard(self.num_guards, test, True, taints, function, module)
+        return Guard(self.num_guards, test, True, taints, frame.function)
 
     @contextlib.contextmanager
     def guarded(self, guard: Guard) -> Iterator[None]:

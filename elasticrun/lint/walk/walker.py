@@ -46,6 +46,7 @@ _HANDLERS = Handlers(
 )
 _WORD = re.compile(r"[^\W\d]\w*")
 _EPOCHS = "remaining_epochs_until"
+# A function that nobody calls is walked through if it leads to one of these.
 _WORTH = named(f"{_EPOCHS} AdaptiveDataLoader AdaptiveDataParallel Variables")
 
 
@@ -84,8 +85,8 @@ def _enter_alone(walk: Walk, value: Value, frame: Frame) -> None:
         return
     walk.here = []
     walk.step(function, frame)
-    inner = Frame(frame.module, function, outer=value.frame)
-    inner.instance, inner.cls = value.owner, value.cls
+    outer, owner, cls = value.frame, value.owner, value.cls
+    inner = Frame(frame.module, function, outer=outer, instance=owner, cls=cls)
     bind(walk, value, inner, Arguments([], {}))
     # Nobody knows what it will be called with: its defaults are not to be relied on.
     inner.fixed.clear()
@@ -124,7 +125,7 @@ def _enter_method(walk: Walk, made: Value, name: str, frame: Frame) -> None:
 
 
 def _inherited(walk: Walk, cls: Class, entries: Entries) -> list[MethodDef]:
-    """Return inherited methods with epochs: they may call what nobody calls."""
+    """Return inherited methods with epochs, which may call the class's own ones."""
     own = [each for name, each in cls.methods.items() if name != "__init__"]
     if all(each in walk.visited for each in own):
         return []

@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import nn
@@ -69,8 +68,8 @@ def main(train_set, valid_set, device="cpu"):
         for x, y in tqdm(to_device(train, device), total=len(train), leave=False):
             step(x, y)
         with evaluating(model), torch.no_grad():
-            for x, y in islice(valid, 50):
+            for x, y in valid:
                 sums.loss += measure(model(x), y).item()
-        tqdm.write(f"{epoch}: {sums.loss / 50:.3f}")
+        tqdm.write(f"{epoch}: {sums.loss / len(valid):.3f}")
         sums.loss = 0.0
         schedule.step()
