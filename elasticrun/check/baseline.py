@@ -97,7 +97,7 @@ def variables_that_differ(base: CheckedRun, again: CheckedRun) -> set[str]:
 
 
 def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
-    """Let what differs between two equal runs, and may, be compared no more."""
+    """Note in the mask what may differ between two equal runs, and does."""
     others = compared(again.moments, last_leg=0)
     for key, moment in compared(base.moments, last_leg=0).items():
         random = others[key].random if key in others else moment.random

@@ -24,15 +24,6 @@ _DRAW_RULES = ("ER109", "ER501")
 _SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
 
 
-class Change(NamedTuple):
-    """Something that a replay changed, though nothing should."""
-
-    name: str
-    zone: str
-    before: Any
-    after: Any
-
-
 class Cause(NamedTuple):
     """Where a difference comes from, as far as it is known.
 
@@ -80,30 +71,19 @@ class Cause(NamedTuple):
         return "no registered state and no variable that was looked at explains it"
 
 
-def replayed_changes(run: CheckedRun, mask: Mask) -> list[Change]:
+def replayed_changes(run: CheckedRun, mask: Mask) -> list[Cause]:
     """Return what the replays of a run changed, with the zone that did it."""
-    changes: list[Change] = []
+    changes: list[Cause] = []
     for replay in replays_of(run.moments):
         before, after = _visible(replay.stopped), _visible(replay.resumed)
-        for name in before:
+        for name, now in {**before, **after}.items():
             # A state that is registered later in the program cannot have changed yet.
-            if mask.hides(name) or before[name] == after.get(name, before[name]):
+            is_late = name not in before and not name.startswith(FILE_PREFIX)
+            if is_late or mask.hides(name) or before.get(name, MISSING) == now:
                 continue
             zone = _zone_of(name, replay)
-            changes.append(Change(name, zone, before[name], after[name]))
-        gone = _new_files(replay, before, after, mask)
-        changes += gone
+            changes.append(Cause("replayed", name, zone, before.get(name), now))
     return changes
-
-
-def _new_files(
-    replay: Replay, before: dict[str, Any], after: dict[str, Any], mask: Mask
-) -> list[Change]:
-    return [
-        Change(name, _zone_of(name, replay), None, after[name])
-        for name in after
-        if name.startswith(FILE_PREFIX) and name not in before and not mask.hides(name)
-    ]
 
 
 def _visible(moment: Moment) -> dict[str, Any]:
@@ -120,7 +100,7 @@ def _zone_of(name: str, replay: Replay) -> str:
     return replay.steps[-1][0]
 
 
-def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Change]:
+def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
     """Return the plain variables that were something else when the program went on."""
     changes = []
     for replay in replays_of(run.moments):
@@ -129,8 +109,8 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Change]:
             if name in noise or value == after.get(name, MISSING):
                 continue
             if name in after or replay.resumed.key.kind != "exit":
-                zone = replay.steps[-1][0]
-                changes.append(Change(name, zone, value, after.get(name, MISSING)))
+                zone, found = replay.steps[-1][0], after.get(name, MISSING)
+                changes.append(Cause("lost", name, zone, value, found))
     return changes
 
 
@@ -187,20 +167,22 @@ class Detective:
         return [*lost, *drawn] or [Cause("unknown", "", "", None, None)]
 
     def _replayed(
-        self, changes: Sequence[Change], lines: Sequence[LineChange], run: CheckedRun
+        self, changes: Sequence[Cause], lines: Sequence[LineChange], run: CheckedRun
     ) -> list[Cause]:
         by_place: dict[tuple[str, ...], Cause] = {}
         for change in changes:
             line = next((each for each in lines if each.field == change.name), None)
             path = "" if line is None else original_path(line.path, self._source)
             number = 0 if line is None else line.line
-            zone = change.zone if line is None else line.zone
             rule, message = self._rule_at(path, number)
-            cause = Cause(
-                "replayed", change.name, zone, change.before, change.after, path,
-                number, rule or _likely_rule(change, run), message,
-                source_line(path, number),
-            )  # fmt: skip
+            cause = change._replace(
+                zone=change.zone if line is None else line.zone,
+                path=path,
+                line=number,
+                rule=rule or _likely_rule(change, run),
+                message=message,
+                source=source_line(path, number),
+            )
             by_place.setdefault(cause.place, cause)
         return list(by_place.values())
 
@@ -211,8 +193,7 @@ class Detective:
             finding = self._finding_about(change.name, _LOST_RULES)
             if finding is None and change.after == MISSING:
                 continue
-            cause = Cause("lost", change.name, change.zone, change.before, change.after)
-            causes.append(cause if finding is None else _at(cause, finding))
+            causes.append(change if finding is None else _at(change, finding))
         causes.sort(key=lambda cause: (not cause.rule, cause.name))
         return causes
 
@@ -241,6 +222,7 @@ class Detective:
     def _rule_at(
         self, path: str, line: int, prefixes: Sequence[str] = ("ER1",)
     ) -> tuple[str, str]:
+        """Return the rule and the message of a finding at a line, if there is one."""
         own = [
             finding
             for finding in self._findings
@@ -284,7 +266,7 @@ def _mentions(finding: Finding, name: str) -> bool:
     return name in re.findall(r"\w+", finding.source.partition("=")[0])
 
 
-def _rank(change: Change) -> tuple[int, bool, str]:
+def _rank(change: Cause) -> tuple[int, bool, str]:
     """Return what puts the most telling field first: counters before tensors."""
     is_count = isinstance(change.after, int) and not isinstance(change.after, bool)
     is_plain = not isinstance(change.after, dict)
@@ -292,7 +274,7 @@ def _rank(change: Change) -> tuple[int, bool, str]:
     return (2 - is_count - is_plain, is_hidden, change.name)
 
 
-def _likely_rule(change: Change, run: CheckedRun) -> str:
+def _likely_rule(change: Cause, run: CheckedRun) -> str:
     """Return the rule for such a change where the linter has nothing at its line."""
     if change.name.startswith(FILE_PREFIX):
         is_appended = change.before and change.after

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticrun.check import report as verdicts
 from elasticrun.check.baseline import (
     candidates_of,
     drawing_zones,
@@ -19,13 +18,13 @@ from elasticrun.check.blame import Detective, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
 from elasticrun.check.replica.file_watch import FILE_PREFIX
-from elasticrun.check.report import Report, Result, Stage
+from elasticrun.check.report import ExitCode, Report, Result, Stage
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import LineChange, epochs_of, line_changes_of
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import KILL, STOP
-from elasticrun.check.runs.routes import Route, num_replicas, straight, through
+from elasticrun.check.runs.routes import Route, num_replicas, straight
 from elasticrun.check.runs.sweep import first_place_in, middle_of, places_to_try
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
@@ -84,7 +83,7 @@ class Checker:
                 report.stages.append(Stage(name, num_runs, text))
                 self._say(f"{name}: {text}")
                 if report.results:
-                    report.exit_code = verdicts.DIFFERENT
+                    report.exit_code = ExitCode.DIFFERENT
                     break
         except Problem as problem:
             report.exit_code = problem.exit_code
@@ -138,7 +137,7 @@ class Checker:
         self._report.difference = first
         when = f" at {first.key.describe()}" if first.key else ""
         raise Problem(
-            verdicts.NOT_REPRODUCIBLE,
+            ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "
             f"{show(first.expected)} != {show(first.found)}{when}. "
             "What a restart changes cannot be told from that. Seed every random "
@@ -159,7 +158,7 @@ class Checker:
         places, sizes = self._wish.places, self._wish.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        self._try([through(places, sizes, KILL if self._wish.is_killed else STOP)])
+        self._try([Route(sizes, places, KILL if self._wish.is_killed else STOP)])
         return "different" if self._report.results else "equal"
 
     def _check_zones(self) -> str:
@@ -203,11 +202,11 @@ class Checker:
             if {one, other} & self._differing_sizes:
                 continue  # They do not even train for as long.
             if first and second and first < second:
-                routes.append(through((first, second), (one, other, one), STOP))
+                routes.append(Route((one, other, one), (first, second)))
                 taken.append(f"{one} to {other} to {one}")
             if second:
-                routes.append(through((second,), (one, other), STOP))
-                routes.append(through((second,), (other, other), STOP))
+                routes.append(Route((one, other), (second,)))
+                routes.append(Route((other, other), (second,)))
                 taken += [f"{one} to {other}", f"{other} to {other}"]
         self._try(routes)
         return ", ".join(taken)
@@ -224,7 +223,7 @@ class Checker:
                     Result(other.route, differences, [], command, base.route)
                 )
                 return
-            if not trials.mask.is_sized:
+            if not trials.mask.sized:
                 self._report.notes.append(
                     f"with {num_replicas(size)} instead of {self._size}, "
                     f"{differences[0].name} differs by more than rounding without any "
@@ -239,7 +238,7 @@ class Checker:
         before = self._trials.num_runs
         places = {middle_of(self._trials.loops, part) for part in (0.0, 0.5, 0.9)}
         there = sorted(place for place in places if place is not None)
-        self._try([through((p,), (self._size, self._size), KILL) for p in there])
+        self._try([Route((self._size, self._size), (p,), KILL) for p in there])
         count = self._trials.num_runs - before
         return f"{count} kills with {num_replicas(self._size)}"
 
@@ -250,7 +249,7 @@ class Checker:
         there = tuple(place for place in places if place is not None)
         if len(there) < len(places) or list(there) != sorted(set(there)):
             return []
-        return [through(there, (self._size,) * (len(there) + 1), STOP)]
+        return [Route((self._size,) * (len(there) + 1), there)]
 
     def _try(self, routes: Sequence[Route]) -> None:
         """Take each route once, and add what it changes to the report."""

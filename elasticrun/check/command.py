@@ -10,9 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from elasticrun.check import report as verdicts
 from elasticrun.check.checker import Checker, Wish
-from elasticrun.check.report import Report, as_json, as_text
+from elasticrun.check.report import ExitCode, Report, as_json, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
 from elasticrun.check.runs.places import parse_place
 from elasticrun.check.runs.plan import Limits
@@ -56,9 +55,9 @@ def main(options: argparse.Namespace) -> int:
     try:
         report = check(options)
     except (OptionError, ValueError) as error:
-        report = Report(exit_code=verdicts.USAGE, problem=f"{error}")
+        report = Report(exit_code=ExitCode.USAGE, problem=f"{error}")
     except EngineError as error:
-        report = Report(exit_code=verdicts.SCRIPT_FAILS, problem=f"{error}")
+        report = Report(exit_code=ExitCode.SCRIPT_FAILS, problem=f"{error}")
     if options.format == "json":
         sys.stdout.write(as_json(report) + "\n")
     else:

@@ -40,7 +40,8 @@ class Mask:
         volatile_files: Files that differ from run to run; their lines are counted.
         unnamed_files: Files that have another name in each run.
         sized: Fields and files that depend on the number of replicas by themselves.
-        unseeded: Generators that begin anywhere; what they decide is seen elsewhere.
+        unseeded: Random generators without a seed; what is drawn from them shows in
+            fields, which are compared.
     """
 
     ignored: tuple[str, ...] = ()
@@ -48,11 +49,6 @@ class Mask:
     unnamed_files: set[str] = field(default_factory=set)
     sized: set[str] = field(default_factory=set)
     unseeded: set[str] = field(default_factory=set)
-
-    @property
-    def is_sized(self) -> bool:
-        """Whether anything depends on the number of replicas by itself."""
-        return bool(self.sized)
 
     def hide_sized(self, names: Iterable[str]) -> bool:
         """Do not compare these between numbers of replicas; return whether one can."""

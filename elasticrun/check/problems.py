@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticrun.check import report as verdicts
 from elasticrun.check.blame import Detective
+from elasticrun.check.report import ExitCode, cause_text
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.places import LoopPlace
 from elasticrun.check.runs.routes import Route
@@ -29,7 +29,7 @@ class Problem(Exception):
         route: With what restarts it happens; None if it does without any.
     """
 
-    exit_code: int
+    exit_code: ExitCode
     text: str
     detail: str = ""
     waits: list[dict[str, Any]] = field(default_factory=list)
@@ -57,20 +57,19 @@ def problem_of(
 
 
 def _missed(run: CheckedRun, loops: Sequence[LoopPlace]) -> Problem:
-    assert run.missed is not None
     have = ", ".join(f"{loop.at(loop.num_batches)}" for loop in loops[:6])
     return Problem(
-        verdicts.USAGE,
-        f"the program never came to {run.missed.until}"
+        ExitCode.USAGE,
+        f"the program never came to {run.missed}"
         + (f"; the last batches of its loops are {have}" if have else "")
         + ". Give a place that it passes, or raise --max-epochs and --max-batches.",
     )
 
 
 def _hung(run: CheckedRun, source: ProgramSource) -> Problem:
-    waits = waits_of(run.output, run.route.legs[run.last_leg].size, source)
+    waits = waits_of(run.output, run.route.sizes[run.last_leg], source)
     return Problem(
-        verdicts.HANG,
+        ExitCode.HANG,
         f"the script hangs {_when(run)}: {run.hang}",
         "\n".join(wait.describe() for wait in waits),
         [wait._asdict() for wait in waits],
@@ -88,9 +87,9 @@ def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
     if detective is not None and run.route.places:
         # Such as a name that only a loop sets, which had finished before the restart.
         named = [c for c in detective.lost(run) if c.rule and f"'{c.name}'" in text]
-        detail += "".join(f"\n{verdicts.cause_text(cause)}" for cause in named)
+        detail += "".join(f"\n{cause_text(cause)}" for cause in named)
     return Problem(
-        verdicts.SCRIPT_FAILS,
+        ExitCode.SCRIPT_FAILS,
         f"the script fails {_when(run)}: rank {run.failure.rank} {text}",
         detail,
     )

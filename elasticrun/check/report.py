@@ -6,22 +6,29 @@ import json
 import os
 import shlex
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from elasticrun.check.blame import Cause
 from elasticrun.check.comparing import Mismatch, show
 from elasticrun.check.runs.routes import Route
 
-EQUAL, DIFFERENT, USAGE, NOT_REPRODUCIBLE, SCRIPT_FAILS, HANG = range(6)
-VERDICTS = {
-    EQUAL: "equal",
-    DIFFERENT: "different",
-    USAGE: "usage",
-    NOT_REPRODUCIBLE: "not reproducible",
-    SCRIPT_FAILS: "script fails",
-    HANG: "hang",
-}
 _MOST_OTHERS = 5
+
+
+class ExitCode(IntEnum):
+    """How a check ends; the names are words for users, too."""
+
+    EQUAL = 0
+    DIFFERENT = 1
+    USAGE = 2
+    NOT_REPRODUCIBLE = 3
+    SCRIPT_FAILS = 4
+    HANG = 5
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return self.name.lower().replace("_", " ")
 
 
 @dataclass
@@ -67,14 +74,12 @@ class Report:
     """Everything that a check has to say.
 
     Attributes:
-        exit_code: 0 equal, 1 different, 2 usage, 3 not reproducible, 4 the script
-            fails, 5 hang.
-        problem: What happened, for codes 2 to 5.
+        problem: What happened, if it is neither equal nor different.
         detail: More of it, in any number of lines: a traceback, or stacks.
         command: What reproduces the problem; empty for differences, which have theirs.
     """
 
-    exit_code: int = EQUAL
+    exit_code: ExitCode = ExitCode.EQUAL
     stages: list[Stage] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -107,12 +112,12 @@ def as_text(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    if report.exit_code == EQUAL:
+    if report.exit_code == ExitCode.EQUAL:
         return "equal: restarts change nothing"
-    if report.exit_code == DIFFERENT:
+    if report.exit_code == ExitCode.DIFFERENT:
         count = len(report.results)
         return f"different: restarts change the outcome ({count} found)"
-    return VERDICTS[report.exit_code]
+    return report.exit_code.describe()
 
 
 def _result_lines(result: Result) -> list[str]:
@@ -172,7 +177,7 @@ def as_json(report: Report) -> str:
         {
             "version": 1,
             "exit_code": report.exit_code,
-            "verdict": VERDICTS[report.exit_code],
+            "verdict": report.exit_code.describe(),
             "num_runs": report.num_runs,
             "seconds": round(report.seconds, 3),
             "stages": [vars(stage) for stage in report.stages],

@@ -5,37 +5,27 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from elasticrun.check.runs.moments import Key, Moment, compared
 
-# One perturbed run is one sample of what rounding does to a field.
+# One perturbed run is only one sample of what rounding does to a field, and what it
+# left alone by chance still has the precision of its numbers.
 _TIMES_SEEN = 4.0
 _TIMES_PRECISION = 64.0
 _TIMES_PRECISION_OF_FLOATS = 8.0
 _SINGLE_PRECISION = 2.0**-23
 
 
-class Tolerance(NamedTuple):
-    """How far a field may be from the baseline.
-
-    Attributes:
-        distance: What rounding errors in each step moved it by; 0 if nothing, so that
-            a number is compared exactly.
-    """
-
-    distance: float
-
-
 class Tolerances:
-    """What rounding does to each field at each moment.
+    """How far rounding moves each field at each moment.
 
     Made from the baseline, and from the same run with parameters moved by a rounding
     error after each batch.
     """
 
     def __init__(self, baseline: Iterable[Moment], perturbed: Iterable[Moment]) -> None:
-        self._seen: dict[tuple[Key, str], Tolerance] = {}
+        self._seen: dict[tuple[Key, str], float] = {}
         moved = compared(perturbed, last_leg=0)
         for key, moment in compared(baseline, last_leg=0).items():
             other = moved.get(key)
@@ -43,17 +33,23 @@ class Tolerances:
                 assert other is not None
                 gap = distance(value, other.fields.get(name))
                 if gap:
-                    self._seen[key, name] = Tolerance(gap)
+                    self._seen[key, name] = gap
 
-    def of(self, key: Key | None, name: str) -> Tolerance:
-        """Return the tolerance of one field at one moment."""
-        return self._seen.get((key, name), Tolerance(0.0)) if key else Tolerance(0.0)
+    def of(self, key: Key | None, name: str) -> float:
+        """Return how far one field was moved at one moment.
+
+        What is 0 was not moved at all, so a number there is compared exactly.
+        """
+        return self._seen.get((key, name), 0.0) if key else 0.0
 
 
-def is_within(one: Any, other: Any, tolerance: Tolerance) -> bool:
-    """Return whether two values differ by no more than rounding explains."""
-    gap = distance(one, other)
-    return gap <= _TIMES_SEEN * tolerance.distance + _floor(one, tolerance)
+def is_within(one: Any, other: Any, moved: float) -> bool:
+    """Return whether two values differ by no more than rounding explains.
+
+    Args:
+        moved: How far rounding moves such a value, as `Tolerances.of` says.
+    """
+    return distance(one, other) <= _TIMES_SEEN * moved + _floor(one, moved)
 
 
 def distance(one: Any, other: Any) -> float:
@@ -73,12 +69,13 @@ def distance(one: Any, other: Any) -> float:
     return math.inf
 
 
-def _floor(value: Any, tolerance: Tolerance) -> float:
+def _floor(value: Any, moved: float) -> float:
+    """Return how far apart two values may be whatever was measured."""
     if isinstance(value, dict) and "sketch" in value:
         return float(_TIMES_PRECISION * value["eps"] * value["norm"])
     if isinstance(value, float):
         # What came from tensors of single precision has no more than that.
-        if tolerance.distance > 0:
+        if moved > 0:
             return _TIMES_PRECISION * _SINGLE_PRECISION * abs(value)
         return _TIMES_PRECISION_OF_FLOATS * sys.float_info.epsilon * abs(value)
     return 0.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 
-from elasticrun.check import report as verdicts
 from elasticrun.check.baseline import samples_of
 from elasticrun.check.blame import Detective
 from elasticrun.check.comparing import Mask, Mismatch, compare_moments, compare_samples
 from elasticrun.check.problems import Problem, problem_of
+from elasticrun.check.report import ExitCode
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import loops_of
@@ -89,7 +89,7 @@ class Trials:
     def _check_has_loops(self) -> None:
         if not any(loop.num_batches for loop in self.loops):
             raise Problem(
-                verdicts.USAGE,
+                ExitCode.USAGE,
                 f"{self.engine.source.script.name} has run no loop over an "
                 "AdaptiveDataLoader, so there is nothing to restart in. Check a script "
                 "that trains with elasticrun, with arguments with which it does.",
@@ -103,7 +103,7 @@ class Trials:
         moments = compare_moments(
             base.moments,
             run.moments,
-            last_leg=len(run.route.legs) - 1,
+            last_leg=len(run.route.places),
             mask=self.mask,
             tolerances=tolerances,
             is_killed=run.route.is_killed,
@@ -117,12 +117,12 @@ class Trials:
         before they do, and a schedule that rounding does not move, must be equal.
         """
         tolerances = self._tolerances_with(base.route.sizes[0])
-        is_rounded = self.mask.is_sized or any(
+        is_rounded = bool(self.mask.sized) or any(
             isinstance(each.expected, dict) and "sketch" in each.expected
             for each in differences
         )
         return any(
-            tolerances.of(each.key, each.name).distance == 0
+            tolerances.of(each.key, each.name) == 0
             and not (isinstance(each.expected, dict) and "sketch" in each.expected)
             and (not is_rounded or _is_schedule(each.name, base))
             for each in differences

@@ -188,6 +188,7 @@ def _serve() -> TCPStore:
 def _run_replica(
     payload: bytes, environment: dict[str, str], sender: Connection
 ) -> None:
+    """Run the function in a replica's process; send what it returns or raises."""
     os.environ.update(environment)
     # The forkserver has made its own method the default; a script's workers are to
     # start as they would elsewhere.

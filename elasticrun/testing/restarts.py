@@ -41,20 +41,26 @@ def assert_restart_equivalent(
         AssertionError: Restarts change something, or nothing could be compared; the
             text is the report.
     """
-    options: dict[str, Sequence[object]] = {
-        "--max-epochs": [max_epochs],
-        "--max-batches": [max_batches],
-        "--at": [at] if isinstance(at, str) else at,
-        "--replicas": [] if replicas is None else [",".join(map(str, replicas))],
-        "--ignore": ignore,
-        "--link": link,
-        "--hang-timeout": [hang_timeout],
-    }
-    words = [
-        w for name, given in options.items() for each in given for w in (name, each)
-    ]
+    places = [at] if isinstance(at, str) else at
+    words = [f"--max-epochs={max_epochs}", f"--max-batches={max_batches}"]
+    words += [f"--hang-timeout={hang_timeout}", *(f"--at={each}" for each in places)]
+    words += [f"--ignore={each}" for each in ignore]
+    words += [f"--link={each}" for each in link]
+    if replicas is not None:
+        words.append(f"--replicas={','.join(map(str, replicas))}")
     words += ["--kill"] * kill + ["--float64"] * float64
-    words += [os.path.abspath(script), "--", *arguments]
+    words += [os.path.abspath(script), "--", *map(str, arguments)]
+    report = _failed_check(words, directory, timeout)
+    if report:
+        raise AssertionError(f"{os.fspath(script)}: {report}")
+
+
+def _failed_check(
+    words: Sequence[str],
+    directory: str | os.PathLike[str] | None,
+    timeout: float | None,
+) -> str:
+    """Run the command; return how it failed, or nothing if all is equal."""
     # In a process of its own, which adopts what the script leaves behind.
     process = subprocess.run(
         command("__main__", "main", "check", *words),
@@ -65,8 +71,7 @@ def assert_restart_equivalent(
         timeout=timeout,
         check=False,
     )
-    if process.returncode != 0:
-        raise AssertionError(
-            f"{os.fspath(script)}: elasticrun check ended with exit code "
-            f"{process.returncode}\n{process.stdout}{process.stderr}"
-        )
+    if process.returncode == 0:
+        return ""
+    output = f"{process.stdout}{process.stderr}"
+    return f"elasticrun check ended with exit code {process.returncode}\n{output}"

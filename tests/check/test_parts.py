@@ -18,8 +18,8 @@ from elasticrun.check.replica.fields import fields_of_state, flatten
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import Key, LineChange
 from elasticrun.check.runs.places import LoopPlace, RestartPlace, parse_place
-from elasticrun.check.runs.plan import KILL, STOP, Limits, Plan, decode_plan
-from elasticrun.check.runs.routes import straight, through
+from elasticrun.check.runs.plan import KILL, Limits, Plan, decode_plan
+from elasticrun.check.runs.routes import Route, straight
 from elasticrun.check.runs.source import (
     WORK,
     copy_source,
@@ -28,7 +28,7 @@ from elasticrun.check.runs.source import (
     own_arguments,
 )
 from elasticrun.check.runs.sweep import first_place_in, places_to_try
-from elasticrun.check.tolerance import Tolerance, distance, is_within
+from elasticrun.check.tolerance import distance, is_within
 from elasticrun.check.waiting import waits_of
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.launcher.options import OptionError
@@ -70,11 +70,11 @@ def test_the_first_batch_of_a_loop() -> None:
 
 
 def test_a_route_says_how_it_is_taken() -> None:
-    route = through((RestartPlace(0, 1, 2), RestartPlace(1, -1, 0)), (1, 2, 1), STOP)
+    route = Route((1, 2, 1), (RestartPlace(0, 1, 2), RestartPlace(1, -1, 0)))
     assert route.options() == [
         "--at", "0:1:2", "--at", "1:end", "--replicas", "1,2,1",
     ]  # fmt: skip
-    assert through((RestartPlace(0, 0, 1),), (2, 2), KILL).options() == [
+    assert Route((2, 2), (RestartPlace(0, 0, 1),), KILL).options() == [
         "--at", "0:0:1", "--replicas", "2", "--kill",
     ]  # fmt: skip
     assert straight(3).options() == ["--replicas", "3"]
@@ -172,12 +172,12 @@ def test_the_distance_of_sketches_is_that_of_tensors() -> None:
 
 
 def test_tolerance_grows_with_what_rounding_did() -> None:
-    assert is_within(1.0, 1.003, Tolerance(0.001))
-    assert not is_within(1.0, 1.01, Tolerance(0.001))
-    assert not is_within(0.1, 0.1000001, Tolerance(0.0))
-    assert is_within(0.1, 0.1 + 1e-16, Tolerance(0.0))
-    assert not is_within(3, 4, Tolerance(0.0))
-    assert not is_within("a", "b", Tolerance(1.0))
+    assert is_within(1.0, 1.003, 0.001)
+    assert not is_within(1.0, 1.01, 0.001)
+    assert not is_within(0.1, 0.1000001, 0.0)
+    assert is_within(0.1, 0.1 + 1e-16, 0.0)
+    assert not is_within(3, 4, 0.0)
+    assert not is_within("a", "b", 1.0)
 
 
 def test_ignored_fields_are_not_compared() -> None:
@@ -325,7 +325,7 @@ def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
 
     def lines_blamed(*drawn: tuple[str, str, int]) -> list[int]:
         lines = [
-            LineChange(f"random.{name}", zone, str(script), line, "", 0, 1, 1)
+            LineChange(f"random.{name}", zone, str(script), line, 1)
             for name, zone, line in drawn
         ]
         return [cause.line for cause in detective.causes(run, [], lines)]

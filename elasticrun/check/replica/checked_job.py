@@ -19,8 +19,8 @@ from elasticrun.errors import STOPPED
 from elasticrun.job.boundary import Boundary
 from elasticrun.job.job import Job
 from elasticrun.job.loop import Loop
-from elasticrun.replicas.agreement import STOP
 from elasticrun.replicas.environment import Environment
+from elasticrun.replicas.gate import STOP
 from elasticrun.saving.settings import Settings
 
 _TIMES_PRECISION = 32  # So much that what depends on parameters is seen to move.
@@ -121,9 +121,8 @@ class CheckedJob(Job):
             kind = "continue" if is_continued else "enter"
             self._num_batches = stopped.batch if stopped and is_continued else 0
         self.note(
-            kind, epoch=epoch, loop=loop, in_epoch=in_epoch, where=where,
-            loader=loader.name, num_batches=len(loader),
-        )  # fmt: skip
+            kind, epoch=epoch, loop=loop, in_epoch=in_epoch, num_batches=len(loader)
+        )
         self._set_zone("B" if position is None else "L")
         return position
 

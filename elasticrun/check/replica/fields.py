@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -26,6 +27,7 @@ _MOST_TEXT = 200
 _SKETCH_SIZE = 8
 _MOST_KNOWN = 10_000
 _CHUNK = 1 << 14
+_KNOWN: dict[tuple[str, str], dict[str, Any]] = {}  # By kind and hash.
 
 
 def fields_of_state(state: BaseState) -> dict[str, Field]:
@@ -142,9 +144,6 @@ def field_of_tensor(tensor: torch.Tensor) -> Field:
     return field
 
 
-_KNOWN: dict[tuple[str, str], dict[str, Any]] = {}
-
-
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else 1e300
 
@@ -160,12 +159,8 @@ def _sketch(values: torch.Tensor) -> list[float]:
     return [float(each) for each in total]
 
 
-_DIRECTIONS: list[torch.Tensor] = []
-
-
+@functools.cache
 def _directions() -> torch.Tensor:
-    if not _DIRECTIONS:
-        generator = torch.Generator().manual_seed(1)
-        bits = torch.randint(2, (_SKETCH_SIZE, _CHUNK), generator=generator)
-        _DIRECTIONS.append(bits.double() * 2 - 1)
-    return _DIRECTIONS[0]
+    generator = torch.Generator().manual_seed(1)
+    bits = torch.randint(2, (_SKETCH_SIZE, _CHUNK), generator=generator)
+    return bits.double() * 2 - 1

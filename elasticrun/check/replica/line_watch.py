@@ -27,12 +27,12 @@ class LineWatch:
         self._has_files = any(name.startswith(FILE_PREFIX) for name in plan.watched)
         self._has_random = any(name.startswith("random.") for name in plan.watched)
         self._last: dict[str, Field] = {}
-        self._line: tuple[str, int, str] | None = None
+        self._line: tuple[str, int] | None = None
         self._num_looks = 0
         self._is_looking = False
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to look, at what this thread runs: the program's, and no other."""
         sys.settrace(self._on_call)
 
     def _on_call(self, frame: FrameType, *_: Any) -> Any:
@@ -48,13 +48,12 @@ class LineWatch:
             if job.recorder is None or not job.progress.is_replaying:
                 sys.settrace(None)
                 return None
-            self._is_looking = True
+            self._is_looking = True  # A state that is read may run the program's code.
             try:
                 self._look(job)
             finally:
                 self._is_looking = False
-        code = frame.f_code
-        self._line = (code.co_filename, frame.f_lineno, code.co_name)
+        self._line = (frame.f_code.co_filename, frame.f_lineno)
         return self._on_line
 
     def _look(self, job: CheckedJob) -> None:
@@ -66,11 +65,8 @@ class LineWatch:
         assert job.recorder is not None
         for name, field in found.items():
             if name in self._last and self._last[name] != field and self._line:
-                path, line, function = self._line
-                job.recorder.note(
-                    "line", field=name, before=self._last[name], after=field,
-                    path=path, line=line, function=function,
-                )  # fmt: skip
+                path, line = self._line
+                job.recorder.note("line", field=name, path=path, line=line)
         self._last = found
 
     def _read(self, job: CheckedJob) -> dict[str, Field]:

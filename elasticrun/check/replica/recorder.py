@@ -38,6 +38,7 @@ class Recorder:
         self._root = str(Path(plan.directory).parent)
         self._files = FileWatch(Path(plan.directory))
         self.zone = "P"
+        # A program may make a second job; its files are still those since the first.
         base = self._records / _BASE
         if plan.leg == 0 and not base.exists():
             self._records.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,6 @@ class Recorder:
         registered = {id(each) for state in registry for each in objects_of(state)}
         self.note(
             kind,
-            world_size=job.world_size,
             fields=fields,
             random=fields_of_generators(job.device),
             files=self.changed_files(),

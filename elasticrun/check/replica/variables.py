@@ -53,6 +53,7 @@ def is_own_file(name: str, root: str) -> bool:
 def _fields(
     name: str, value: Any, root: str, registered: Collection[int], *, depth: int = 0
 ) -> dict[str, Field]:
+    """Return a variable as fields; of an object of the program's, its attributes."""
     if id(value) in registered or _is_boring(value):
         return {}
     if isinstance(value, bool | int | float | str | None):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elasticrun.check.runs.moments import Moment, moments_of, read_notes
+from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import PARAMETERS
-from elasticrun.check.runs.routes import Leg, Route
+from elasticrun.check.runs.routes import Route
 from elasticrun.check.runs.source import WORK
 from elasticrun.launcher.supervisor.causes import Ending
 
@@ -23,7 +25,7 @@ class CheckedRun:
         failure: How the replica ended that failed first, or None.
         hang: Why the run was ended as hung; empty if it was not.
         output: The lines of the last generation, by rank.
-        missed: The leg whose place the program never came to, or None.
+        missed: The place that the program never came to, or None.
     """
 
     route: Route
@@ -31,9 +33,7 @@ class CheckedRun:
     failure: Ending | None = None
     hang: str = ""
     output: dict[int, list[str]] = field(default_factory=dict)
-    missed: Leg | None = None
-    _notes: list[dict[str, Any]] | None = None
-    _moments: list[Moment] | None = None
+    missed: RestartPlace | None = None
 
     @property
     def has_finished(self) -> bool:
@@ -42,22 +42,18 @@ class CheckedRun:
 
     @property
     def last_leg(self) -> int:
-        """The number of the generation that was the last to run, from 0."""
+        """The number of the leg that was the last to run, from 0."""
         return max((note["leg"] for note in self.notes), default=0)
 
-    @property
+    @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """What the replicas noted."""
-        if self._notes is None:
-            self._notes = read_notes(self.folder / "records")
-        return self._notes
+        """What the replicas noted; to be asked for when all of them have ended."""
+        return read_notes(self.folder / "records")
 
-    @property
+    @functools.cached_property
     def moments(self) -> list[Moment]:
         """The moments that the replicas noted."""
-        if self._moments is None:
-            self._moments = moments_of(self.notes)
-        return self._moments
+        return moments_of(self.notes)
 
     @property
     def drifted(self) -> list[str]:

@@ -119,13 +119,13 @@ class Engine:
             home=str(self.source.directory),
             is_perturbed=is_perturbed,
             is_float64=self.is_float64,
+            watched=tuple(watched),
         )
         arguments = own_arguments(self._arguments, self.source, folder / WORK)
         journey = Journey(
             CheckedRun(route, folder),
             plan=plan,
             program=Program("script", str(script), arguments, (str(script.parent),)),
-            watched=watched,
             loop=self._loop,
             starter=self._starter,
             on_change=self._note_running,

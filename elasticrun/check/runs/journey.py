@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.plan import KILL, Plan
-from elasticrun.check.runs.routes import Leg
+from elasticrun.check.runs.plan import Plan
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.parked import Parked
@@ -32,8 +31,7 @@ class Journey:
     """Takes one route; hears, as a generation's listener, what happens on the way.
 
     Args:
-        plan: Of all generations, but for what differs between them.
-        watched: Fields for which the line that changes them in a replay is sought.
+        plan: Of all legs, but for what differs between them.
         on_change: Called when other replicas run than before.
         hang_timeout: Seconds without a boundary after which a generation is ended.
 
@@ -48,7 +46,6 @@ class Journey:
         *,
         plan: Plan,
         program: Program,
-        watched: Sequence[str],
         loop: EventLoop,
         starter: Starter,
         on_change: Callable[[], None],
@@ -59,53 +56,58 @@ class Journey:
         self.is_over = False
         self._plan = plan
         self._program = program
-        self._watched = tuple(watched)
         self._loop = loop
         self._starter = starter
         self._on_change = on_change
         self._hang_timeout = hang_timeout
-        self._number = 0
+        self._leg = 0
+        self._parked: list[Parked] = []
         self._generation: Generation | None = None
         self._clock = HangClock(None)
         self._watchdog = Watchdog(loop, lambda _: None, self._clock)
 
     @property
-    def _leg(self) -> Leg:
-        return self.run.route.legs[self._number]
+    def _size(self) -> int:
+        return self.run.route.sizes[self._leg]
 
     def begin_leg(self) -> None:
         """Start the next generation as soon as its replicas are forked."""
-        self._starter.park(self._leg.size, self._on_parked)
+        self._starter.park(self._size, self._on_forked)
 
     def abandon(self) -> None:
         """Kill what runs, and let nothing follow."""
         self.is_over = True
+        while self._parked:
+            self._parked.pop().discard()
         if self._generation is not None:
             self._generation.kill()
 
-    def _on_parked(self, parked: list[Parked]) -> None:
+    def _on_forked(self, parked: Parked) -> None:
         if self.is_over:
-            for each in parked:
-                each.discard()
+            parked.discard()
             return
-        leg = self._leg
-        options = self._options(leg)
-        before = self.run.route.legs[: self._number]
+        self._parked.append(parked)
+        if len(self._parked) == self._size:
+            taken, self._parked = self._parked, []
+            self._start(taken)
+
+    def _start(self, parked: list[Parked]) -> None:
+        route, leg, size = self.run.route, self._leg, self._size
+        options = self._options(size)
         plan = replace(
             self._plan,
-            leg=self._number,
-            until=leg.until,
-            resumed=before[-1].until if before else None,
-            ending=leg.ending,
-            watched=self._watched if before else (),
+            leg=leg,
+            until=route.end_of(leg),
+            resumed=route.end_of(leg - 1) if leg else None,
+            ending=route.ending,
+            watched=self._plan.watched if leg else (),
         )
-        port = parked[0].ports[0]
-        round_ = Round(self._number, leg.size, 0, leg.size, LOOPBACK, port)
+        round_ = Round(leg, size, 0, size, LOOPBACK, parked[0].ports[0])
         orders = make_orders(options, round_)
         self.run.output = {}
         generation = self._generation = Generation(
             parked,
-            number=self._number,
+            number=leg,
             offset=0,
             loop=self._loop,
             log_dir=options.log_dir,
@@ -118,11 +120,11 @@ class Journey:
         self._watchdog.begin(generation)
         generation.start([_observed(order, plan, self.run.trace) for order in orders])
 
-    def _options(self, leg: Leg) -> Options:
+    def _options(self, size: int) -> Options:
         folder = Path(self._plan.checkpoints)
         return Options(
             program=self._program,
-            replicas=Replicas(leg.size, leg.size, leg.size),
+            replicas=Replicas(size, size, size),
             name="check",
             is_named=False,
             checkpoint_dir=folder,
@@ -149,10 +151,10 @@ class Journey:
         self._starter.learn(names, variables)
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
-        """The last lines are kept here, too."""
+        """Go on without the log: the last lines are kept here, too."""
 
     def on_barred(self) -> None:
-        """Nothing follows: it has begun anew, as every later fork will."""
+        """Go on: a replica that could not use GPUs as a fork has begun anew."""
 
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""
@@ -169,8 +171,8 @@ class Journey:
         if self.is_over:
             return
         _judge(self.run, self._leg, generation.endings, reason)
-        self._number += 1
-        if self.run.has_finished and self._number < len(self.run.route.legs):
+        self._leg += 1
+        if self.run.has_finished and self._leg < len(self.run.route.sizes):
             self.begin_leg()
         else:
             self.is_over = True
@@ -190,21 +192,22 @@ def _observed(order: Message, plan: Plan, trace: Path) -> Message:
     }
 
 
-def _judge(run: CheckedRun, leg: Leg, endings: list[Ending], reason: str) -> None:
-    """Note how a generation ended, unless it ended as it should."""
+def _judge(run: CheckedRun, leg: int, endings: list[Ending], reason: str) -> None:
+    """Note how a leg ended, unless it ended as it should."""
     if reason:
         run.hang = reason
         return
     codes = [ending.code for ending in endings]
-    if leg.until is None:
+    until = run.route.end_of(leg)
+    if until is None:
         is_expected = not any(codes)
-    elif leg.ending == KILL:  # The first one to die may take others along.
+    elif run.route.is_killed:  # The first one to die may take others along.
         is_expected = -signal.SIGKILL in codes
     else:
         is_expected = set(codes) == {STOPPED}
     if is_expected:
         return
-    if leg.until is not None and not any(codes):
-        run.missed = leg
+    if until is not None and not any(codes):
+        run.missed = until
         return
     run.failure = first_cause(endings) or endings[0]

@@ -54,7 +54,6 @@ class Moment(NamedTuple):
     variables: dict[str, Any]
     kinds: dict[str, list[str]]
     num_batches: int = 0
-    where: str = ""
 
 
 class LineChange(NamedTuple):
@@ -64,9 +63,6 @@ class LineChange(NamedTuple):
     zone: str
     path: str
     line: int
-    function: str
-    before: Any
-    after: Any
     leg: int
 
 

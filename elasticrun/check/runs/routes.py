@@ -8,44 +8,32 @@ from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import KILL, STOP
 
 
-class Leg(NamedTuple):
-    """One generation of a run.
+class Route(NamedTuple):
+    """The generations of a run, in their order; each is called a leg.
 
     Attributes:
-        size: How many replicas it has.
-        until: Where it ends; None for the end of the program.
-        ending: "stop", or "kill".
+        sizes: The number of replicas of each leg.
+        places: Where it is restarted: where each leg ends, but for the last one.
+        ending: How they end there: "stop", or "kill".
     """
 
-    size: int
-    until: RestartPlace | None = None
+    sizes: tuple[int, ...]
+    places: tuple[RestartPlace, ...] = ()
     ending: str = STOP
-
-
-class Route(NamedTuple):
-    """The generations of a run, in their order."""
-
-    legs: tuple[Leg, ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of replicas of each generation."""
-        return tuple(leg.size for leg in self.legs)
 
     @property
     def is_resized(self) -> bool:
-        """Whether not all generations have the same number of replicas."""
+        """Whether not all legs have the same number of replicas."""
         return len(set(self.sizes)) > 1
 
     @property
     def is_killed(self) -> bool:
-        """Whether a generation is killed."""
-        return any(leg.ending == KILL and leg.until for leg in self.legs)
+        """Whether a leg is killed."""
+        return self.ending == KILL and bool(self.places)
 
-    @property
-    def places(self) -> tuple[RestartPlace, ...]:
-        """Where it is restarted."""
-        return tuple(leg.until for leg in self.legs if leg.until is not None)
+    def end_of(self, leg: int) -> RestartPlace | None:
+        """Return where a leg ends; None for the end of the program."""
+        return self.places[leg] if leg < len(self.places) else None
 
     def describe(self) -> str:
         """Return the route in words."""
@@ -68,19 +56,7 @@ class Route(NamedTuple):
 
 def straight(size: int) -> Route:
     """Return the route without a restart."""
-    return Route((Leg(size),))
-
-
-def through(
-    places: tuple[RestartPlace, ...], sizes: tuple[int, ...], ending: str
-) -> Route:
-    """Return the route that is restarted at these places; sizes has one more."""
-    stops = (*places, None)
-    return Route(
-        tuple(
-            Leg(size, place, ending) for size, place in zip(sizes, stops, strict=True)
-        )
-    )
+    return Route((size,))
 
 
 def num_replicas(size: int) -> str:

@@ -80,7 +80,7 @@ def _check_size(roots: Sequence[Path], source: ProgramSource) -> None:
     num_bytes, num_files = 0, 0
     largest: dict[str, int] = {}
     for root in roots:
-        for path in _files(root, source):
+        for path in _contents(root, source):
             size = path.lstat().st_size
             first = path.relative_to(root).parts[0]
             largest[first] = largest.get(first, 0) + size
@@ -96,37 +96,31 @@ def _check_size(roots: Sequence[Path], source: ProgramSource) -> None:
                 )
 
 
-def _files(root: Path, source: ProgramSource) -> Iterator[Path]:
+def _contents(root: Path, source: ProgramSource) -> Iterator[Path]:
+    """Yield the files below a folder, and links to folders, but not what is in those.
+
+    A program's links to folders are likely to lead to data.
+    """
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         folders[:] = [name for name in folders if not _is_left_out(here / name, source)]
+        yield from (here / name for name in folders if (here / name).is_symlink())
         for name in names:
             path = here / name
             if path.is_file() and not _is_left_out(path, source):
                 yield path
 
 
-def _linked_folders(root: Path, source: ProgramSource) -> Iterator[Path]:
-    """Yield links to folders, which are likely to lead to data."""
-    for folder, folders, _ in os.walk(root):
-        here = Path(folder)
-        folders[:] = [name for name in folders if not _is_left_out(here / name, source)]
-        yield from (here / name for name in folders if (here / name).is_symlink())
-
-
 def _is_left_out(path: Path, source: ProgramSource) -> bool:
-    if path.name in _SKIPPED or _is_linked(path, source):
+    home = source.directory
+    is_inside = path.is_relative_to(home)
+    is_linked = is_inside and str(path.relative_to(home)) in source.linked
+    if path.name in _SKIPPED or is_linked:
         return True
     if not path.is_dir():
         return False
     is_environment = (path / "pyvenv.cfg").exists()
     return is_environment or any(path.glob("checkpoint-*/manifest.json"))
-
-
-def _is_linked(path: Path, source: ProgramSource) -> bool:
-    if not path.is_relative_to(source.directory):
-        return False
-    return str(path.relative_to(source.directory)) in source.linked
 
 
 def copy_source(source: ProgramSource, target: Path) -> Path:
@@ -145,14 +139,13 @@ def copy_source(source: ProgramSource, target: Path) -> Path:
 
 def _copy_tree(root: Path, target: Path, source: ProgramSource) -> None:
     target.mkdir(parents=True)
-    for path in _files(root, source):
+    for path in _contents(root, source):
         copy = target / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copy)
-    for path in _linked_folders(root, source):
-        copy = target / path.relative_to(root)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.symlink_to(os.path.realpath(path))
+        if path.is_dir():
+            copy.symlink_to(os.path.realpath(path))
+        else:
+            shutil.copy2(path, copy)
 
 
 def own_arguments(
