@@ -97,7 +97,7 @@ class AtomicDirectory:
     @property
     def directory(self) -> Path:
         """Where versions are kept."""
-        return Path(self._store.directory)
+        return Path(self._store.place)
 
     def prepare(self) -> Preparation:
         """Begin a version: a directory to write plain files into, then to commit.
@@ -110,7 +110,7 @@ class AtomicDirectory:
         own: dict[str, Any] = {"number": 0, "error": self._why_not_now()}
         if self._ranks.is_first and own["error"] is None:
             own = self._begin()
-        first = self._ranks.gather(own)[0]
+        first = self._ranks.gather(own)[0]  # What rank 0 has begun, or why not.
         error, draft = first["error"] or own["error"], None
         if error is None:
             try:

@@ -10,7 +10,11 @@ from functools import cached_property
 from typing import BinaryIO
 
 from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.recorded import (
+    DamagedFileError,
+    FileRecord,
+    check_size,
+)
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import Storage
@@ -60,6 +64,20 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Return whether it holds a file of this name."""
         return name in self.names()
+
+    def check_sizes(self) -> None:
+        """Refuse it if a file is missing or has another size; no file is read.
+
+        Raises:
+            DamagedFileError: One is, or has.
+            OSError: It cannot be told.
+        """
+        records = self.manifest.files
+        names = [record.name for record in records]
+        sizes = self.storage.find_sizes(self.path.name, names)
+        for record in records:
+            if sizes[record.name] != record.size:
+                check_size(self.path / record.name, record, sizes[record.name])
 
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading after its size and checksum have been checked.

@@ -111,13 +111,10 @@ def find_manifest(storage: Storage, number: int) -> int | None:
 def has_right_sizes(storage: Storage, number: int) -> bool:
     """Return whether it is committed and each file has its size; reads no file."""
     try:
-        records = read_checkpoint(storage, number).manifest.files
-        sizes = storage.find_sizes(
-            checkpoint_name(number), [record.name for record in records]
-        )
-        return all(sizes[record.name] == record.size for record in records)
+        read_checkpoint(storage, number).check_sizes()
     except (CheckpointError, OSError):
         return False
+    return True
 
 
 def write_counter(storage: Storage, name: str, value: int) -> None:

@@ -96,7 +96,10 @@ class Manifest:
             "torch_version": self.torch_version,
             "elasticrun_version": self.elasticrun_version,
             **({"values": dict(self.values)} if self.values else {}),
-            "files": [_encode_record(record) for record in self.files],
+            "files": [
+                {**record._asdict(), "crc32": f"{record.crc32:08x}"}
+                for record in self.files
+            ],
         }
         text = json.dumps(fields, indent=2, allow_nan=False)
         body = text.removesuffix("\n}").encode()
@@ -180,10 +183,6 @@ def _trailer(body: bytes) -> bytes:
 
 
 _TRAILER_SIZE = len(_trailer(b""))
-
-
-def _encode_record(record: FileRecord) -> dict[str, Any]:
-    return {**record._asdict(), "crc32": f"{record.crc32:08x}"}
 
 
 def _decode_fields(fields: dict[str, Any]) -> Manifest:

@@ -42,14 +42,7 @@ class Position:
 
     def encode(self) -> dict[str, Any]:
         """Return the position as plain values for a manifest."""
-        return {
-            "finished_epochs": self.finished_epochs,
-            "in_epoch": self.in_epoch,
-            "finished_loops": self.finished_loops,
-            "index": self.index,
-            "loader": self.loader,
-            "breaks": [list(pair) for pair in self.breaks],
-        }
+        return {**vars(self), "breaks": [list(pair) for pair in self.breaks]}
 
     @classmethod
     def decode(cls, values: Any) -> Position:

@@ -43,6 +43,11 @@ def derive_seeds(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
     # The number's zigzag form above a zero bit, as in `_absorb`.
     words = numbers.astype(np.uint64) << np.uint64(2)
     words ^= np.uint64(_absorb(_mix(2), key))
+    return mix_each(words)
+
+
+def mix_each(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return each word after one step of splitmix64; the given ones change, too."""
     words += np.uint64(_GOLDEN_GAMMA)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)

@@ -76,7 +76,7 @@ class CheckpointStore:
         self._bad_numbers: set[int] = set()  # Of those that were found damaged.
 
     @property
-    def directory(self) -> Place:
+    def place(self) -> Place:
         """Where they are kept."""
         return self.storage.place
 
@@ -215,7 +215,7 @@ class CheckpointStore:
             ) from error
         if found != generation:
             raise CheckpointError(
-                f"{self.directory} does not show generation {generation} on host "
+                f"{self.place} does not show generation {generation} on host "
                 f"{socket.gethostname()}, which rank 0 has just begun there (it shows "
                 f"{found}). {MUST_BE_SHARED}"
             )
@@ -323,7 +323,7 @@ class CheckpointStore:
     def _none_is_whole(self, damaged: dict[str, str]) -> CheckpointError:
         reasons = "".join(f"  {name}: {text}\n" for name, text in damaged.items())
         return CheckpointError(
-            f"none of the checkpoints in {self.directory} is whole:\n{reasons}"
+            f"none of the checkpoints in {self.place} is whole:\n{reasons}"
             "To start at the beginning would give up the training that they stand "
             "for. Bring one of them back from a copy, or start anew: remove them, or "
             "give the job another directory (ELASTICRUN_CHECKPOINT_DIR)."

@@ -14,11 +14,11 @@ import torch
 
 from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files.recorded import FileRecord, identity_of
 from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest, version
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
-from elasticrun.replicas.gathering import gather
+from elasticrun.replicas.gathering import gather, own_rank
 
 _DESCRIPTORS = Path("/proc/self/fd")
 
@@ -31,11 +31,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        group = torch.distributed
-        is_alone = not self._all_ranks or not (
-            group.is_available() and group.is_initialized()
-        )
-        return is_alone or group.get_rank() == 0
+        return not self._all_ranks or own_rank() == 0
 
     def gather(self, value: Any) -> list[Any]:
         """Return everybody's value, by rank."""
@@ -137,6 +133,7 @@ class Preparation:
         self._check_open()
         self._is_open = False
         try:
+            # All ranks come here, also those that have failed: nobody waits for one.
             reports = self._ranks.gather([error, names or []])
             errors = [
                 f"rank {rank}: {text}"
@@ -193,10 +190,10 @@ def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):  # It has just been closed.
             if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
-                being_written.add(_identity(os.fstat(descriptor)))
+                being_written.add(identity_of(os.fstat(descriptor)))
     for name in names:
         status = os.stat(directory / name, follow_symlinks=False)
-        if _identity(status) in being_written:
+        if identity_of(status) in being_written:
             return name
     return None
 
@@ -206,7 +203,3 @@ def _descriptors() -> list[int]:
         return [int(name) for name in os.listdir(_DESCRIPTORS)]
     except OSError:
         return []
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

@@ -24,6 +24,7 @@ from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointWarning, text_of, warn_at_program
+from elasticrun.replicas.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -133,15 +134,14 @@ class Capturer:
     def __init__(
         self,
         registry: Registry,
-        rank: int,
-        world_size: int,
+        membership: Membership,
         *,
         best: tuple[str, str] | None,
         is_async: bool,
     ) -> None:
         self._registry = registry
-        self._rank = rank
-        self._world_size = world_size
+        self._rank = membership.rank
+        self._world_size = membership.world_size
         self._best = best
         self._memory = Memory() if is_async else None
         self._has_warned = False

@@ -114,7 +114,7 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
         return Start(generation, number, newest), checkpoints.newest_number()
     except StoreUnreachableError as error:
         raise CheckpointError(
-            f"what is in {checkpoints.directory} cannot be told: {error}. A "
+            f"what is in {checkpoints.place} cannot be told: {error}. A "
             "job that went on from something older, or from the beginning, would "
             "lose what was trained. Start it again when that can be read; if it never "
             "will be, remove that checkpoint, and the job goes on from the one before."
@@ -222,7 +222,7 @@ def _check_sees_no_more(checkpoints: CheckpointStore, highest: int) -> None:
     number = checkpoints.newest_number()
     if number > highest:
         raise CheckpointError(
-            f"{checkpoints.directory} on host {socket.gethostname()} has a "
+            f"{checkpoints.place} on host {socket.gethostname()} has a "
             f"checkpoint {number}, but rank 0 sees none above {highest}. The "
             "checkpoint directory must be on a file system that all replicas see."
         )

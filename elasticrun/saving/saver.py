@@ -72,28 +72,23 @@ class Saver:
         self._registry = registry
         self._rank = membership.rank
         self._capturer = Capturer(
-            registry,
-            self._rank,
-            membership.world_size,
-            best=checkpoints.keeping.best,
-            is_async=is_async,
+            registry, membership, best=checkpoints.keeping.best, is_async=is_async
         )
         self._warnings: list[str] = []
         self._writer = CheckpointWriter(
             checkpoints,
-            rank=self._rank,
-            world_size=membership.world_size,
+            membership,
             generation=start.generation,
             warn=self._warnings.append,
         )
         self._gone: dict[int, str] = {}
-        self._exchange = self._exchange_over(membership.store, membership)
+        self._exchange = membership.exchange_over(membership.store, gone=self._gone)
         # A client of the store that waits in one thread blocks all threads that use it.
         # So the writer's thread, which waits for other ranks, has one of its own.
         self._exchange_in_flight = self._exchange
         if is_async and membership.store is not None:
             store = JobStore(membership.store.address, None)
-            self._exchange_in_flight = self._exchange_over(store, membership)
+            self._exchange_in_flight = membership.exchange_over(store, gone=self._gone)
         # What the others must have heard before rank 0 leaves, which serves the store.
         self._asked: str | None = None
         self.on_end: Callable[[], object] = lambda: None
@@ -107,16 +102,6 @@ class Saver:
         self.num_failed = 0
         self.has_failed = False
         self.seconds = 0.0
-
-    def _exchange_over(
-        self, store: JobStore | None, membership: Membership
-    ) -> Exchange:
-        return Exchange(
-            store,
-            rank=membership.rank,
-            world_size=membership.world_size,
-            gone=self._gone,
-        )
 
     @property
     def is_busy(self) -> bool:
@@ -197,7 +182,6 @@ class Saver:
             told = exchange.decide(
                 save_ended(number),
                 lambda: writer.commit(
-                    capture,
                     own,
                     gather=lambda: exchange.gather(topic, None, timeout=timeout),
                     fetch=partial(exchange.fetch, topic),
@@ -275,7 +259,7 @@ class Saver:
                 self._exchange.refuse(save_begun(number), error)
                 self._asked = self._exchange.asked
             else:
-                report = Written(position, error=error)
+                report = Written(Capture(number, position), error=error)
                 self._exchange.tell(save_written(number), report.encode())
             raise
 

@@ -7,7 +7,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from elasticrun.checkpoint.states.gathered import write_gathered
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, ElasticRunError, text_of
 from elasticrun.replicas.exchange import Gathered
+from elasticrun.replicas.membership import Membership
 from elasticrun.saving.capturing import Capture, Samples
 
 _TOLERANCE = 1e-6
@@ -33,18 +34,14 @@ class SaveFailed(ElasticRunError):
 
 @dataclass(frozen=True)
 class Written:
-    """What a rank has written.
+    """What a rank has written of what it has captured.
 
     Attributes:
-        gathered, checksums, samples: As captured.
-        error: Why it has not written everything, or None.
+        error: Why that is not everything, or None.
     """
 
-    position: dict[str, Any]
+    capture: Capture
     files: tuple[FileRecord, ...] = ()
-    gathered: dict[str, bytes] = field(default_factory=dict)
-    checksums: dict[str, int] = field(default_factory=dict)
-    samples: Samples = field(default_factory=dict)
     error: Exception | None = None
 
     @property
@@ -55,11 +52,12 @@ class Written:
     def encode(self) -> dict[str, Any]:
         """Return what rank 0 hears of it."""
         return {
-            "position": self.position,
+            "position": self.capture.position,
             "files": self.files,
-            "checksums": self.checksums,
+            "checksums": self.capture.checksums,
             "samples": {
-                name: list(parts.values()) for name, parts in self.samples.items()
+                name: list(parts.values())
+                for name, parts in self.capture.samples.items()
             },
             "error": None if self.error is None else text_of(self.error),
             "is_mistake": self.is_mistake,
@@ -67,7 +65,10 @@ class Written:
 
     def encode_gathered(self) -> dict[str, str]:
         """Return the small states as what rank 0 fetches when it writes them."""
-        return {name: b64encode(each).decode() for name, each in self.gathered.items()}
+        if self.error is not None:
+            return {}
+        gathered = self.capture.gathered
+        return {name: b64encode(each).decode() for name, each in gathered.items()}
 
 
 class CheckpointWriter:
@@ -84,15 +85,14 @@ class CheckpointWriter:
     def __init__(
         self,
         checkpoints: CheckpointStore,
+        membership: Membership,
         *,
-        rank: int,
-        world_size: int,
         generation: int,
         warn: Callable[[str], object],
     ) -> None:
         self._checkpoints = checkpoints
-        self._rank = rank
-        self._world_size = world_size
+        self._rank = membership.rank
+        self._world_size = membership.world_size
         self._generation = generation
         self._warn = warn
         self._draft: Draft | None = None
@@ -120,14 +120,8 @@ class CheckpointWriter:
             with _failing_softly():
                 files = self._write_files(capture, newest)
         except Exception as error:
-            return Written(capture.position, error=error)
-        return Written(
-            capture.position,
-            tuple(files),
-            capture.gathered,
-            capture.checksums,
-            capture.samples,
-        )
+            return Written(capture, error=error)
+        return Written(capture, tuple(files))
 
     def _write_files(
         self, capture: Capture, newest: Checkpoint | None
@@ -151,7 +145,6 @@ class CheckpointWriter:
 
     def commit(
         self,
-        capture: Capture,
         own: Written,
         *,
         gather: Callable[[], Gathered],
@@ -177,22 +170,22 @@ class CheckpointWriter:
         with _failing_softly():
             if own.error is not None:
                 raise own.error
-            heard = gather()
-            others = _files_of_others(heard, own)
+            heard, capture = gather(), own.capture
+            others = _files_of_others(heard, capture)
             assert self._draft is not None
             files: list[FileRecord] = []
-            for name in own.gathered:
+            for name, content in capture.gathered.items():
                 files += write_gathered(
                     self._draft,
                     name,
-                    partial(_gathered, name, own, fetch),
+                    partial(_gathered, name, content, fetch),
                     world_size=self._world_size,
                 )
             files += [*own.files, *others]
             _check_complete(capture, files)
             made = self._made = self._draft.commit(self._manifest(capture, files))
         self._draft = None
-        self._warn_of_differences(own.checksums, heard)
+        self._warn_of_differences(capture.checksums, heard)
         return {"digest": made.manifest.digest, "time": made.time}
 
     def committed(self, number: int, told: dict[str, Any]) -> Checkpoint:
@@ -267,8 +260,13 @@ def _failing_softly() -> Iterator[None]:
         raise SaveFailed(text_of(error)) from error
 
 
-def _files_of_others(heard: Gathered, own: Written) -> list[FileRecord]:
-    """Return what the other ranks have written."""
+def _files_of_others(heard: Gathered, own: Capture) -> list[FileRecord]:
+    """Return what the other ranks have written.
+
+    Raises:
+        SaveFailed: One could not write now, is gone, or did not come.
+        CheckpointError: One will never be able to, or is elsewhere, or has drifted.
+    """
     position = own.position
     files: list[FileRecord] = []
     for rank, report in heard.told.items():
@@ -297,13 +295,13 @@ def _files_of_others(heard: Gathered, own: Written) -> list[FileRecord]:
 
 def _gathered(
     name: str,
-    own: Written,
+    own: bytes,
     fetch: Callable[[str, Iterable[int]], list[str]],
     ranks: range,
 ) -> dict[int, bytes]:
     """Return what each of these ranks has told of its own small state."""
     others = [rank for rank in ranks if rank != 0]
-    found = {0: own.gathered[name]} if 0 in ranks else {}
+    found = {0: own} if 0 in ranks else {}
     found.update(zip(others, map(b64decode, fetch(name, others)), strict=True))
     return found
 

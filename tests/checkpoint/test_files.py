@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint.files import durable, recorded
+from elasticrun.checkpoint.files.memory import NoMemoryLeftError
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
-from elasticrun.checkpoint.files.streams import write_measured
+from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
 from elasticrun.checkpoint.listing import read_counter, write_counter
 from elasticrun.checkpoint.storage.remote import storage_at
 
@@ -178,21 +179,27 @@ def test_damaged_counter_is_not_believed(
     assert read_counter(storage, "generation") == -1
 
 
-def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it() -> None:
-    class Full(io.RawIOBase):
-        left = 0
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), NoMemoryLeftError("no room")],
+)
+def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it(
+    error: Exception,
+) -> None:
+    left = 0
 
-        def write(self, data: object) -> int:
-            Full.left -= len(bytes(data))  # type: ignore[call-overload]
-            if Full.left < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return 0
+    def take(data: memoryview) -> None:
+        nonlocal left
+        left -= data.nbytes
+        if left < 0:
+            raise error
 
     causes = set()
-    for Full.left in range(0, 1000, 50):
-        with pytest.raises(OSError, match="No space left on device") as caught:
-            write_measured(
-                cast(BinaryIO, Full()), lambda out: torch.save(torch.zeros(99), out)
+    for room in range(0, 1000, 50):
+        left, error.__cause__ = room, None
+        with pytest.raises(type(error), match="no room|No space left") as caught:
+            write_through(
+                ChecksumWriter(take), lambda out: torch.save(torch.zeros(99), out)
             )
         causes.add(type(caught.value.__cause__))
     assert causes == {
@@ -200,7 +207,7 @@ def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it() -> None:
         type(None),
     }  # Else torch has changed for the better.
     with pytest.raises(LookupError):
-        write_measured(cast(BinaryIO, Full()), lambda out: {}["a mistake"])
+        write_through(ChecksumWriter(take), lambda out: {}["a mistake"])
 
 
 def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import io
 import mmap
 import os
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from torch.distributed.tensor import DTensor, Partial, distribute_module
 from elasticrun import (
     AdaptiveDataParallel,
     CheckpointError,
-    CheckpointWarning,
     Variables,
     register,
     save_all_states,
@@ -36,48 +34,11 @@ from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
 from elasticrun.checkpoint.states.values import load_values
 from elasticrun.testing import Job
 from tests.checkpoint.inspection.running import run
-from tests.checkpoint.test_safety import Surprise, forge
-from tests.support.generations import generation, run_once
+from tests.support.generations import run_once
+from tests.support.one_shard import FILES, build, make_adam, script, train
 from tests.support.sharding import whole
 
-FILES = ["model", "model.rank-0", "optimizer", "optimizer.rank-0"]
-
-
 pytestmark = pytest.mark.usefixtures("group")
-
-
-def build(*, is_sharded: bool = True, width: int = 3, bias: bool = True) -> nn.Module:
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Linear(5, width, bias=bias), nn.BatchNorm1d(width), nn.Linear(width, 2)
-    )
-    if is_sharded:
-        fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
-    return net
-
-
-def make_adam(net: nn.Module) -> torch.optim.Optimizer:
-    first, *others = net.parameters()
-    groups = [{"params": others}, {"params": [first], "lr": 0.5}]
-    return torch.optim.AdamW(groups, lr=0.1)
-
-
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
-    for step in range(num_steps):
-        generator = torch.Generator().manual_seed(step)
-        net(torch.randn(4, 5, generator=generator)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def script(num_steps: int, *, is_sharded: bool = True) -> tuple[Any, Any]:
-    """Register, train, save; return both states."""
-    net = build(is_sharded=is_sharded)
-    optimizer = make_adam(net)
-    register(model=net, optimizer=optimizer)
-    train(net, optimizer, num_steps)
-    save_all_states()
-    return whole(dict(net.state_dict())), whole(optimizer.state_dict())
 
 
 def same(first: Any, second: Any) -> None:
@@ -416,131 +377,6 @@ def test_a_pending_sum_is_refused(job: Job) -> None:
     register(net=net)
     with pytest.raises(CheckpointError, match=r"'sum' in 'net' has a pending sum"):
         save_all_states()
-
-
-# Damage
-
-
-def save_two() -> None:
-    net = build()
-    optimizer = make_adam(net)
-    counted = Variables(steps=0)
-    register(model=net, optimizer=optimizer)
-    for _ in range(2):
-        counted.steps += 1
-        train(net, optimizer, 1)
-        save_all_states()
-
-
-def damage(path: Path, how: str) -> None:
-    data = bytearray(path.read_bytes())
-    if how == "missing":
-        path.unlink()
-        return
-    if how == "flipped":
-        data[len(data) // 2] ^= 1
-    path.write_bytes(data[:-1] if how == "truncated" else data)
-
-
-@pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
-@pytest.mark.parametrize("name", FILES)
-def test_damage_is_named_and_fallen_back_from(
-    tmp_path: Path, name: str, how: str
-) -> None:
-    run_once(save_two, tmp_path)
-    damage(tmp_path / "checkpoint-00000002" / name, how)
-    with pytest.warns(
-        CheckpointWarning,
-        match=rf"00000002 is skipped: .*checkpoint-00000002/{name} .*goes on from "
-        "checkpoint-00000001",
-    ):
-        steps = run_once(lambda: (script(0), Variables(steps=0).steps)[1], tmp_path)
-    assert steps == 1
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_damage_after_the_start_is_named(tmp_path: Path, name: str) -> None:
-    run_once(save_two, tmp_path)
-    with generation(tmp_path):
-        damage(tmp_path / "checkpoint-00000002" / name, "flipped")
-        with pytest.raises(
-            CheckpointError, match=rf"/{name} has the checksum .*It can"
-        ):
-            script(0)
-
-
-def test_a_crafted_file_executes_nothing(tmp_path: Path) -> None:
-    run_once(lambda: script(1), tmp_path / "job")
-    path = tmp_path / "job" / "checkpoint-00000001"
-    for name in FILES:
-        torch.save(Surprise(tmp_path / "executed"), path / name)
-        data = (path / name).read_bytes()
-        forge(path, name, size=len(data), crc32=f"{zlib.crc32(data):08x}")
-        with pytest.raises(CheckpointError):
-            run_once(lambda: script(0), tmp_path / "job")
-    assert not (tmp_path / "executed").exists()
-
-
-def test_a_part_that_the_manifest_does_not_name_is_missed(tmp_path: Path) -> None:
-    run_once(lambda: script(1), tmp_path)
-    forge(tmp_path / "checkpoint-00000001", "model.rank-0", name="other")
-    (tmp_path / "checkpoint-00000001/model.rank-0").rename(
-        tmp_path / "checkpoint-00000001/other"
-    )
-    with pytest.raises(
-        CheckpointError, match=r"has a part in 'model\.rank-0', but the"
-    ):
-        run_once(lambda: script(0), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("size", "numbers", "text"),
-    [
-        ((4,), [0, 0, 0, 3], "do not fill"),
-        ((4,), [0, 0, 1, 4], "lies outside"),
-        ((4,), [0, 0, 0, 5], "lies outside"),
-        ((4,), [-1, 0, 0, 4], "lies outside"),
-        ((4,), [0, -1, 0, 4], "lies outside"),
-        ((4,), [0, 0, 0], "describes no sharded state"),
-        ((4,), [], "describes no sharded state"),
-        (4, [0, 0, 0, 4], "describes no sharded state"),
-    ],
-)
-def test_what_cannot_be_is_not_believed(
-    size: Any, numbers: list[int], text: str
-) -> None:
-    values = {
-        "elasticrun.shards": 1,
-        "tensors": {"a": ("float32", size, 1)},
-        "chunks": torch.tensor(numbers, dtype=torch.int64),
-        "values": {"a": None},
-    }
-    with pytest.raises(CheckpointError, match=text):
-        SavedState.decode(values)
-
-
-def test_other_kinds_and_formats_are_not_believed() -> None:
-    values: dict[str, Any] = {
-        "elasticrun.shards": 1,
-        "tensors": {"a": ("load", (0,), 0)},
-        "chunks": torch.empty(0, dtype=torch.int64),
-        "values": {"a": None},
-    }
-    with pytest.raises(CheckpointError, match="'load' is no dtype"):
-        SavedState.decode(values)
-    values["elasticrun.shards"] = 2
-    with pytest.raises(CheckpointError, match="the format 2 of sharded states"):
-        SavedState.decode(values)
-
-
-def test_a_part_that_ends_too_soon_is_damage(tmp_path: Path) -> None:
-    run_once(lambda: script(1), tmp_path)
-    path = tmp_path / "checkpoint-00000001"
-    data = (path / "model.rank-0").read_bytes()[:8]
-    (path / "model.rank-0").write_bytes(data)
-    forge(path, "model.rank-0", size=8, crc32=f"{zlib.crc32(data):08x}")
-    with pytest.raises(CheckpointError, match=r"model\.rank-0 ends before byte 60"):
-        run_once(lambda: script(0), tmp_path)
 
 
 def test_without_memory_for_all_the_shards_are_written_to_the_file(

@@ -51,7 +51,7 @@ def test_newest_is_found_bit_exact(store: CheckpointStore) -> None:
     assert load(found) == STATES
     assert found is not None
     assert found.number == 2
-    assert found.path == store.directory / "checkpoint-00000002"
+    assert found.path == store.place / "checkpoint-00000002"
     assert found.names() == ("model", "random.0", "empty")
     assert found.has("model")
     assert not found.has("best")
@@ -67,7 +67,7 @@ def test_numbers_beyond_eight_digits_are_ordered(store: CheckpointStore) -> None
 
 
 def test_other_ranks_write_into_the_same_draft(store: CheckpointStore) -> None:
-    other = CheckpointStore(store.directory, job="digits")
+    other = CheckpointStore(store.place, job="digits")
     draft = store.begin(1)
     records = write_all(other.join(1), {"random.1": b"1"})
     records += write_all(draft, {"random.0": b"0"})
@@ -109,7 +109,7 @@ def test_join_needs_what_rank_0_has_begun(local_store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError) as caught:
         local_store.join(7)
     assert str(caught.value) == (
-        f"{local_store.directory}/checkpoint-00000007 is not there on host {HOST}, but "
+        f"{local_store.place}/checkpoint-00000007 is not there on host {HOST}, but "
         "rank 0 has begun it. The checkpoint directory must be on a file system that "
         "all replicas see."
     )
@@ -297,7 +297,7 @@ def test_job_does_not_start_anew_in_silence(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError) as caught:
         store.find_newest()
     assert str(caught.value) == (
-        f"none of the checkpoints in {store.directory} is whole:\n"
+        f"none of the checkpoints in {store.place} is whole:\n"
         f"  checkpoint-00000002: {second}/manifest.json is damaged: its checksum does "
         "not fit its 2 bytes.\n"
         f"  checkpoint-00000001: {first}/model is missing; it had 10 bytes.\n"
@@ -310,7 +310,7 @@ def test_job_does_not_start_anew_in_silence(store: CheckpointStore) -> None:
 def test_other_job_is_refused(store: CheckpointStore) -> None:
     path = re.escape(str(save(store).path))
     with pytest.raises(CheckpointError, match=f"{path} belongs to the job 'digits'"):
-        CheckpointStore(store.directory, job="text").find_newest()
+        CheckpointStore(store.place, job="text").find_newest()
 
 
 def test_other_format_is_refused(store: CheckpointStore) -> None:
@@ -325,7 +325,7 @@ def test_other_format_is_refused(store: CheckpointStore) -> None:
 
 
 def test_absent_checkpoint_is_refused(store: CheckpointStore) -> None:
-    path = store.directory / "checkpoint-00000003"
+    path = store.place / "checkpoint-00000003"
     with pytest.raises(CheckpointError) as caught:
         store.open(3, "0123456789abcdef")
     assert str(caught.value) == (

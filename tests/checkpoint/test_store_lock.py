@@ -155,8 +155,8 @@ def test_second_job_in_one_process_is_refused(local_store: CheckpointStore) -> N
     store = local_store
     for _ in range(2):
         with pytest.raises(CheckpointError, match=f"process {os.getpid()} on {HOST}"):
-            take_and_release(store.directory)
-    assert_other_process_is_refused(store.directory)
+            take_and_release(store.place)
+    assert_other_process_is_refused(store.place)
 
 
 def assert_other_process_is_refused(directory: Path) -> None:
@@ -175,7 +175,7 @@ def test_lock_held_under_another_name_is_seen(
     local_store: CheckpointStore, tmp_path: Path
 ) -> None:
     store = local_store
-    (tmp_path / "alias").symlink_to(store.directory)
+    (tmp_path / "alias").symlink_to(store.place)
     with pytest.raises(CheckpointError, match=f"process {os.getpid()} on {HOST}"):
         take_and_release(tmp_path / "alias")
 
@@ -184,7 +184,7 @@ def test_released_lock_can_be_taken_again(local_store: CheckpointStore) -> None:
     store = local_store
     store.release()
     store.release()
-    take_and_release(store.directory)
+    take_and_release(store.place)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}'])

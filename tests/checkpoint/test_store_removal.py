@@ -77,7 +77,7 @@ def test_failed_removal_is_a_warning(
     def rmdir(path: str, *, dir_fd: int | None = None) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    path = store.directory / "checkpoint-00000001"
+    path = store.place / "checkpoint-00000001"
     with monkeypatch.context() as patch:
         patch.setattr(os, "rmdir", rmdir)
         with pytest.warns(CheckpointWarning) as caught:
@@ -222,7 +222,7 @@ def test_one_that_somebody_else_removes_is_no_damage(
 
 def test_sweep_leaves_what_it_cannot_reach(local_store: CheckpointStore) -> None:
     store = local_store
-    path = store.directory / "checkpoint-00000001"
+    path = store.place / "checkpoint-00000001"
     path.symlink_to(path.name)
     store.sweep()
     assert path.is_symlink()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elasticrun.checkpoint.store import CheckpointStore
-from tests.crash.test_store_crashes import (
+from tests.crash.lives import (
     REPOSITORY,
     assert_survived,
     make_old,

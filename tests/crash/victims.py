@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.crash.test_store_crashes import live
+from tests.crash.lives import live
 
 # Those that only read, or change this process alone: a kill at one of them leaves what
 # a kill at the next call of another kind leaves.

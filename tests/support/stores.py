@@ -68,4 +68,4 @@ def load(checkpoint: Checkpoint | None) -> dict[str, bytes]:
 
 
 def names(store: CheckpointStore) -> list[str]:
-    return Content(store.directory).checkpoints()
+    return Content(store.place).checkpoints()

@@ -19,7 +19,7 @@ from elasticrun.checkpoint.files.recorded import (
     open_plain,
     open_recorded,
 )
-from elasticrun.checkpoint.files.streams import write_measured
+from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
 
 WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"
@@ -40,7 +40,7 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
         OSError: The file exists or could not be written.
     """
     with open(path, "xb") as file:
-        writer = write_measured(file, write)
+        writer = write_through(ChecksumWriter(file.write), write)
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(path.name, writer.size, writer.crc32)

@@ -7,16 +7,14 @@ kept, and what is captured next goes where the last capture was.
 from __future__ import annotations
 
 import contextlib
-import io
 import mmap
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from elasticrun.checkpoint.files.streams import NotingWriter, write_through
 
 CHUNK_SIZE = 64 << 20
 _PAGE_SIZE = 4096
@@ -91,13 +89,7 @@ class Memory:
         """
         self._end += -self._end % _PAGE_SIZE
         begin = self._end
-        stream = _CapturingStream(self)
-        try:
-            write(cast(BinaryIO, stream))
-        except Exception as error:
-            if stream.failure is not None and error is not stream.failure:
-                raise stream.failure from error
-            raise
+        write_through(NotingWriter(self.append), write)
         return Captured(list(self._blocks(begin, self._end)))
 
     def append(self, data: memoryview) -> None:
@@ -106,6 +98,9 @@ class Memory:
         Raises:
             NoMemoryLeftError: They do not fit.
         """
+        if not data.nbytes:  # What has no elements cannot be cast.
+            return
+        data = data.cast("B")
         while data:
             room = self._room()
             size = min(len(room), len(data))
@@ -126,28 +121,6 @@ class Memory:
             size = min(CHUNK_SIZE - offset, end - begin)
             yield self._chunks[number][offset : offset + size].toreadonly()
             begin += size
-
-
-class _CapturingStream(io.BufferedIOBase):
-    """A write-only stream; like the file it stands for, without a `fileno()`."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self.failure: NoMemoryLeftError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        with memoryview(data) as view:
-            if view.nbytes == 0:
-                return 0
-            try:
-                self._memory.append(view.cast("B"))
-            except NoMemoryLeftError as error:
-                self.failure = error  # torch raises another one in its place.
-                raise
-            return view.nbytes
 
 
 def start_checksums(files: Sequence[Captured]) -> None:

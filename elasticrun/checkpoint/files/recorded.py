@@ -93,14 +93,30 @@ def compare(path: object, record: FileRecord, *, size: int, crc32: int) -> None:
     Raises:
         DamagedFileError: Its size or checksum is another.
     """
-    if size != record.size:
-        raise DamagedFileError(
-            f"{path} has {size} bytes, but {record.size} were written."
-        )
+    check_size(path, record, size)
     if crc32 != record.crc32:
         raise DamagedFileError(
             f"{path} has the checksum {crc32:08x}, but {record.crc32:08x} was written."
         )
+
+
+def check_size(path: object, record: FileRecord, size: int | None) -> None:
+    """Refuse a file that is not as large as what was written; one without a size lacks.
+
+    Raises:
+        DamagedFileError: Its size is another, or it is missing.
+    """
+    if size is None:
+        raise missing(path, record)
+    if size != record.size:
+        raise DamagedFileError(
+            f"{path} has {size} bytes, but {record.size} were written."
+        )
+
+
+def missing(path: object, record: FileRecord) -> DamagedFileError:
+    """Return the error for a file that is not there."""
+    return DamagedFileError(f"{path} is missing; it had {record.size} bytes.")
 
 
 def open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
@@ -112,8 +128,7 @@ def open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
     try:
         return open(path, "rb", opener=open_plain)
     except FileNotFoundError as error:
-        text = f"{path} is missing; it had {record.size} bytes."
-        raise DamagedFileError(text) from error
+        raise missing(path, record) from error
     except ValueError as error:
         raise DamagedFileError(str(error)) from error
 
@@ -125,6 +140,11 @@ def _measure(file: io.BufferedReader) -> tuple[int, int]:
         size += num_bytes
         crc32 = zlib.crc32(block[:num_bytes], crc32)
     return size, crc32
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    """Return what tells a file from all others that there are now."""
+    return status.st_dev, status.st_ino
 
 
 def open_plain(path: str, flags: int) -> int:

@@ -41,7 +41,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
-            write_through(NotingWriter(file), write)
+            write_through(NotingWriter(file.write), write)
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)

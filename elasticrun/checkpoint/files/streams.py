@@ -12,18 +12,21 @@ if TYPE_CHECKING:
 
 
 class NotingWriter(io.BufferedIOBase):
-    """A write-only stream that remembers whether the file has failed.
+    """A write-only stream that remembers whether what takes its bytes has failed.
 
     It has no `fileno()`, which would let a writer bypass it, as the legacy format of
     `torch.save` does.
 
+    Args:
+        take: Takes the bytes, all of them: a file's `write`, for instance.
+
     Attributes:
-        error: What the file has raised, whatever a writer has made of it.
+        error: What that has raised, whatever a writer has made of it.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
+    def __init__(self, take: Callable[[memoryview], object]) -> None:
+        self._take = take
+        self.error: OSError | MemoryError | None = None
 
     def writable(self) -> bool:
         return True
@@ -31,8 +34,8 @@ class NotingWriter(io.BufferedIOBase):
     def write(self, data: ReadableBuffer, /) -> int:
         with memoryview(data) as view:
             try:
-                self._file.write(view)
-            except OSError as error:
+                self._take(view)
+            except (OSError, MemoryError) as error:
                 self.error = error
                 raise
             return view.nbytes
@@ -41,8 +44,8 @@ class NotingWriter(io.BufferedIOBase):
 class ChecksumWriter(NotingWriter):
     """One that measures the bytes it hands on, too."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
+    def __init__(self, take: Callable[[memoryview], object]) -> None:
+        super().__init__(take)
         self.size = 0
         self.crc32 = 0
 
@@ -57,11 +60,12 @@ _Writer = TypeVar("_Writer", bound=NotingWriter)
 
 
 def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writer:
-    """Let `write` fill a file through a stream, and return that.
+    """Let `write` write into a stream, and return that.
 
     Raises:
-        OSError: The file could not be written. `torch.save` then raises a RuntimeError
-            of its own, which would be taken for a mistake of the program.
+        OSError: A file could not be written. `torch.save` then raises a RuntimeError of
+            its own, which would be taken for a mistake of the program.
+        MemoryError: There was no room for all of it.
     """
     try:
         write(cast(BinaryIO, writer))
@@ -70,14 +74,3 @@ def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writ
             raise
         raise writer.error from error
     return writer
-
-
-def write_measured(
-    file: BinaryIO, write: Callable[[BinaryIO], object]
-) -> ChecksumWriter:
-    """Let `write` fill a file, and return what has measured it.
-
-    Raises:
-        OSError: The file could not be written.
-    """
-    return write_through(ChecksumWriter(file), write)

@@ -12,7 +12,7 @@ from elasticrun.checkpoint.inspection.entries import (
     NEWEST,
     InspectionError,
     choose_checkpoint,
-    choose_directory,
+    choose_storage,
 )
 from elasticrun.checkpoint.keeping import Keeping, parse_keep_best, parse_keep_every
 from elasticrun.checkpoint.storage.place import local_path
@@ -151,35 +151,35 @@ def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> 
 def _list(arguments: argparse.Namespace) -> int:
     from elasticrun.checkpoint.inspection.overview import list_checkpoints
 
-    _say(list_checkpoints(_storage(arguments), as_json=arguments.json))
+    _say_all(list_checkpoints(_storage(arguments), as_json=arguments.json))
     return FINE
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from elasticrun.checkpoint.inspection.overview import Verification
+    from elasticrun.checkpoint.inspection.overview import verify
 
-    verification = Verification(_storage(arguments), arguments.which)
-    _say(verification.lines(as_json=arguments.json))
-    return FOUND if verification.num_bad else FINE
+    num_bad = verify(
+        _storage(arguments), arguments.which, as_json=arguments.json, say=_say
+    )
+    return FOUND if num_bad else FINE
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from elasticrun.checkpoint.inspection.display import show
 
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
-    _say(show(checkpoint, arguments.state, as_json=arguments.json))
+    _say_all(show(checkpoint, arguments.state, as_json=arguments.json))
     return FINE
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from elasticrun.checkpoint.inspection.difference import Comparison
+    from elasticrun.checkpoint.inspection.difference import compare
 
     storage = _storage(arguments)
     old = choose_checkpoint(storage, arguments.old)
     new = choose_checkpoint(storage, arguments.new)
-    comparison = Comparison(old, new, arguments.state)
-    _say(comparison.lines(as_json=arguments.json))
-    return FOUND if comparison.num_changes else FINE
+    num_changes = compare(old, new, arguments.state, as_json=arguments.json, say=_say)
+    return FOUND if num_changes else FINE
 
 
 def _prune(arguments: argparse.Namespace) -> int:
@@ -190,7 +190,7 @@ def _prune(arguments: argparse.Namespace) -> int:
         parse_keep_every(arguments.keep_every),
         parse_keep_best(arguments.keep_best),
     )
-    _say(
+    _say_all(
         prune(
             _storage(arguments),
             keeping,
@@ -250,20 +250,24 @@ _ACTIONS: dict[str, _Action] = {
 
 
 def _storage(arguments: argparse.Namespace, *, may_be_new: bool = False) -> Storage:
-    return choose_directory(
+    return choose_storage(
         arguments.directory,
         configured=variables().get("ELASTICRUN_CHECKPOINT_DIR"),
         may_be_new=may_be_new,
     )
 
 
-def _say(lines: Iterable[str]) -> None:
+def _say_all(lines: Iterable[str]) -> None:
     for line in lines:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        _say(line)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _say_done(arguments: argparse.Namespace, text: str, path: str) -> None:
     import json
 
-    _say([json.dumps({"path": path}) if arguments.json else text])
+    _say(json.dumps({"path": path}) if arguments.json else text)

@@ -100,7 +100,7 @@ def load_file(checkpoint: Checkpoint, name: str) -> Any:
     record = checkpoint.manifest.record(name)
     try:
         with checkpoint.open(name) as file:
-            is_torchs = zipfile.is_zipfile(file) and _is_torchs(file)
+            is_torchs = zipfile.is_zipfile(file) and _is_of_torch_save(file)
             file.seek(0)
             values = load_values(file) if is_torchs else _parse(file, record)
         return _put_together(checkpoint, name, values)
@@ -114,7 +114,7 @@ def load_file(checkpoint: Checkpoint, name: str) -> Any:
         raise InspectionError(f"{path} cannot be read: {text_of(error)}") from error
 
 
-def _is_torchs(file: BinaryIO) -> bool:
+def _is_of_torch_save(file: BinaryIO) -> bool:
     """Return whether a zip file is of `torch.save`; NumPy and others write them too.
 
     That of a program (`torch.jit.save`) is none: it would have to be executed.
@@ -195,7 +195,7 @@ def value_of(leaf: Any) -> str:
     return _shorten(repr(plain_number(leaf)))
 
 
-def as_values(path: str, leaf: Any) -> dict[str, Any]:
+def leaf_values(path: str, leaf: Any) -> dict[str, Any]:
     """Return a leaf as plain values."""
     if isinstance(leaf, torch.Tensor):
         tensor = {"dtype": _dtype(leaf), "shape": shape_of(leaf)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.inspection.columns import columns
 from elasticrun.checkpoint.inspection.contents import (
     kind_of,
@@ -50,75 +51,69 @@ class Difference:
     relative: float | None = None
 
 
-class Comparison:
-    """Compares two checkpoints, or one state of them.
+def compare(
+    old: Checkpoint,
+    new: Checkpoint,
+    state: str | None,
+    *,
+    as_json: bool,
+    say: Callable[[str], object],
+) -> int:
+    """Compare two checkpoints, or one state of them.
 
-    Attributes:
-        num_changes: How many values were found to differ so far.
+    Args:
+        say: Takes what differs, a line a value.
+
+    Returns:
+        How many values differ.
+
+    Raises:
+        InspectionError: There is no such state, or a file is damaged.
     """
-
-    def __init__(self, old: Checkpoint, new: Checkpoint, state: str | None) -> None:
-        self._old = old
-        self._new = new
-        self._state = state
-        self.num_changes = 0
-
-    def lines(self, *, as_json: bool) -> Iterator[str]:
-        """Yield what differs, a line a value.
-
-        Raises:
-            InspectionError: There is no such state, or a file is damaged.
-        """
+    every = []
+    for name in names_of_state(old, new, word=state):
+        changes = list(_changes_of(old, new, name))
+        every += changes
         if as_json:
-            changes = [change for name in self._names() for change in self._of(name)]
-            yield json.dumps({"changes": [asdict(change) for change in changes]})
-            return
-        for name in self._names():
-            changes = list(self._of(name))
-            yield f"{name}{'' if changes else '  same'}"
-            if changes:
-                yield from columns(
-                    (f"  {each.how}", each.path, each.text) for each in changes
-                )
+            continue
+        say(f"{name}{'' if changes else '  same'}")
+        rows = [(f"  {each.how}", each.path, each.text) for each in changes]
+        for line in columns(rows) if rows else ():
+            say(line)
+    if as_json:
+        say(json.dumps({"changes": [asdict(change) for change in every]}))
+    return len(every)
 
-    def _names(self) -> list[str]:
-        return names_of_state(self._old, self._new, word=self._state)
 
-    def _of(self, name: str) -> Iterator[Difference]:
-        old, new = (
-            _by_path(load_file(side, name)) if side.has(name) else {}
-            for side in (self._old, self._new)
-        )
-        num_before = self.num_changes
-        for path in [*old, *(path for path in new if path not in old)]:
-            if path not in new:
-                change: Difference | None = Difference(
-                    name, path, REMOVED, kind_of(old[path])
-                )
-            elif path not in old:
-                change = Difference(name, path, ADDED, kind_of(new[path]))
-            else:
-                change = _compare(name, path, old[path], new[path])
-            if change is not None:
-                self.num_changes += 1
-                yield change
-        if self.num_changes == num_before and self._bytes_differ(name):
-            self.num_changes += 1
-            yield Difference(
-                name, "", CHANGED, "bytes differ, though no value shown does"
+def _changes_of(old: Checkpoint, new: Checkpoint, name: str) -> Iterator[Difference]:
+    before, now = (
+        _by_path(load_file(side, name)) if side.has(name) else {} for side in (old, new)
+    )
+    is_same = True
+    for path in [*before, *(path for path in now if path not in before)]:
+        if path not in now:
+            change: Difference | None = Difference(
+                name, path, REMOVED, kind_of(before[path])
             )
+        elif path not in before:
+            change = Difference(name, path, ADDED, kind_of(now[path]))
+        else:
+            change = _compare(name, path, before[path], now[path])
+        if change is not None:
+            is_same = False
+            yield change
+    if is_same and _records_of(old, name) != _records_of(new, name):
+        # As where a list is a tuple now.
+        yield Difference(name, "", CHANGED, "bytes differ, though no value shown does")
 
-    def _bytes_differ(self, name: str) -> bool:
-        """Return whether the files are not the same: a list may now be a tuple."""
-        old, new = (
-            [
-                each
-                for each in side.manifest.files
-                if name in (each.name, state_of_file(each.name))
-            ]
-            for side in (self._old, self._new)
-        )
-        return old != new
+
+def _records_of(checkpoint: Checkpoint, name: str) -> list[FileRecord]:
+    """Return the records of a state's file, and of those with its shards."""
+    return [
+        record
+        for record in checkpoint.manifest.files
+        if name in (record.name, state_of_file(record.name))
+    ]
 
 
 def _by_path(values: Any) -> dict[str, Any]:

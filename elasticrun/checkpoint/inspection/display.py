@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.inspection.columns import (
@@ -14,8 +13,8 @@ from elasticrun.checkpoint.inspection.columns import (
     time_text,
 )
 from elasticrun.checkpoint.inspection.contents import (
-    as_values,
     kind_of,
+    leaf_values,
     leaves,
     load_file,
     names_of_state,
@@ -38,7 +37,7 @@ def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterato
             {
                 **manifest_values(checkpoint),
                 "states": {
-                    name: [as_values(*each) for each in found]
+                    name: [leaf_values(*each) for each in found]
                     for name, found in contents
                 },
             }
@@ -48,7 +47,8 @@ def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterato
         yield from _describe(checkpoint)
     for name, found in contents:
         yield f"{name}  {size_text(size_of_state(checkpoint, name))}"
-        yield from _describe_leaves(found)
+        rows = [(f"  {path}", kind_of(leaf), value_of(leaf)) for path, leaf in found]
+        yield from columns(rows) if rows else ()
 
 
 def _describe(checkpoint: Checkpoint) -> Iterator[str]:
@@ -65,9 +65,3 @@ def _describe(checkpoint: Checkpoint) -> Iterator[str]:
             ("  elasticrun", manifest.elasticrun_version),
         ]
     )
-
-
-def _describe_leaves(found: list[tuple[str, Any]]) -> Iterator[str]:
-    rows = [(f"  {path}", kind_of(leaf), value_of(leaf)) for path, leaf in found]
-    if rows:
-        yield from columns(rows)

@@ -94,34 +94,20 @@ def owner_of(storage: Storage) -> OwnerProcess | None:
 def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | None:
     """Return what is there; None if the job has removed it since it was listed."""
     name, checkpoint = checkpoint_name(number), None
+    condition, reason = GOOD, ""
     try:
         checkpoint = read_checkpoint(storage, number)
-        reason = _find_wrong_size(checkpoint)
-        condition = BAD if reason else GOOD
+        checkpoint.check_sizes()
     except FileNotFoundError:
         if not storage.has_note(name):  # Somebody else's, or just removed.
             return None
-        condition, reason = WRITING if may_be_written else TORN, ""
+        condition = WRITING if may_be_written else TORN
     except (CheckpointError, OSError) as error:
         condition, reason = BAD, str(error)
     if condition == BAD and is_torn(storage, number):  # It was removed meanwhile.
         return None
     size = storage.measure_folder(name)
     return Entry(number, storage.locate(name), checkpoint, size, condition, reason)
-
-
-def _find_wrong_size(checkpoint: Checkpoint) -> str:
-    records = checkpoint.manifest.files
-    sizes = checkpoint.storage.find_sizes(
-        checkpoint.path.name, [record.name for record in records]
-    )
-    for record in records:
-        path, size = checkpoint.path / record.name, sizes[record.name]
-        if size is None:
-            return f"{path} is missing; it had {record.size} bytes."
-        if size != record.size:
-            return f"{path} has {size} bytes, but {record.size} were written."
-    return ""
 
 
 def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
@@ -178,7 +164,7 @@ def _say_what_there_is(storage: Storage) -> str:
     return f"{storage.place} has {', '.join(map(str, sorted(numbers)))}."
 
 
-def choose_directory(
+def choose_storage(
     word: str | None, *, configured: str | None, may_be_new: bool = False
 ) -> Storage:
     """Return what keeps the directory that is meant, by a word or without one.
@@ -203,9 +189,10 @@ def choose_directory(
         _refuse_checkpoint(storage)
         return storage
     here = Path.cwd()
-    candidates = (
-        [here] if _holds_checkpoints(storage_at(here)) else _directories_below(here)
-    )
+    candidates = [here]
+    if not _holds_checkpoints(storage_at(here)):
+        below = sorted(here.iterdir())
+        candidates = [each for each in below if _holds_checkpoints(storage_at(each))]
     if len(candidates) == 1:
         return storage_at(candidates[0])
     raise InspectionError(_say_which(candidates))
@@ -227,11 +214,6 @@ def _refuse_checkpoint(storage: Storage) -> None:
             f"{place} is one checkpoint, not a directory of them. Give that and the "
             f"number, as in: elasticrun checkpoints {place.parent} verify {number}"
         )
-
-
-def _directories_below(path: Path) -> list[Path]:
-    found = (each for each in path.iterdir() if _holds_checkpoints(storage_at(each)))
-    return sorted(found)
 
 
 def _holds_checkpoints(storage: Storage) -> bool:

@@ -41,7 +41,7 @@ def check_name(state: str) -> None:
         )
 
 
-def check_place(newest: Checkpoint, state: str, *, is_new: bool) -> None:
+def check_is_asked_for(newest: Checkpoint, state: str, *, is_new: bool) -> None:
     """Refuse a state that the program would refuse, or perhaps never ask for.
 
     Args:

@@ -6,19 +6,22 @@ Files are those of `torch.save`, or of safetensors by their ending.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files.replacing import replace_file
 from elasticrun.checkpoint.inspection.contents import Opaque, load_file, names_of_state
 from elasticrun.checkpoint.inspection.entries import InspectionError, find_entries
-from elasticrun.checkpoint.inspection.fitting import check_fits, check_name, check_place
+from elasticrun.checkpoint.inspection.fitting import (
+    check_fits,
+    check_is_asked_for,
+    check_name,
+)
 from elasticrun.checkpoint.manifest import Manifest, version
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.nested import map_leaves
@@ -155,7 +158,7 @@ def import_state(
     try:
         newest = store.find_newest()
         if newest is not None:
-            check_place(newest, state, is_new=is_new)
+            check_is_asked_for(newest, state, is_new=is_new)
         values = _with_prefix_of(_keys_of(newest, state), values)
         if newest is not None and newest.has(state) and not is_forced:
             check_fits(newest, state, values, source=source)
@@ -167,53 +170,31 @@ def import_state(
 def _commit(
     store: CheckpointStore, newest: Checkpoint | None, state: str, values: Any
 ) -> Checkpoint:
+    """Write the state, and what else the newest checkpoint has, into the next one."""
+    old = newest.manifest if newest is not None else None
     generation = store.next_generation()
-    with _drafted(store) as draft:
-        records = [draft.write(state, lambda file: save_values(values, file))]
-        records += _copy_others(draft, newest, state)
-        return draft.commit(
-            _manifest(store.job, draft.number, generation, newest, records)
-        )
-
-
-@contextmanager
-def _drafted(store: CheckpointStore) -> Iterator[Draft]:
     draft = store.begin(store.next_number())
     try:
-        yield draft
+        files = [draft.write(state, lambda file: save_values(values, file))]
+        if newest is not None:
+            others = [n for n in newest.names() if state_of_file(n) != state]
+            files += [draft.copy(newest, name) for name in others]
+        return draft.commit(
+            Manifest(
+                job=store.job,
+                number=draft.number,
+                generation=generation,
+                world_size=old.world_size if old is not None else 1,
+                position=old.position if old is not None else Position().encode(),
+                time=time.time(),
+                torch_version=str(torch.__version__),
+                elasticrun_version=version(),
+                files=tuple(files),
+            )
+        )
     except BaseException:
         draft.abandon()
         raise
-
-
-def _copy_others(
-    draft: Draft, newest: Checkpoint | None, state: str
-) -> list[FileRecord]:
-    if newest is None:
-        return []
-    others = [name for name in newest.names() if state_of_file(name) != state]
-    return [draft.copy(newest, name) for name in others]
-
-
-def _manifest(
-    job: str,
-    number: int,
-    generation: int,
-    newest: Checkpoint | None,
-    records: list[FileRecord],
-) -> Manifest:
-    old = newest.manifest if newest is not None else None
-    return Manifest(
-        job=job,
-        number=number,
-        generation=generation,
-        world_size=old.world_size if old is not None else 1,
-        position=old.position if old is not None else Position().encode(),
-        time=time.time(),
-        torch_version=str(torch.__version__),
-        elasticrun_version=version(),
-        files=tuple(records),
-    )
 
 
 def _job_of(storage: Storage) -> str:

@@ -6,7 +6,7 @@ Needs no torch: manifests are JSON, and checksums are of bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
@@ -43,7 +43,7 @@ def list_checkpoints(storage: Storage, *, as_json: bool) -> Iterator[str]:
             {
                 "directory": str(storage.place),
                 "in_use_by": str(owner) if owner else None,
-                "checkpoints": [as_values(entry) for entry in entries],
+                "checkpoints": [_entry_values(entry) for entry in entries],
             }
         )
         return
@@ -67,7 +67,7 @@ def _say_values(entries: list[Entry]) -> Iterator[str]:
             yield f"{entry.number} has {', '.join(texts)}"
 
 
-def as_values(entry: Entry) -> dict[str, Any]:
+def _entry_values(entry: Entry) -> dict[str, Any]:
     """Return an entry as plain values."""
     values: dict[str, Any] = {
         "number": entry.number,
@@ -104,50 +104,51 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-class Verification:
-    """Reads every byte of checkpoints and compares it with what was written.
+def verify(
+    storage: Storage,
+    words: list[str],
+    *,
+    as_json: bool,
+    say: Callable[[str], object],
+) -> int:
+    """Read every byte of checkpoints and compare it with what was written.
 
-    Attributes:
-        num_bad: How many were found damaged so far.
+    Args:
+        words: Which checkpoints; none for all.
+        say: Takes what was found, a line a checkpoint and a line a problem.
+
+    Returns:
+        How many are damaged.
     """
+    results, num_bad = [], 0
+    for number, problems in _problems_of(storage, words):
+        num_bad += bool(problems)
+        results.append({"number": number, "problems": problems})
+        if not as_json:
+            say(f"{number}  {'bad' if problems else 'good'}")
+            for problem in problems:
+                say(f"    {problem}")
+    if as_json:
+        say(json.dumps({"directory": str(storage.place), "verified": results}))
+    return num_bad
 
-    def __init__(self, storage: Storage, words: list[str]) -> None:
-        self._storage = storage
-        self._words = words
-        self.num_bad = 0
 
-    def lines(self, *, as_json: bool) -> Iterator[str]:
-        """Verify; yield what was found, a line a checkpoint and a line a problem."""
-        results = []
-        for number, problems in self._verify():
-            self.num_bad += bool(problems)
-            if as_json:
-                results.append({"number": number, "problems": problems})
-                continue
-            yield f"{number}  {'bad' if problems else 'good'}"
-            yield from (f"    {problem}" for problem in problems)
-        if as_json:
-            directory = str(self._storage.place)
-            yield json.dumps({"directory": directory, "verified": results})
-
-    def _verify(self) -> Iterator[tuple[int, list[str]]]:
-        if self._words:
-            for word in self._words:
-                try:
-                    checkpoint = choose_checkpoint(self._storage, word)
-                except DamagedCheckpointError as error:
-                    yield error.number, [str(error)]
-                else:
-                    yield checkpoint.number, find_problems(checkpoint)
-            return
-        for entry in find_entries(self._storage):
-            if entry.checkpoint is not None:
-                problems = find_problems(entry.checkpoint)
-                # The job may have removed it meanwhile.
-                if not (problems and is_torn(self._storage, entry.number)):
-                    yield entry.number, problems
-            elif entry.condition == BAD:
-                yield entry.number, [entry.reason]
+def _problems_of(storage: Storage, words: list[str]) -> Iterator[tuple[int, list[str]]]:
+    for word in words:
+        try:
+            checkpoint = choose_checkpoint(storage, word)
+        except DamagedCheckpointError as error:
+            yield error.number, [str(error)]
+        else:
+            yield checkpoint.number, find_problems(checkpoint)
+    for entry in () if words else find_entries(storage):
+        if entry.checkpoint is not None:
+            problems = find_problems(entry.checkpoint)
+            # The job may have removed it meanwhile.
+            if not (problems and is_torn(storage, entry.number)):
+                yield entry.number, problems
+        elif entry.condition == BAD:
+            yield entry.number, [entry.reason]
 
 
 def find_problems(checkpoint: Checkpoint) -> list[str]:

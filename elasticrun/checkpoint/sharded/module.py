@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -20,13 +19,13 @@ from elasticrun.checkpoint.sharded.layout import (
     make_layout,
 )
 from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
-from elasticrun.checkpoint.states.paths import leaves_by_path, map_paths
+from elasticrun.checkpoint.states.nested import leaves_by_path, map_paths
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState
-from elasticrun.checkpoint.states.values import load_state, save_state
+from elasticrun.checkpoint.states.values import load_values_of, save_values_of
 from elasticrun.errors import AgreementError, CheckpointError
-from elasticrun.replicas.gathering import gather
+from elasticrun.replicas.gathering import gather, own_rank
 
 
 class ShardedState(StatefulState):
@@ -65,8 +64,7 @@ class ShardedState(StatefulState):
         except Exception as error:
             problem = error
         self._layout = self._agree(description, problem)
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        self._chunks.set(tensors, self._layout, rank)
+        self._chunks.set(tensors, self._layout, own_rank())
 
     def _agree(self, description: Description, problem: Exception | None) -> Layout:
         """Return the layout; the descriptions travel only when one has changed.
@@ -109,7 +107,7 @@ class ShardedState(StatefulState):
     def save(self, fileobj: BinaryIO) -> None:
         """Write what is not sharded, and where the rest is."""
         saved = SavedState(self._values, self._layout.tensors)
-        save_state(self, saved.encode(), fileobj)
+        save_values_of(self, saved.encode(), fileobj)
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
         """Give the object its state, from files of any world size or a plain one.
@@ -118,7 +116,7 @@ class ShardedState(StatefulState):
             CheckpointError: The saved state does not fit the object, or a file is
                 missing or damaged.
         """
-        values = load_state(self, fileobj)
+        values = load_values_of(self, fileobj)
         saved = SavedState.decode(values) or SavedState(values, {})
         with ShardReader(self.name, saved, open_file) as reader:
             self.take_saved(saved, reader)

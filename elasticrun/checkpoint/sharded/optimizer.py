@@ -16,6 +16,7 @@ from elasticrun.checkpoint.sharded.module import (
     size_of,
 )
 from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
+from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.optimizer import check_kind, modules_among
 from elasticrun.checkpoint.states.parameter_names import (
     by_names,
@@ -23,7 +24,6 @@ from elasticrun.checkpoint.states.parameter_names import (
     find_names,
     has_names,
 )
-from elasticrun.checkpoint.states.paths import map_paths
 from elasticrun.checkpoint.states.shards import SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
 

@@ -55,7 +55,7 @@ def _restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         # Torch's fused and capturable steps need their count in a dtype of their own.
         kept = {"step"} if own.get("fused") or own.get("capturable") else set()
-        if _is_torchs(type(optimizer)):
+        if _steps_as_torchs(type(optimizer)):
             kept |= _LIKE_PARAMETER
         for parameter, number in zip(own["params"], group["params"], strict=True):
             state, values = optimizer.state.get(parameter), saved["state"].get(number)
@@ -65,7 +65,7 @@ def _restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                 state[key] = _in_its_dtype(values[key], state[key])
 
 
-def _is_torchs(kind: type[Optimizer]) -> bool:
+def _steps_as_torchs(kind: type[Optimizer]) -> bool:
     """Return whether one of torch's own is what computes, perhaps for a subclass."""
     bases = kind.__mro__[: kind.__mro__.index(Optimizer)]
     # Muon and Adafactor say "torch.optim", the others "torch.optim.adam" and the like.

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.errors import CheckpointError
-from elasticrun.replicas.gathering import gather, num_replicas
+from elasticrun.replicas.gathering import gather, num_replicas, own_rank
 
 _COUNT = "_update_count"
 # How states of several replicas become one; and whether all replicas then go on from
@@ -102,7 +101,7 @@ class MetricState(StatefulState):
             super().take(values)
             return
         values = type(values)(values)
-        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        is_first = own_rank() == 0
         counts = {
             prefix: values.pop(f"{prefix}{_COUNT}", 0)
             for prefix, _ in find_metrics(self._module)

@@ -1,4 +1,4 @@
-"""Nested values: changing their leaves, and finding what may not load safely.
+"""Nested values: changing their leaves, by paths too, and finding what may not load.
 
 Most of what is saved besides tensors is numbers and text, perhaps a million of them,
 and training waits meanwhile: rows of those are told by their types, at the speed of C.
@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+
+from elasticrun.errors import CheckpointError
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _LARGEST_INT = 1 << 2000  # Unpicklers that execute nothing refuse larger ones.
@@ -90,3 +92,47 @@ def is_plain(row: Collection[Any]) -> bool:
     return int not in kinds or -_LARGEST_INT < min(numbers) <= max(numbers) < (
         _LARGEST_INT
     )
+
+
+def map_paths(values: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """Return nested values with their leaves changed; these have paths like `a.0.b`.
+
+    What a state dictionary carries as attributes, as a module's `_metadata`, is kept.
+    """
+    prefix = f"{path}." if path else ""
+    if type(values) in (dict, OrderedDict):
+        items = {
+            key: map_paths(value, change, f"{prefix}{key}")
+            for key, value in values.items()
+        }
+        if type(values) is dict:
+            return items
+        changed = OrderedDict(items)
+        vars(changed).update(vars(values))
+        return changed
+    if type(values) in (list, tuple):
+        return type(values)(
+            map_paths(value, change, f"{prefix}{number}")
+            for number, value in enumerate(values)
+        )
+    return change(path, values)
+
+
+def leaves_by_path(values: Any) -> dict[str, Any]:
+    """Return the leaves of nested values by their paths.
+
+    Raises:
+        CheckpointError: Two have the same path.
+    """
+    leaves: dict[str, Any] = {}
+
+    def take(path: str, leaf: Any) -> None:
+        if path in leaves:
+            raise CheckpointError(
+                f"two values of the state have the path {path!r}, so they could not be "
+                "told apart. Rename one of them."
+            )
+        leaves[path] = leaf
+
+    map_paths(values, take)
+    return leaves

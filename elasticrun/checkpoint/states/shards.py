@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elasticrun.checkpoint.files.recorded import DamagedFileError
-from elasticrun.checkpoint.states.paths import map_paths
+from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.state import replica_file_name
 from elasticrun.errors import CheckpointError
 

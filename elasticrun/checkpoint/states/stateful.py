@@ -15,14 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.checkpoint.states.copies import Copies
 from elasticrun.checkpoint.states.dtypes import keeping_dtypes
-from elasticrun.checkpoint.states.paths import map_paths
+from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import (
     SHARDED_KINDS,
     begin_to_save,
-    load_state,
-    save_state,
+    load_values_of,
+    save_values_of,
 )
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 from elasticrun.replicas.gathering import gather, num_replicas
@@ -66,7 +66,7 @@ class StatefulState(BaseState):
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
-        save_state(self, self.values_to_save(), fileobj)
+        save_values_of(self, self.values_to_save(), fileobj)
 
     def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
         return begin_to_save(self, self.values_to_save(), self._copies)
@@ -136,11 +136,11 @@ class StatefulState(BaseState):
             CheckpointError: The saved state does not fit the object, or would execute
                 code.
         """
-        self.take(load_state(self, fileobj, is_copied=_copies(self.target)))
+        self.take(load_values_of(self, fileobj, is_copied=_copies(self.target)))
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
         """Load it; of a sharded one, put every tensor together."""
-        values = load_state(self, fileobj, is_copied=_copies(self.target))
+        values = load_values_of(self, fileobj, is_copied=_copies(self.target))
         saved = SavedState.decode(values)
         if saved is not None:
             values = read_whole_state(self.name, saved, open_file)

@@ -18,9 +18,8 @@ from torch.serialization import add_safe_globals, get_safe_globals
 from torch.utils.serialization import config
 
 from elasticrun.checkpoint.states.copies import Copies
-from elasticrun.checkpoint.states.nested import find_doubtful, map_leaves
+from elasticrun.checkpoint.states.nested import find_doubtful, map_leaves, map_paths
 from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
-from elasticrun.checkpoint.states.paths import map_paths
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointError, text_of
 
@@ -42,7 +41,7 @@ class UnsafeValuesError(CheckpointError):
     """Values that only a full unpickler could rebuild, which executes what they say."""
 
 
-def save_state(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
+def save_values_of(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
     """Write a state's values, of any kind if it is trusted to be unpickled.
 
     Raises:
@@ -67,11 +66,13 @@ def begin_to_save(
     """
     copy_of = None if state.trusts_pickle else copies.copy(values)
     if copy_of is None:
-        return partial(save_state, state, values), False
+        return partial(save_values_of, state, values), False
     return lambda file: save_values(copy_of(), file), True
 
 
-def load_state(state: BaseState, fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
+def load_values_of(
+    state: BaseState, fileobj: BinaryIO, *, is_copied: bool = False
+) -> Any:
     """Read a state's values; executes nothing unless it is trusted to be unpickled.
 
     Args:

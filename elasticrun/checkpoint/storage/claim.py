@@ -23,7 +23,7 @@ from elasticrun.checkpoint.storage.claimant import (
     read_claim,
     this_machine,
 )
-from elasticrun.checkpoint.storage.lock import OwnerProcess
+from elasticrun.checkpoint.storage.lock import OwnerProcess, in_use
 from elasticrun.checkpoint.storage.objects import Objects
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
@@ -76,14 +76,14 @@ class StoreClaim:
             OSError: The store cannot be read or written.
         """
         if self._own is not None:
-            raise _in_use(self._objects, self._own)
+            raise in_use(self._objects.place, self._own.owner)
         watch = _Watch(self._rhythm.silence, time.monotonic() + timeout)
         while True:
             number, claim = newest_claim(self._objects)
             if claim is None or claim.is_over:
                 may_take = True
             elif watch.has_seen_life(number, claim):
-                raise _in_use(self._objects, claim)
+                raise in_use(self._objects.place, claim.owner)
             else:
                 may_take = claim.is_old or watch.is_silent
             if may_take and self._take(number + 1):
@@ -195,6 +195,7 @@ class StoreClaim:
         self._thread.start()
 
     def _keep_renewing(self) -> None:
+        """Renew the claim now and then, in a thread of its own."""
         while not self._has_ended.wait(self._rhythm.renewal):
             try:
                 self.check()
@@ -241,11 +242,3 @@ class _Watch:
     def is_silent(self) -> bool:
         """Whether nothing has changed for long."""
         return time.monotonic() - self._since >= self._silence
-
-
-def _in_use(objects: Objects, claim: Claim) -> CheckpointError:
-    return CheckpointError(
-        f"{objects.place} is in use by a live job ({claim.owner}). Two jobs in one "
-        "directory would remove each other's checkpoints. Stop that job or wait for "
-        "its end, or give this one a directory of its own (ELASTICRUN_CHECKPOINT_DIR)."
-    )

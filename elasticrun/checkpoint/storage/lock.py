@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import open_plain
+from elasticrun.checkpoint.files.recorded import identity_of, open_plain
+from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 POLL_INTERVAL = 0.05
@@ -85,12 +86,7 @@ class DirectoryLock:
             _warn_of_others_who_can_write(self.directory)
             self._file = _wait_for(self.directory / "lock", timeout)
         except LockedError as error:
-            raise CheckpointError(
-                f"{self.directory} is in use by a live job ({error}). Two jobs in one "
-                "directory would remove each other's checkpoints. Stop that job or "
-                "wait for its end, or give this one a directory of its own "
-                "(ELASTICRUN_CHECKPOINT_DIR)."
-            ) from error
+            raise in_use(self.directory, error) from error
         except (OSError, ValueError) as error:
             what_to_do = (
                 "Make that directory writable"
@@ -117,10 +113,10 @@ class DirectoryLock:
             return
         path = self.directory / "lock"
         try:
-            found: tuple[int, int] | None = _identity(os.stat(path))
+            found: tuple[int, int] | None = identity_of(os.stat(path))
         except (FileNotFoundError, NotADirectoryError):
             found = None
-        if found != _identity(os.fstat(self._file.fileno())):
+        if found != identity_of(os.fstat(self._file.fileno())):
             how = "is gone" if found is None else "is another file now"
             raise CheckpointError(
                 f"{path}, which this job has locked, {how}: the directory was removed, "
@@ -135,7 +131,7 @@ class DirectoryLock:
         if self._file is None or self._file.closed:  # Closed in a fork.
             return
         with _guard:
-            _held.pop(_identity(os.fstat(self._file.fileno())), None)
+            _held.pop(identity_of(os.fstat(self._file.fileno())), None)
             self._file.close()
         self._file = None
 
@@ -172,6 +168,15 @@ class LockedError(Exception):
     def __init__(self, owner: OwnerProcess | None) -> None:
         self.owner = owner
         super().__init__(str(owner or "a process that has not yet written its name"))
+
+
+def in_use(place: Place, owner: object) -> CheckpointError:
+    """Return the error for a place that another job has."""
+    return CheckpointError(
+        f"{place} is in use by a live job ({owner}). Two jobs in one directory would "
+        "remove each other's checkpoints. Stop that job or wait for its end, or give "
+        "this one a directory of its own (ELASTICRUN_CHECKPOINT_DIR)."
+    )
 
 
 def _warn_of_others_who_can_write(directory: Path) -> None:
@@ -228,13 +233,13 @@ def _lock(path: Path) -> io.FileIO:
     except BaseException:
         file.close()
         raise
-    _held[_identity(os.fstat(file.fileno()))] = owner, file
+    _held[identity_of(os.fstat(file.fileno()))] = owner, file
     return file
 
 
 def _refuse_own(path: Path) -> None:
     try:
-        held = _held.get(_identity(os.stat(path)))
+        held = _held.get(identity_of(os.stat(path)))
     except FileNotFoundError:
         return
     if held is not None:
@@ -268,8 +273,7 @@ def _forget_in_child() -> None:
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _read_owner(file: io.FileIO) -> OwnerProcess | None:
@@ -277,7 +281,3 @@ def _read_owner(file: io.FileIO) -> OwnerProcess | None:
         return OwnerProcess(**json.loads(file.read(_LARGEST_LOCK)))
     except (ValueError, TypeError, RecursionError):  # just taken, not yet written
         return None
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from elasticrun.checkpoint.files.recorded import BLOCK_SIZE, FileRecord
-from elasticrun.checkpoint.files.streams import write_measured
+from elasticrun.checkpoint.files.recorded import BLOCK_SIZE
+from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
 from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 
 class Objects:
@@ -74,12 +70,16 @@ class Objects:
 
         Errors of `write` itself stay what they are, and leave no object.
         """
+
+        def put(data: memoryview) -> None:
+            with self._raising_oserrors(name):
+                file.write(data)
+
         path = self._path(name)
         with self._raising_oserrors(name):
             file = self._in_folder(name, lambda: self._system.open(path, "wb"))
         try:
-            stream = cast(BinaryIO, _ObjectFile(self, name, file))
-            writer = write_measured(stream, write)
+            writer = write_through(ChecksumWriter(put), write)
             with self._raising_oserrors(name):
                 file.close()
         except BaseException:
@@ -164,22 +164,6 @@ class Objects:
             raise StoreUnreachableError(f"{place}: {kind}: {text}") from error
 
 
-class _ObjectFile(io.RawIOBase):
-    """A file of a store, whose errors are told as those of the store."""
-
-    def __init__(self, objects: Objects, name: str, file: Any) -> None:
-        self._objects = objects
-        self._name = name
-        self._file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        with self._objects._raising_oserrors(self._name):
-            return int(self._file.write(data))
-
-
 def _discard(file: Any) -> None:
     """Let go of a half written object, which closing the file would put."""
     with contextlib.suppress(Exception):
@@ -217,8 +201,3 @@ def open_objects(place: RemotePath) -> Objects:
             "s3://bucket/job, or the path of a directory."
         ) from error
     return Objects(place, system, root)
-
-
-def record_of(name: str, measured: tuple[int, int]) -> FileRecord:
-    """Return the record of a file from its size and CRC-32."""
-    return FileRecord(name, *measured)

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from elasticrun.checkpoint.files.recorded import (
-    DamagedFileError,
     FileRecord,
     check_small,
     compare,
+    missing,
 )
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.checkpoint.storage.claim import Rhythm, StoreClaim
 from elasticrun.checkpoint.storage.claimant import find_claimant
 from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.lock import OwnerProcess
-from elasticrun.checkpoint.storage.objects import Objects, open_objects, record_of
+from elasticrun.checkpoint.storage.objects import Objects, open_objects
 from elasticrun.checkpoint.storage.place import RemotePath, parse_place
 from elasticrun.checkpoint.storage.storage import (
     NOTE_PREFIX,
@@ -140,7 +140,7 @@ class RemoteStorage(Storage):
     def write(
         self, folder: str, name: str, write: Callable[[BinaryIO], object]
     ) -> FileRecord:
-        return record_of(name, self._objects.put_stream(f"{folder}/{name}", write))
+        return FileRecord(name, *self._objects.put_stream(f"{folder}/{name}", write))
 
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         blocks = self._checked_blocks(source, record)
@@ -190,8 +190,7 @@ class RemoteStorage(Storage):
                 crc32 = zlib.crc32(block, crc32)
                 yield block
         except FileNotFoundError as error:
-            text = f"{place} is missing; it had {record.size} bytes."
-            raise DamagedFileError(text) from error
+            raise missing(place, record) from error
         compare(place, record, size=size, crc32=crc32)
 
 
