@@ -1,8 +1,9 @@
 """Whether all replicas have made a loader alike, which they compare at its first loop.
 
-Each shares out the order by itself, so that loaders which differ would lose samples.
-Not a collective: a loader of one replica alone, which is never looped by all, is no
-mistake. So nobody waits for long; whoever comes later than that compares by itself.
+Each replica works out its share of the order by itself, so that with loaders which
+differ samples would be lost. This is no collective: a replica may have a loader that
+the others do not loop over. So nobody waits for long for another one, and a replica
+that comes later compares its loader with rank 0's by itself.
 """
 
 from __future__ import annotations

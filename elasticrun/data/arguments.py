@@ -13,6 +13,11 @@ from elasticrun.data.order.batches import SizePlan
 from elasticrun.errors import LoopOrderError, StateNameError, warn_at_program
 from elasticrun.job.job import Job
 
+_WHAT_A_PLAN_IS = (
+    "a plan gives the size from each number of samples seen on, 0 among them, as "
+    "{0: 64, 100_000: 128}."
+)
+
 
 def check_dataset(dataset: Any) -> None:
     """Refuse a data set that cannot be read at a position.
@@ -56,6 +61,11 @@ def check_sizes(
     size: int | SizePlan
     if isinstance(batch_size, Mapping):
         size = _check_plan(batch_size)
+    elif callable(batch_size):
+        raise ValueError(
+            f"batch_size={batch_size!r} is a function, which cannot be compared with "
+            f"that of a checkpoint: {_WHAT_A_PLAN_IS}"
+        )
     else:
         size = _check_size("batch_size", batch_size)
     if max_local_batch_size is None:
@@ -69,10 +79,7 @@ def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
         for samples in sizes
     )
     if not are_counts or 0 not in sizes:
-        raise ValueError(
-            f"batch_size={dict(sizes)!r}: a plan gives the size from each number of "
-            "samples seen on, 0 among them, as {0: 64, 100_000: 128}."
-        )
+        raise ValueError(f"batch_size={dict(sizes)!r}: {_WHAT_A_PLAN_IS}")
     return SizePlan(
         {
             index(samples): _check_size(f"batch_size[{samples}]", size)

@@ -1,4 +1,4 @@
-"""Passes that a program asks by hand: `iter`, `next`, and again once one is over."""
+"""Passes that a program takes with `iter` and `next`, and not in a `for`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.job.progress import Progress
 
 
-class Run(NamedTuple):
-    """Passes in a row that the program asked by hand, each when one had ended.
+class PassesByHand(NamedTuple):
+    """Passes in a row, each begun by hand when the one before had ended.
 
     Attributes:
         epoch: The epochs that were finished.
@@ -27,22 +27,24 @@ class Run(NamedTuple):
     def skip(self, progress: Progress) -> None:
         """Walk past the passes that are over, if a replay comes to the first one.
 
-        It would be told as often as before that a pass is over; but who has just been
-        told so, and asks for the next pass, cannot be told again.
+        As in `except StopIteration: batches = iter(loader)`: a program that begins the
+        next pass because one has ended takes that pass's first batch at once. If each
+        finished pass were skipped by itself, that would raise StopIteration once more,
+        where nothing catches it. So all are passed before the first one begins.
         """
         first = (self.epoch, self.first, self.in_epoch)
         if progress.is_replaying and progress.place == first:
             progress.pass_loops(self.last)
 
 
-def run_with(run: Run | None, position: Position) -> Run:
+def run_with(run: PassesByHand | None, position: Position) -> PassesByHand:
     """Return the passes of which the one that begins at a position is the last.
 
     Args:
         run: Those that were asked by hand before, if the last loop was one of them.
     """
     epoch, loop, in_epoch = position.place
-    new = Run(epoch, in_epoch, loop, loop)
+    new = PassesByHand(epoch, in_epoch, loop, loop)
     if run is None or run[:2] != new[:2]:
         return new
     # One follows the other if the program has just been told that that is over.

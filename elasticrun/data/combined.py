@@ -14,11 +14,12 @@ from elasticrun.data.loop import NO_BATCH, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import Batches, EqualBatches
 from elasticrun.data.order.of_loader import MAX_LISTS
-from elasticrun.data.order.plan import NOTHING, MicroBatch, Order, Part
+from elasticrun.data.order.plan import NOTHING, Order
 from elasticrun.data.order.together import Participant, Together
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
+from elasticrun.job.loop import MicroBatch, Part
 from elasticrun.job.trace import Trace
 
 _MODES = ("min_size", "max_size", "max_size_cycle", "sequential")
@@ -65,7 +66,7 @@ class CombinedLoader(Looped):
 
     Raises:
         ImportError: `progress` needs tqdm.
-        TypeError: A member is no AdaptiveDataLoader.
+        TypeError: A member is no AdaptiveDataLoader, or they are no collection.
         ValueError: There are no members, or one is given twice, or has
             `even_batches=False` beside others, or there is no such mode.
         LoopOrderError: It is made inside a loop, or unnamed inside an epoch.
@@ -194,7 +195,7 @@ class CombinedLoader(Looped):
         *,
         before: int = 0,
     ) -> tuple[RunningLoop, Order]:
-        """Let a member be in its part of a loop; return that, and its order.
+        """Put a member into its part of a loop; return that, and its samples' order.
 
         Args:
             before: The step in which its first batch is delivered.
@@ -363,6 +364,7 @@ def _delivers(member: AdaptiveDataLoader) -> bool:
 
 
 def _let_go(member: AdaptiveDataLoader) -> None:
+    """Let a member be in no loop any more."""
     try:
         member._stop()
     finally:
@@ -371,9 +373,10 @@ def _let_go(member: AdaptiveDataLoader) -> None:
 
 @lru_cache(maxsize=256)
 def _joined(parts: tuple[Part, ...]) -> Part:
-    """Return what the members' micro-batches are together; the same one for the same.
+    """Return the part that the members' micro-batches are together.
 
-    By which a model knows that nothing has changed since the last one.
+    For equal ones it is the same object, by which a model sees that nothing has changed
+    since the last one.
     """
     first = parts[0]
     return Part(
@@ -395,6 +398,11 @@ def _as_step(part: Part) -> Part:
 def _by_key(loaders: Any) -> dict[Any, AdaptiveDataLoader]:
     if isinstance(loaders, Mapping):
         return dict(loaders)
+    if not isinstance(loaders, Sequence):  # To look into a loader would begin a loop.
+        raise TypeError(
+            "a CombinedLoader takes a list or a dictionary of loaders, not one "
+            f"{type(loaders).__name__}. Write CombinedLoader([first, second])."
+        )
     return dict(enumerate(loaders))
 
 

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.data.by_hand import Run
+from elasticrun.data.by_hand import PassesByHand
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
@@ -32,17 +32,21 @@ _WORDS = {
 Fingerprint = dict[str, Any]
 
 
-def check_fingerprint(saved: Any, own: Fingerprint, *, name: str) -> None:
-    """Raise if a saved fingerprint is not that of the loader of a name.
+def check_fingerprint(saved: Any, own: Fingerprint, *, whose: str, remedy: str) -> None:
+    """Raise if a saved fingerprint is not that of this loader.
+
+    Args:
+        whose: The saved one, as the error calls it.
+        remedy: What to do, if they differ.
 
     Raises:
         CheckpointError: It differs, or is none.
     """
     if not isinstance(saved, dict) or set(saved) != set(own):
         raise CheckpointError(
-            f"{saved!r} is not the fingerprint of a loader, which has the keys "
-            f"{', '.join(own)}. The state was not written by elasticrun, or was "
-            "changed."
+            f"{saved!r} is not the fingerprint of this loader, which has the keys "
+            f"{', '.join(own)}. The state is that of a loader of another kind (a "
+            "CombinedLoader, or one alone), or was changed."
         )
     differing = [key for key in own if saved[key] != own[key]]
     if differing:
@@ -50,9 +54,8 @@ def check_fingerprint(saved: Any, own: Fingerprint, *, name: str) -> None:
             f"{saved[key]!r} {_WORDS[key]}, but now {own[key]!r}" for key in differing
         )
         raise CheckpointError(
-            f"the checkpoint's loader `{name}` had {values}. Its batches would be "
-            "others, and samples skipped or seen twice. Give the job what it had, or "
-            "start anew with another checkpoint directory."
+            f"{whose} had {values}. Its batches would be others, and samples skipped "
+            f"or seen twice. {remedy}"
         )
 
 
@@ -72,7 +75,7 @@ class LoaderState(BaseState):
         self._loader_name = default
         self.fingerprint = fingerprint
         self.cursor = Cursor()
-        self.run: Run | None = None
+        self.run: PassesByHand | None = None
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the fingerprint as JSON, and what else there is."""
@@ -93,11 +96,17 @@ class LoaderState(BaseState):
         has_keys = isinstance(values, dict)
         cursor = values.pop(_CURSOR, None) if has_keys else None
         run = values.pop(_RUN, None) if has_keys else None
-        check_fingerprint(values, self.fingerprint, name=self._loader_name)
+        check_fingerprint(
+            values,
+            self.fingerprint,
+            whose=f"the checkpoint's loader `{self._loader_name}`",
+            remedy="Give the job what it had, or start anew with another checkpoint "
+            "directory.",
+        )
         if cursor is not None:
             self.cursor.decode(cursor, resume=current_job().progress.body)
         if run is not None:
-            self.run = Run(*run)
+            self.run = PassesByHand(*run)
 
 
 def encode_state(
@@ -131,7 +140,7 @@ def decode_state(
     if not isinstance(values, dict) or set(values) - {_CURSOR} != keys:
         raise CheckpointError(
             f"{values!r} is not the state of an AdaptiveDataLoader, which has the keys "
-            f"{', '.join(keys)}. Load what state_dict() returned."
+            f"{', '.join(sorted(keys))}. Load what state_dict() returned."
         )
     if values["format"] != _STATE_FORMAT:
         raise CheckpointError(
@@ -139,7 +148,12 @@ def decode_state(
             f"of elasticrun reads {_STATE_FORMAT}. Load it with the version that wrote "
             "it."
         )
-    check_fingerprint(values["fingerprint"], state.fingerprint, name=name)
+    check_fingerprint(
+        values["fingerprint"],
+        state.fingerprint,
+        whose=f"the loader whose state `{name}` is to load",
+        remedy="Load the state of a loader with the same data and options.",
+    )
     index = values["index"]
     place = {key: values[key] for key in Position().encode() if key != "loader"}
     place["index"] = 0 if index is None else index

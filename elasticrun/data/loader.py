@@ -22,21 +22,22 @@ from elasticrun.data.arguments import (
 )
 from elasticrun.data.loop import LoopStart, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
+from elasticrun.data.order.batches import SizePlan
 from elasticrun.data.order.of_loader import (
     ListedOrder,
     NoBatchSampler,
     SampleOrder,
     check_sampler,
-    checksum_of_batches,
-    checksum_of_map,
 )
 from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.plan import NOTHING, LoopPlan, MicroBatch, Order, Seeding
+from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding
 from elasticrun.data.order.together import Together
 from elasticrun.data.workers.device import is_read_ahead, on_device
 from elasticrun.data.workers.reader import BatchReader
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
+from elasticrun.job.job import Job
+from elasticrun.job.loop import MicroBatch
 from elasticrun.job.trace import Trace
 
 if TYPE_CHECKING:
@@ -142,26 +143,15 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         self.shuffle = bool(shuffle)
         self.seed_each = seed_each
         self.device = None if device is None else torch.device(device)
-        order = None
-        self._order: SampleOrder | ListedOrder
-        if batch_sampler is not None:
-            num_samples = job.samples_of(len(batch_sampler), 1)
-            self._order = ListedOrder(batch_sampler, num_samples, shuffle=self.shuffle)
-            order = checksum_of_batches(batch_sampler)
-        else:
-            length = len(dataset) if sampler is None else len(sampler)
-            first_size = size if isinstance(size, int) else size.steps[0][1]
-            num_samples = job.samples_of(length, first_size)
-            self._order = SampleOrder(
-                length,
-                num_samples,
-                size,
-                shuffle=self.shuffle,
-                drop_last=bool(drop_last),
-                sampler=sampler,
-            )
-            if sampler is not None:
-                order = checksum_of_map(sampler)
+        self._order = _make_order(
+            job,
+            dataset,
+            size,
+            shuffle=self.shuffle,
+            drop_last=bool(drop_last),
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+        )
         self._shares = Shares(
             rank=job.rank,
             world_size=job.world_size,
@@ -169,12 +159,12 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             is_padded=bool(even_batches),
         )
         fingerprint = {
-            "num_samples": num_samples,
+            "num_samples": self._order.num_samples,
             "batch_size": size if isinstance(size, int) else size.encode(),
             "shuffle": self.shuffle,
             "seed": seed,
             "drop_last": bool(drop_last),
-            "order": order,
+            "order": self._order.checksum,
         }
         Looped.__init__(
             self,
@@ -318,3 +308,29 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     def _check_endless(self) -> None:
         self._order.endless_order(0)
+
+
+def _make_order(
+    job: Job,
+    dataset: Any,
+    batch_size: int | SizePlan,
+    *,
+    shuffle: bool,
+    drop_last: bool,
+    sampler: Any,
+    batch_sampler: Any,
+) -> SampleOrder | ListedOrder:
+    """Return the order of a loader's samples, with its cut into global batches."""
+    if batch_sampler is not None:
+        num_batches = job.samples_of(len(batch_sampler), 1)
+        return ListedOrder(batch_sampler, num_batches, shuffle=shuffle)
+    length = len(dataset) if sampler is None else len(sampler)
+    first = batch_size if isinstance(batch_size, int) else batch_size.steps[0][1]
+    return SampleOrder(
+        length,
+        job.samples_of(length, first),
+        batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        sampler=sampler,
+    )

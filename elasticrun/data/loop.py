@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from elasticrun.data.order.batches import Batches, EqualBatches
-from elasticrun.data.order.plan import NOTHING, MicroBatch, Part
+from elasticrun.data.order.plan import NOTHING
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
+from elasticrun.job.loop import MicroBatch, Part
 from elasticrun.job.trace import Trace
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
@@ -29,8 +30,9 @@ class LoopStart(NamedTuple):
         epoch: The epochs that are finished.
         num_loops: The loops that are finished since the last epoch was.
         inside: What tells it from others in the same body; empty outside of loops.
-        at: Its own index.
-        offset: Where its index 0 is in the endless passes; None in a loop over one.
+        at: The index at which it goes on, 0 unless it was interrupted.
+        offset: Of a loop over endless passes, where in these its index 0 is; None of
+            one over a single pass.
     """
 
     epoch: int
@@ -50,7 +52,7 @@ class IndexCounter(Protocol):
 
 
 class InnerCounter:
-    """Counts the index of a loop in the body of another one, for nobody else."""
+    """Counts the index of a loop in the body of another one: no part of a position."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -60,7 +62,9 @@ class InnerCounter:
 
 
 class RunningLoop:
-    """What changes within a loop; apart, since torch guards a loader's attributes.
+    """All that changes while a loop runs.
+
+    Not attributes of the loader, which torch guards against being set.
 
     Args:
         batches: Its global batches.
@@ -76,8 +80,8 @@ class RunningLoop:
         start: Where in the job it began; None outside of loops.
         bar: Shows how far it has come.
         reading: What reads its batches, perhaps in workers.
-        counter: Counts its index.
-        reach: Called after each global batch.
+        counter: Counts its index: the job's progress, unless it is inside another loop.
+        reach: Called after each global batch: the job's boundary, likewise.
     """
 
     __slots__ = (
@@ -144,7 +148,7 @@ class RunningLoop:
         return self.batches.start(self.current[0]) - self.batches.start(self.first)
 
     def enter(self, job: Job, bar: Any) -> None:
-        """Be the loop that the job's position is in."""
+        """Let the job's position be in this loop, and its global batches end there."""
         self.counter = job.progress
         self.reach = job.boundary.reach
         if bar is not None:

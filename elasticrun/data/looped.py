@@ -21,12 +21,13 @@ from elasticrun.data.fingerprint import (
 )
 from elasticrun.data.loop import LoopEnding, LoopStart, RunningLoop
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.plan import NOTHING, MicroBatch, Part, loop_key, passes_key
+from elasticrun.data.order.plan import NOTHING, loop_key, passes_key
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import describe, is_asked_by_for, is_left_on_purpose
+from elasticrun.job.leaving import is_asked_by_for, is_left_on_purpose, line_of
+from elasticrun.job.loop import MicroBatch, Part
 from elasticrun.job.trace import Trace
 
 
@@ -82,6 +83,7 @@ class Looped(ABC):
         publish(job, self.name, self._made)
         self._is_compared = False
         self.running_loop = RunningLoop()
+        # Where `break` left its last loop, and how many loops had begun by then.
         self._left: tuple[int, Position] | None = None
 
     # What its kind says.
@@ -248,7 +250,7 @@ class Looped(ABC):
         ending: LoopEnding = "failed"  # Unless something else is found out.
         batches: Iterator[Any] = iter(())
         try:
-            where = describe(sys._getframe(1))
+            where = line_of(sys._getframe(1))
             loop = self.running_loop = self._running(where, start, num_batches)
             in_flight, batches = self._enter(job, loop)
             # Local names, since the rest runs for each micro-batch.
@@ -295,7 +297,7 @@ class Looped(ABC):
         self, job: Job, frame: FrameType, *, is_endless: bool
     ) -> LoopStart | None:
         """Begin a loop; return where, or None if it is to be skipped."""
-        where = describe(frame)
+        where = line_of(frame)
         self._check_free(where)
         cursor = self._state.cursor
         if job.loader is not None:
@@ -359,7 +361,7 @@ class Looped(ABC):
     def _enter(
         self, job: Job, loop: RunningLoop
     ) -> tuple[deque[MicroBatch], Iterator[Any]]:
-        """Start to read a loop, and be where the job is, unless it is in a body."""
+        """Start to read a loop; unless it is in a body, the job's position is in it."""
         assert loop.start is not None
         if loop.start.inside:
             return self._start(loop)
@@ -384,6 +386,7 @@ class Looped(ABC):
     def _end(self, job: Job, start: LoopStart, ending: LoopEnding) -> None:
         """Leave a loop."""
         loop, self.running_loop = self.running_loop, RunningLoop()
+        # The batch in whose body it was left counts, which no turn has counted.
         behind = loop.part.advance if ending in ("break", "exception") else 0
         if start.offset is not None:
             end = start.offset + loop.counter.index + behind
@@ -398,7 +401,7 @@ class Looped(ABC):
             loop.bar.close()
 
     def _note_break(self, job: Job, part: Part) -> None:
-        """Remember its place, for who asks for the state before another loop begins."""
+        """Remember where a `break` was: `state_dict` says so until a loop begins."""
         position = job.progress.position
         index = position.index + part.advance * part.is_step
         self._left = (job.progress.num_begun_loops, replace(position, index=index))

@@ -7,12 +7,12 @@ from operator import index as exact_int
 from typing import SupportsIndex
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.permutation import Permutation
+from elasticrun.replicas import gathering
 
 # Samples of this rank whose indices are computed at once.
 _CHUNK = 1 << 13
@@ -62,11 +62,10 @@ class ElasticSampler(Sampler[int]):
                 f"dataset={type(dataset).__name__} has no length, so its samples "
                 "cannot be given positions. Pass a map-style data set (with __len__)."
             )
-        has_group = dist.is_available() and dist.is_initialized()
         if num_replicas is None:
-            num_replicas = dist.get_world_size() if has_group else 1
+            num_replicas = gathering.num_replicas()
         if rank is None:
-            rank = dist.get_rank() if has_group else 0
+            rank = gathering.own_rank()
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = _integer("seed", seed)

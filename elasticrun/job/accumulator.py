@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from elasticrun.checkpoint.states.state import BaseState, name_in_epoch
@@ -19,6 +18,8 @@ from elasticrun.replicas.gathering import gather
 SumKey = str | int
 Totals = dict[SumKey, ExactSum]
 Values = dict[Any, Any]
+
+T = TypeVar("T")
 
 
 class Accumulator(MutableMapping[SumKey, Any]):
@@ -74,12 +75,9 @@ class Accumulator(MutableMapping[SumKey, Any]):
             job.register(self._sums)
             return
         _check_place(job)
-        unnamed = _unnamed_of.setdefault(job, _Unnamed())
         if job.is_in_epoch:
             self._epoch = job.progress.finished_epochs
-            self._sums = unnamed.next_in_epoch(job)
-        else:
-            self._sums = unnamed.next_outside(job)
+        self._sums = _next_unnamed(job)
 
     # In a loop.
 
@@ -161,12 +159,12 @@ class Accumulator(MutableMapping[SumKey, Any]):
                 "first one before the second begins."
             )
         self._check_has_not_ended()
-        shown = sums.replay.next_shown()
+        shown = sums.blocks_seen.again()
         is_replayed = shown is not None
         if shown is None:
             sums.gather()
             shown = {key: total.value for key, total in sums.totals.items()}
-            sums.replay.note(shown)
+            sums.blocks_seen.add(dict(shown))
         self._view = dict(shown)
         try:
             yield self
@@ -233,40 +231,44 @@ class _Addend:
         return f"<{self._name}[{self.key!r}]; read it in a synchronized block>"
 
 
-class _BlocksSeen:
-    """What the blocks that a replay runs again have seen.
+class _InOrder(Generic[T]):
+    """Things that a program makes one after another, and again when it is replayed.
 
-    Those are the ones outside of epochs, and those of the epoch that is running.
+    They are known by their order: those outside of epochs, and those in the epoch that
+    is running. One in a loop's body is not: that is not replayed.
     """
 
     def __init__(self) -> None:
-        self._outside: list[Values] = []
-        self._in_epoch: list[Values] = []
-        self._epoch = -1
-        self._num_begun = -1  # Epochs the program had begun when a block last ran.
-        # How many blocks this process has run in the epoch (True), and outside (False):
-        # the next one is a replay if as many more were seen.
-        self._num_replayed = {True: 0, False: 0}
+        self._outside: list[T] = []
+        self._in_epoch: list[T] = []
+        self._epoch = -1  # In which those above were made.
+        self._num_begun = -1  # Epochs the program had begun when one was last made.
+        # How many this process has made in the epoch (True), and outside (False).
+        self._num_made = {True: 0, False: 0}
 
-    def next_shown(self) -> Values | None:
-        """Return what the block that begins saw, or None if it runs first now."""
-        seen, is_in_epoch = self._of_place()
-        number = self._num_replayed[is_in_epoch]
-        if seen is None or number >= len(seen):
+    def again(self) -> T | None:
+        """Return what is made again now, or None if it is made for the first time."""
+        things, is_in_epoch = self._of_place()
+        number = self._num_made[is_in_epoch]
+        if things is None or number >= len(things):
             return None
-        self._num_replayed[is_in_epoch] += 1
-        return seen[number]
+        self._num_made[is_in_epoch] += 1
+        return things[number]
 
-    def note(self, shown: Values) -> None:
-        """Remember what the block that begins sees, if it can be replayed."""
-        seen, is_in_epoch = self._of_place()
-        if seen is not None:
-            seen.append(dict(shown))
-            self._num_replayed[is_in_epoch] += 1
+    def add(self, thing: T) -> None:
+        """Remember what is made for the first time, unless it cannot be replayed."""
+        things, is_in_epoch = self._of_place()
+        if things is not None:
+            things.append(thing)
+            self._num_made[is_in_epoch] += 1
 
-    def _of_place(self) -> tuple[list[Values] | None, bool]:
+    def num_made(self) -> int:
+        """Return how many were made in the running epoch, or outside of epochs."""
+        return self._num_made[self._of_place()[1]]
+
+    def _of_place(self) -> tuple[list[T] | None, bool]:
         job = current_job()
-        if job.loader is not None:  # A loop's body is not replayed.
+        if job.loader is not None:
             return None, job.is_in_epoch
         if not job.is_in_epoch:
             return self._outside, False
@@ -275,10 +277,10 @@ class _BlocksSeen:
             self._in_epoch = []
         if self._num_begun != job.progress.num_begun_epochs:
             self._num_begun = job.progress.num_begun_epochs
-            self._num_replayed[True] = 0  # Also when an exception had left the epoch.
+            self._num_made[True] = 0  # Also when an exception had left the epoch.
         return self._in_epoch, True
 
-    def encode(self) -> Values:
+    def encode(self) -> dict[str, Any]:
         return {
             "outside": self._outside,
             "in_epoch": self._in_epoch,
@@ -286,12 +288,12 @@ class _BlocksSeen:
         }
 
     @classmethod
-    def decode(cls, values: Mapping[str, Any]) -> _BlocksSeen:
-        seen = cls()
-        seen._outside = list(values["outside"])
-        seen._in_epoch = list(values["in_epoch"])
-        seen._epoch = values["epoch"]
-        return seen
+    def decode(cls, values: Mapping[str, Any]) -> _InOrder[T]:
+        made = cls()
+        made._outside = list(values["outside"])
+        made._in_epoch = list(values["in_epoch"])
+        made._epoch = values["epoch"]
+        return made
 
 
 class _Sums(BaseState):
@@ -300,14 +302,14 @@ class _Sums(BaseState):
     Attributes:
         totals: Of all replicas, as of the last gathering.
         own: What this replica has added since.
-        replay: What blocks have seen.
+        blocks_seen: What the `synchronized` blocks have seen, which see it again.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.totals: Totals = {}
         self.own: Totals = {}
-        self.replay = _BlocksSeen()
+        self.blocks_seen: _InOrder[Values] = _InOrder()
 
     def gather(self) -> None:
         """Add what every replica has added to the common sums. Collective."""
@@ -322,7 +324,7 @@ class _Sums(BaseState):
 
     def save(self, fileobj: BinaryIO) -> None:
         totals = {key: total.encode() for key, total in self.totals.items()}
-        save_values({"totals": totals, **self.replay.encode()}, fileobj)
+        save_values({"totals": totals, **self.blocks_seen.encode()}, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
         values = load_values(fileobj)
@@ -330,56 +332,29 @@ class _Sums(BaseState):
             key: ExactSum.decode(total) for key, total in values["totals"].items()
         }
         self.own = {}
-        self.replay = _BlocksSeen.decode(values)
+        self.blocks_seen = _InOrder.decode(values)
 
 
-@dataclass
-class _Unnamed:
-    """The sums of a job's accumulators that have no name, by the order of making.
+_unnamed_of: WeakKeyDictionary[Job, _InOrder[_Sums]] = WeakKeyDictionary()
 
-    Attributes:
-        num_outside: How many were made outside of epochs.
-        epoch: The epoch of those below.
-        in_epoch: Those made in it, once for all times that it was entered.
-        num_begun: Epochs the program had begun when one was last made in an epoch.
-        num_in_epoch: How many were made since then.
+
+def _next_unnamed(job: Job) -> _Sums:
+    """Return the sums of the next accumulator without a name.
+
+    One in an epoch that is entered again goes on with what it had: an exception had
+    left the epoch then, and what its finished loops have added stays.
     """
-
-    num_outside: int = 0
-    epoch: int = -1
-    in_epoch: list[_Sums] = field(default_factory=list)
-    num_begun: int = -1
-    num_in_epoch: int = 0
-
-    def next_outside(self, job: Job) -> _Sums:
-        sums = _Sums(_numbered(self.num_outside))
-        self.num_outside += 1
+    unnamed = _unnamed_of.setdefault(job, _InOrder())
+    sums = unnamed.again()
+    if sums is None:
+        number = unnamed.num_made()
+        name = f"accumulator-{number}" if number else "accumulator"
+        if job.is_in_epoch:
+            name = name_in_epoch(name, job.progress.finished_epochs)
+        sums = _Sums(name)
         job.register(sums)
-        return sums
-
-    def next_in_epoch(self, job: Job) -> _Sums:
-        """Return the next one's sums; an epoch entered again goes on with what it had.
-
-        An exception had left it then: what its finished loops have added stays.
-        """
-        if self.epoch != job.progress.finished_epochs:
-            self.epoch, self.in_epoch = job.progress.finished_epochs, []
-        if self.num_begun != job.progress.num_begun_epochs:
-            self.num_begun, self.num_in_epoch = job.progress.num_begun_epochs, 0
-        number = self.num_in_epoch
-        self.num_in_epoch += 1
-        if number == len(self.in_epoch):
-            sums = _Sums(name_in_epoch(_numbered(number), self.epoch))
-            job.register(sums)
-            self.in_epoch.append(sums)
-        return self.in_epoch[number]
-
-
-def _numbered(number: int) -> str:
-    return f"accumulator-{number}" if number else "accumulator"
-
-
-_unnamed_of: WeakKeyDictionary[Job, _Unnamed] = WeakKeyDictionary()
+        unnamed.add(sums)
+    return sums
 
 
 def _check_place(job: Job) -> None:

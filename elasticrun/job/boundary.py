@@ -11,8 +11,7 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import STOPPED, AgreementError, JobStopped
 from elasticrun.job.progress import Progress
-from elasticrun.replicas.agreement import CHECKPOINT, STOP
-from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.saver import Saver
 from elasticrun.saving.schedule import Schedule
@@ -98,9 +97,10 @@ class Boundary:
                 "%s. The job saves and stops only between two batches of such a loop "
                 "and at the end of an epoch, so before one comes nothing is saved, and "
                 "a stop ends the program without a checkpoint. Loop over the "
-                "AdaptiveDataLoader itself, in `for epoch in "
-                "remaining_epochs_until(n):`, not over itertools.cycle or batches that "
-                "were taken from it before.",
+                "AdaptiveDataLoader itself, or its `batches(n)`, not over "
+                "itertools.cycle or batches that were taken from it before. A program "
+                "that draws its batches itself takes `for step in "
+                "remaining_steps_until(n):`.",
                 self.why_none,
             )
         self._has_warned |= is_many

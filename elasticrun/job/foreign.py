@@ -9,7 +9,7 @@ from elasticrun.checkpoint.position import STEPS_OF
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import check_not_nested, whole_number
-from elasticrun.job.leaving import describe
+from elasticrun.job.leaving import line_of
 from elasticrun.job.loop import LoopOfSteps
 
 
@@ -73,8 +73,7 @@ class ForeignLoop:
         loop = LoopOfSteps(
             STEPS_OF + self.name,
             num_steps,
-            describe(sys._getframe(1)),
-            step=0,
+            line_of(sys._getframe(1)),
             world_size=job.world_size,
         )
         start = job.begin_loop(loop, loop.where)

@@ -26,6 +26,7 @@ _DROPPING = _codes(
     "RETURN_VALUE RETURN_CONST"
 )
 _ITERATING = _codes("FOR_ITER SEND YIELD_FROM")
+_CACHE = dis.opmap.get("CACHE")
 
 
 def is_left_on_purpose(frame: FrameType | None) -> bool:
@@ -41,7 +42,7 @@ def is_left_on_purpose(frame: FrameType | None) -> bool:
     if frame is None:
         return False
     while frame is not None:
-        opcode = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else -1
+        opcode = _opcode_at(frame)
         if opcode in _POPPING or opcode in _DROPPING:
             return True
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:
@@ -52,9 +53,21 @@ def is_left_on_purpose(frame: FrameType | None) -> bool:
 
 def is_asked_by_for(frame: FrameType) -> bool:
     """Return whether a generator is asked by a `for` (or `yield from`), not `next`."""
-    return frame.f_code.co_code[frame.f_lasti] in _ITERATING
+    return _opcode_at(frame) in _ITERATING
 
 
-def describe(frame: FrameType) -> str:
+def _opcode_at(frame: FrameType) -> int:
+    """Return the instruction at which a frame stands; -1 before its first.
+
+    CPython 3.12 stands behind the caches of a FOR_ITER or SEND that it has specialized
+    for generators, which happens when such a loop begins for the second time.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while at >= 0 and code[at] == _CACHE:
+        at -= 2
+    return code[at] if at >= 0 else -1
+
+
+def line_of(frame: FrameType) -> str:
     """Return where a program stands, as "file.py:line"."""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -5,6 +5,33 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 
+class Part(NamedTuple):
+    """A micro-batch's place in its global batch, the same in every batch of that size.
+
+    Attributes:
+        micro: Number of the micro-batch in this replica's local batch.
+        num_valid: How many of its samples are real, and not padding.
+        local_batch_size: Samples of this replica in the global batch.
+        global_batch_size: Samples of all replicas in it.
+        is_step: Whether the global batch is complete after this one.
+        num_read: Samples that are read for it, padding included.
+        advance: How far the index goes on after the global batch.
+    """
+
+    micro: int
+    num_valid: int
+    local_batch_size: int
+    global_batch_size: int
+    is_step: bool
+    num_read: int
+    advance: int
+
+
+# Number of the global batch in the loop, data-set indices with padding, and its part. A
+# plain tuple, since one is made for every batch.
+MicroBatch = tuple[int, Any, Part]
+
+
 class Loop(Protocol):
     """A loader while it is looped over; `AdaptiveDataLoader` is one."""
 
@@ -70,45 +97,12 @@ class Turns(Protocol):
     """One loop over a loader, which turns once for each micro-batch."""
 
     @property
-    def current(self) -> tuple[int, Any, Share]:
-        """The current turn: its global batch's number, its indices, and its share.
+    def current(self) -> MicroBatch:
+        """The current turn: its global batch's number, its indices, and its part.
 
         A new tuple for each turn, so that two turns are told apart by identity.
         """
         ...
-
-
-class Share(Protocol):
-    """What one micro-batch is within its global batch."""
-
-    @property
-    def micro(self) -> int:
-        """Its number on this replica, from 0."""
-        ...
-
-    @property
-    def num_valid(self) -> int:
-        """How many of its samples are real, and not padding."""
-        ...
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of all replicas in the global batch."""
-        ...
-
-    @property
-    def is_step(self) -> bool:
-        """Whether it completes the global batch."""
-        ...
-
-
-class _Whole(NamedTuple):
-    """A step of which each replica's part counts as much as any other's."""
-
-    micro: int
-    num_valid: int
-    global_batch_size: int
-    is_step: bool
 
 
 class LoopOfSteps:
@@ -122,19 +116,20 @@ class LoopOfSteps:
     even_batches = has_one_weight = True
 
     def __init__(
-        self, name: str, num_steps: int, where: str, *, step: int, world_size: int
+        self, name: str, num_steps: int, where: str, *, world_size: int
     ) -> None:
         self.name = name
         self.num_samples = num_steps
         self.where = where
         self._world_size = world_size
-        self._whole = _Whole(0, 1, world_size, is_step=True)
-        self.begin_step(step)
+        # Each replica's part of a step counts as much as any other's.
+        self._whole = Part(0, 1, 1, world_size, is_step=True, num_read=1, advance=1)
+        self.begin_step(0)
 
     def begin_step(self, number: int) -> None:
         """Be at another step."""
         self.batch_index = number
-        self.current: tuple[int, Any, Share] = (number, [], self._whole)
+        self.current: MicroBatch = (number, [], self._whole)
 
     @property
     def running_loop(self) -> Turns:
@@ -146,8 +141,8 @@ class LoopOfSteps:
 
     @property
     def loss_weight(self) -> float:
-        share = self.current[2]
-        return share.num_valid * self._world_size / share.global_batch_size
+        part = self.current[2]
+        return part.num_valid * self._world_size / part.global_batch_size
 
     def batch_at(self, index: int) -> int:
         return index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import perf_counter
 
 
 class Pace:
@@ -27,11 +27,11 @@ class Pace:
     def begin(self, loop: object) -> None:
         """Note that an optimizer steps in `loop`: nobody is waited for."""
         self._loop = loop
-        self._since = time.perf_counter()
+        self._since = perf_counter()
 
     def end(self, loop: object) -> None:
         """Note that a forward pass has ended; counts once, and in the same loop."""
-        if self._loop is loop and loop is not None:
-            self.seconds += time.perf_counter() - self._since
+        if self._loop is loop:
+            self.seconds += perf_counter() - self._since
             self.num_steps += 1
             self._loop = None

@@ -19,10 +19,10 @@ from elasticrun.checkpoint.states.stateful import Stateful, StatefulState, has_s
 from elasticrun.checkpoint.states.values import (
     begin_to_save,
     check_loads_safely,
-    load_state,
     load_values,
-    save_state,
+    load_values_of,
     save_values,
+    save_values_of,
 )
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
@@ -240,10 +240,10 @@ class _VariablesState(BaseState):
         }
 
     def save(self, fileobj: BinaryIO) -> None:
-        save_state(self, dict(vars(self._variables)), fileobj)
+        save_values_of(self, dict(vars(self._variables)), fileobj)
 
     def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
         return begin_to_save(self, dict(vars(self._variables)), self._copies)
 
     def load(self, fileobj: BinaryIO) -> None:
-        vars(self._variables).update(load_state(self, fileobj))
+        vars(self._variables).update(load_values_of(self, fileobj))

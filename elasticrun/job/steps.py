@@ -15,7 +15,7 @@ from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import describe, is_left_on_purpose
+from elasticrun.job.leaving import is_left_on_purpose, line_of
 from elasticrun.job.loop import LoopOfSteps
 
 
@@ -46,7 +46,7 @@ def remaining_steps_until(num_steps: int) -> Iterator[int]:
 
 def _remaining_steps(num_steps: int) -> Iterator[int]:
     job = current_job()
-    where = describe(sys._getframe(1))
+    where = line_of(sys._getframe(1))
     if job.loader is not None:
         raise LoopOrderError(
             f"remaining_steps_until ({where}) stands in the body of the loop over "
@@ -58,7 +58,7 @@ def _remaining_steps(num_steps: int) -> Iterator[int]:
     num_turns = job.turns_of(max(num_steps - start, 0))
     assert num_turns is not None  # It has an end.
     num_steps = min(num_steps, start + num_turns)
-    loop = LoopOfSteps(STEPS, num_steps, where, step=0, world_size=job.world_size)
+    loop = LoopOfSteps(STEPS, num_steps, where, world_size=job.world_size)
     step = _begin(job, loop, cursor)
     if step is None:
         return

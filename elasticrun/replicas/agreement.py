@@ -12,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from elasticrun.replicas.gate import Decision
+from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision
 from elasticrun.replicas.messages import Ask, CallOff, GiveUp, Request
-
-STOP = "stop"
-CHECKPOINT = "checkpoint"
 
 
 def agreed_boundary(boundaries: Iterable[int]) -> int:
@@ -42,7 +39,7 @@ class Coordinator:
     _decided: Decision | None = None
 
     def on_request(self, request: Request, now: float) -> Ask | None:
-        """Take a wish; return the question to all replicas if it opens an agreement."""
+        """Take a request; return the question to all if an agreement begins with it."""
         if self._is_served(request):
             return None
         if self._request is not None:

@@ -224,14 +224,22 @@ class Exchange:
         return Gathered(Told(told), gone, silent, timeout)
 
     def fetch(self, topic: str, name: str, ranks: Iterable[int]) -> list[Any]:
-        """Return that part of what these ranks have told, which `gather` has heard."""
+        """Return a part of what each of these ranks has told, which `gather` has heard.
+
+        Args:
+            name: The part's, as `tell` was given it.
+        """
         keys = [f"{topic}/{rank}/{name}" for rank in ranks]
         if self._store is None or not keys:
             return []
         return [json.loads(text) for text in self._store.take_all(keys)]
 
     def say(self, topic: str, verdict: Any, *, is_end: bool = False) -> None:
-        """Tell all the verdict; at the end, return when those who live know it."""
+        """Tell all the verdict.
+
+        Args:
+            is_end: Whether to return only when all who live have heard it.
+        """
         self._tell_verdict(topic, {"made": verdict, "asks": is_end})
         if is_end:
             self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
@@ -273,8 +281,8 @@ class Exchange:
         """Return the verdict of rank 0.
 
         Args:
-            is_late: Whether it may well be that there will be none: to wait for that in
-                C++ would be noted in the log.
+            is_late: Whether there may well be none. Then the store is looked into now
+                and then, since torch logs each wait in C++ that ends without a value.
 
         Raises:
             RankZeroError: Rank 0 could not come to one.
@@ -301,9 +309,10 @@ class Exchange:
         return len(self._said)
 
     def forget(self, number: int) -> None:
-        """Remove the first things that this end has said, which all who need have read.
+        """Remove the first `number` things that this end has said.
 
-        Each end removes its own, so that rank 0 need not remove those of all.
+        Whoever needs them has read them. Each end removes its own, so that rank 0 need
+        not remove those of all.
         """
         if self._store is not None:
             self._store.remove(self._said[:number])
@@ -320,7 +329,7 @@ class Exchange:
             self._said.append(key)
 
     def _some_others(self) -> Iterator[range]:
-        """Yield all others, so many at a time that training runs meanwhile."""
+        """Yield the other ranks in groups, so small that no call holds training up."""
         for first in range(0, len(self._others), _MOST_AT_ONCE):
             yield self._others[first : first + _MOST_AT_ONCE]
 

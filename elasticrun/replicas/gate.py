@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from elasticrun.errors import AgreementError
 
+# What replicas agree on.
+STOP = "stop"
+CHECKPOINT = "checkpoint"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -14,7 +18,7 @@ class Decision:
 
     Attributes:
         boundary: Its number, counted from the start of the generation.
-        kind: "checkpoint", or "stop" (save and exit).
+        kind: CHECKPOINT, or STOP (save and exit).
         cause: Why, for people: "SIGTERM", "request_stop()", "save_interval".
         exit_code: The exit code of a stop.
     """
@@ -27,6 +31,9 @@ class Decision:
 
 class Gate:
     """Counts boundaries, and holds the training thread back while an agreement is open.
+
+    `arrive` is for the training thread, all else for the watcher's; or, in a replica
+    that is alone, for whoever asks.
 
     The fast path of `arrive` is an addition and a test: the thread first counts and
     then looks at `_is_attentive`, the watcher first sets it and then reads the count.
@@ -82,7 +89,7 @@ class Gate:
 
     def _add(self, decision: Decision) -> None:
         there = self._due.get(decision.boundary)
-        if there is None or there.kind != "stop":  # A stop saves as well.
+        if there is None or there.kind != STOP:  # A stop saves as well.
             self._due[decision.boundary] = decision
         self._is_attentive = True
 

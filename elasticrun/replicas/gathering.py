@@ -14,6 +14,11 @@ def num_replicas() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def own_rank() -> int:
+    """Return which of them this one is; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def gather(value: Any) -> list[Any]:
     """Return the value of every rank, by rank. Collective.
 
@@ -22,7 +27,7 @@ def gather(value: Any) -> list[Any]:
     """
     if num_replicas() == 1:
         return [value]
-    device = collective_device()
+    device = _collective_device()
     data = json.dumps(value).encode()
     sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     sizes[dist.get_rank()] = len(data)
@@ -38,7 +43,7 @@ def gather(value: Any) -> list[Any]:
     ]
 
 
-def collective_device() -> torch.device:
+def _collective_device() -> torch.device:
     """Return where tensors have to be for collectives of the default process group.
 
     On the CPU wherever its backends, of which there may be one for each kind of device,

@@ -1,9 +1,9 @@
 """A connection between rank 0 and each other replica, for their watchers' messages.
 
-A process that is killed can tell nobody, but its connection
-is closed for it, so rank 0 learns of a death at once; of a machine that is gone, it
-learns within a minute from TCP's keep-alive. Nothing here ever waits: what cannot be
-sent now is sent when the connection takes it.
+A process that is killed can tell nobody, but its connection is closed for it, so rank 0
+learns of a death at once; of a machine that is gone, it learns within a minute from
+TCP's keep-alive. Nothing here ever waits: what cannot be sent now is sent when the
+connection takes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import selectors
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from elasticrun.replicas.store import HUB, START_TIMEOUT, Address, JobStore
@@ -77,9 +77,11 @@ class Hub:
         self._channels: dict[int, Channel] = {}
         self._ranks: dict[Channel, int] = {}
         self._unsent: set[Channel] = set()  # Those watched for room to send.
-        self._early: dict[int, list[bytes]] = {}  # For those that have yet to call,
-        self._gone: set[int] = set()  # and not for those that have hung up.
-        self._strangers: dict[Channel, float] = {}  # Since when they say nothing.
+        # What is to be sent to ranks that have not called yet.
+        self._early: dict[int, list[bytes]] = {}
+        self._gone: set[int] = set()  # Ranks that have hung up, and get nothing more.
+        # Callers that have not said who they are, and when they called.
+        self._strangers: dict[Channel, float] = {}
         self._is_full = False
         self._has_been_full = False
         address = Address(store.address.host, self._listener.getsockname()[1])
@@ -276,6 +278,4 @@ def _forget_in_child() -> None:
     _held.clear()
 
 
-_register: Callable[..., None] | None = getattr(os, "register_at_fork", None)
-if _register is not None:
-    _register(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)

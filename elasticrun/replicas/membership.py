@@ -57,7 +57,13 @@ class Membership:
     @property
     def exchange(self) -> Exchange:
         """An end of the conversations with rank 0, for the training thread."""
-        return Exchange(self.store, rank=self.rank, world_size=self.world_size)
+        return self.exchange_over(self.store)
+
+    def exchange_over(
+        self, store: JobStore | None, *, gone: dict[int, str] | None = None
+    ) -> Exchange:
+        """Return an end of the conversations with rank 0 over a client of the store."""
+        return Exchange(store, rank=self.rank, world_size=self.world_size, gone=gone)
 
     def leave(self) -> None:
         """End the process group that was started here.

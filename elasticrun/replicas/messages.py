@@ -1,8 +1,8 @@
 """What watchers hear, of each other and of their own replica: every kind of message.
 
     message   from                      to           what follows
-    Forward   any thread of a replica   its watcher  Request
-    Request   a watcher                 rank 0's     Ask, unless it is served already
+    Request   any thread of a replica   its watcher  it is sent on to rank 0's
+              a watcher                 rank 0's     Ask, unless it is served already
     Ask       rank 0's                  all          Answer, and a promise
     Answer    a watcher                 rank 0's     Decision, once all answered
     Decision  rank 0's                  all          all act at that boundary
@@ -44,15 +44,10 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Forward:
-    """A request that the replica's own watcher is to send on."""
-
-    request: Request
-
-
-@dataclass(frozen=True)
 class Ask:
-    """At which boundary are you? Do not pass the next one before you have heard more.
+    """The question which boundary a replica has passed.
+
+    Who answers passes the next one only when it has heard what is decided.
 
     Attributes:
         number: Of the agreement, so that a late answer counts for no other.
@@ -63,7 +58,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """At this one, and I promise."""
+    """The boundary that a rank has passed, and its promise to wait at the next one."""
 
     number: int
     rank: int
@@ -97,7 +92,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Farewell:
-    """Rank 0 is about to leave, and its store with it: say that you need it no more."""
+    """Rank 0 is about to leave, and its store with it, once nobody needs that."""
 
 
 @dataclass(frozen=True)

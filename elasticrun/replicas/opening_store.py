@@ -10,13 +10,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from elasticrun.errors import AgreementError
 from elasticrun.replicas.environment import Environment
-from elasticrun.replicas.gathering import collective_device
+from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.store import (
     EVERYBODY,
     START_TIMEOUT,
@@ -250,16 +249,11 @@ def _outgoing_host(environment: Environment) -> str:
 
 
 def _open_through_group(environment: Environment) -> JobStore:
-    store, text = None, b""
     if environment.rank == 0:
         store = _serve_anew(environment)
-        text = str(store.address).encode()
-    device = collective_device()
-    buffer = torch.zeros(256, dtype=torch.uint8, device=device)
-    buffer[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, src=0)
-    received = bytes(buffer.cpu().tolist()).rstrip(b"\0").decode()
-    return store or JobStore(Address.parse(received), None)
+        gather(str(store.address))
+        return store
+    return JobStore(Address.parse(gather("")[0]), None)
 
 
 def _open_through_agent(environment: Environment, patience: float) -> JobStore:
@@ -278,12 +272,19 @@ def _open_through_agent(environment: Environment, patience: float) -> JobStore:
         wait_for_workers=False,
         timeout=timedelta(seconds=START_TIMEOUT),
     )
-    deadline = time.monotonic() + START_TIMEOUT
     if environment.rank == 0:
         store = _serve_anew(environment)
         _answer_until_all_are_here(agent, store, environment, patience)
         return store
-    return _retry(lambda: _ask_for_store(agent, environment, patience), deadline)
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            return _ask_for_store(agent, environment, patience)
+        except (ConnectionError, dist.DistError):
+            # The rank 0 that answered was one of a generation about to die.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS / 50)
 
 
 def _answer_until_all_are_here(
@@ -357,14 +358,3 @@ def _check_served(address: Address) -> None:
         socket.create_connection((address.host, address.port), _REACH_SECONDS).close()
     except OSError as error:
         raise ConnectionError(f"nobody serves the job's store at {address}") from error
-
-
-def _retry(open_: Callable[[], JobStore], deadline: float) -> JobStore:
-    """Ask again when the rank 0 that answered was one of a generation about to die."""
-    while True:
-        try:
-            return open_()
-        except (ConnectionError, dist.DistError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -132,7 +132,7 @@ class SignalPipe:
         return [number for number in data if number and self._means_stop(number)]
 
     def _means_stop(self, number: int) -> bool:
-        """Return whether a signal is not the program's own, which was set later."""
+        """Return whether a signal is to stop the job: the program may have taken it."""
         is_ours = signal.getsignal(number) == self._on_signal
         return number in self._numbers and (number in _ALWAYS or is_ours)
 
@@ -156,7 +156,11 @@ class SignalPipe:
         self._previous.clear()
 
     def _give_up_turn(self) -> None:
-        """Be left out of the chain of pipes, although another was installed over it."""
+        """Take this pipe out of the chain of pipes, of which it is not the last.
+
+        The one that was installed next gives the signals back to whoever had them
+        before this one.
+        """
         inner = _active
         while inner is not None and inner._outer is not self:
             inner = inner._outer
@@ -275,13 +279,9 @@ def _exit_when_told_by_parent() -> None:
     while True:
         information = signal.sigtimedwait({signal.SIGTERM}, _LOOK_FOR_PARENT_SECONDS)
         is_told = information is not None and information.si_pid == parent_pid
-        is_orphan = os.getppid() != forked_by or not _is_alive(parent)
-        if is_told or is_orphan:
+        has_parent = parent is None or parent.is_alive()
+        if is_told or os.getppid() != forked_by or not has_parent:
             os._exit(0)
-
-
-def _is_alive(parent: Any) -> bool:
-    return parent is None or bool(parent.is_alive())
 
 
 # A forked child must not write its signals into the parent's pipe, nor before it could
@@ -306,10 +306,8 @@ def _forget_in_child() -> None:
 
 
 _forking = threading.local()
-_register: Callable[..., None] | None = getattr(os, "register_at_fork", None)
-if _register is not None:
-    _register(
-        before=_hold_signals,
-        after_in_parent=_let_signals_go,
-        after_in_child=_forget_in_child,
-    )
+os.register_at_fork(
+    before=_hold_signals,
+    after_in_parent=_let_signals_go,
+    after_in_child=_forget_in_child,
+)

@@ -35,8 +35,9 @@ class StopClock:
     def __init__(self, grace: float, describe: Callable[[], str]) -> None:
         self._grace = grace
         self._describe = describe
-        self._first_signal: tuple[int, float] | None = None
-        self._has_heard = True
+        self._first_signal: tuple[int, float] | None = None  # And when it came.
+        self._has_heard = True  # Of rank 0, since that signal.
+        # The thread that the stop has ended alone, and the exit code of the stop.
         self._left_behind: tuple[str, int] | None = None
         self.deadline: float | None = None
         self.warns_at: float | None = None

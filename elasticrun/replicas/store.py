@@ -21,7 +21,7 @@ START_TIMEOUT = 300.0
 
 # Keys of the store, beside those of `exchange`.
 HUB = "hub"  # Where rank 0 waits for the other watchers' connections.
-EVERYBODY = "everybody"  # That all ranks have found the store.
+EVERYBODY = "everybody"  # Which ranks have not found the store; empty if all have.
 LEAVING = "leaving"  # How many ranks are about to end the process group,
 ALL_LEAVE = "all leave"  # and that all are.
 PROCESS_GROUP = "process-group"  # Before what torch's process group keeps there.
@@ -70,7 +70,7 @@ class JobStore:
     Whatever reads or writes it raises ConnectionError when it is gone.
 
     Attributes:
-        client: For the training thread.
+        client: For one thread.
         address: For more clients.
         interface: The address that rank 0 listens at, which can be wider.
 
@@ -90,19 +90,14 @@ class JobStore:
         self.interface = interface or address.host
         self._server = server
         with _noticing_loss():
-            self.client = self.connect(patience)
-
-    def connect(self, patience: float = START_TIMEOUT) -> TCPStore:
-        """Return another client; for so many seconds it tries to reach the store."""
-        client = TCPStore(
-            self.address.host,
-            self.address.port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=patience),
-        )
-        client.set_timeout(timedelta(seconds=START_TIMEOUT))
-        return client
+            self.client = TCPStore(
+                address.host,
+                address.port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=patience),
+            )
+        self.client.set_timeout(timedelta(seconds=START_TIMEOUT))
 
     def put(self, key: str, value: Any) -> None:
         """Set `key` to `value` as JSON."""

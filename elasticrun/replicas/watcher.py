@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from elasticrun.errors import BY_SIGNAL
-from elasticrun.replicas.agreement import CHECKPOINT, STOP, Coordinator
-from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.agreement import Coordinator
+from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.links import Links
 from elasticrun.replicas.mail import Mail
 from elasticrun.replicas.messages import (
@@ -25,7 +25,6 @@ from elasticrun.replicas.messages import (
     Close,
     Dead,
     Farewell,
-    Forward,
     GiveUp,
     HasLeft,
     HungUp,
@@ -108,21 +107,26 @@ class Watcher:
         self._pipe = SignalPipe(stop_signals)
         self._mail = Mail(links, rank, wake=self._pipe.wake)
         self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
-        self._present = set(range(world_size))
-        self._is_closing = False
-        self._has_ended = False
+        self._present = set(range(world_size))  # The ranks that have not left.
+        self._is_closing = self._has_ended = False
         self._others_left = threading.Event()
-        self._answer_by: float | None = None
-        self._given_up: tuple[int, float] | None = None
+        self._answer_by: float | None = None  # Rank 0, after this one's promise.
+        self._given_up: tuple[int, float] | None = None  # The exit code, and when.
         self._save_at = time.monotonic() + save_interval
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            Forward: lambda wish: self._mail.send(0, wish.request),
+        self._handlers = self._handlers_by_kind()
+        self._thread = threading.Thread(
+            target=self._run, name="elasticrun-watcher", daemon=True
+        )
+
+    def _handlers_by_kind(self) -> dict[type, Callable[[Any], None]]:
+        """Return what each message leads to; `messages` has that in words."""
+        return {
             Request: self._on_request,
             Ask: self._on_ask,
             Answer: self._on_answer,
             Decision: self._on_decision,
             GiveUp: self._on_give_up,
-            CallOff: self._on_call_off,
+            CallOff: lambda _: self._go_on(),
             Close: self._on_close,
             Farewell: self._on_farewell,
             HasLeft: self._on_left,
@@ -130,9 +134,6 @@ class Watcher:
             Dead: lambda dead: self._lose(_explain_death(dead.rank)),
             Alone: self._on_alone,
         }
-        self._thread = threading.Thread(
-            target=self._run, name="elasticrun-watcher", daemon=True
-        )
 
     def start(self) -> None:
         """Take the stop signals and start watching."""
@@ -145,8 +146,7 @@ class Watcher:
             self._gate.schedule(kind, cause, exit_code)
             return
         # Where the program is now: what is agreed before this is read may serve it.
-        wish = Request(kind, cause, exit_code, at=self._gate.number)
-        self._mail.put(Forward(wish))
+        self._mail.put(Request(kind, cause, exit_code, at=self._gate.number))
 
     def note_saved(self, interval: float | None = None) -> None:
         """Start the save interval anew: a checkpoint was just written.
@@ -204,7 +204,7 @@ class Watcher:
             for number in self._pipe.read():
                 self._on_signal(number)
             for message in self._mail.received():
-                self._handle(message)
+                self._handlers[type(message)](message)
             self._on_time(time.monotonic())
 
     def _wait(self) -> None:
@@ -260,14 +260,13 @@ class Watcher:
         is_timed = self._save_interval > 0 and self._gate.number > 0
         return is_timed and not self._is_saving()
 
-    def _handle(self, message: object) -> None:
-        self._handlers[type(message)](message)
-
     def _wish(self, kind: str, cause: str, exit_code: int) -> None:
         self._mail.send(0, Request(kind, cause, exit_code, at=self._gate.number))
 
     def _on_request(self, request: Request) -> None:
-        assert self._coordinator is not None
+        if self._coordinator is None:  # Of this replica's own threads.
+            self._mail.send(0, request)
+            return
         if len(self._present) < self._world_size:
             return  # Somebody's program has ended: no boundary of all is to come.
         question = self._coordinator.on_request(request, time.monotonic())
@@ -297,13 +296,12 @@ class Watcher:
         self._gate.settle(decision)
 
     def _on_give_up(self, message: GiveUp) -> None:
-        self._answer_by = None
         text = f"{message.reason}, so no boundary could be agreed"
         if message.kind != STOP:
             logger.warning("%s: no checkpoint this time", text)
-            self._save_at = time.monotonic() + self._save_interval
-            self._gate.settle(None)
+            self._go_on()
             return
+        self._answer_by = None
         logger.error("%s: exiting without a new checkpoint", text)
         if self._rank != 0:
             exit_at_once(message.exit_code)
@@ -355,7 +353,8 @@ class Watcher:
         if self._given_up is not None and self._present == {0}:
             exit_at_once(self._given_up[0])
 
-    def _on_call_off(self, _: CallOff) -> None:
+    def _go_on(self) -> None:
+        """Let the training thread pass boundaries again: nothing was agreed."""
         self._answer_by = None
         self._save_at = time.monotonic() + self._save_interval
         self._gate.settle(None)

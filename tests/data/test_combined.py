@@ -363,6 +363,9 @@ def test_what_cannot_be_combined_is_refused() -> None:
         bad()
     with pytest.raises(TypeError, match="member 1 of a CombinedLoader is a list"):
         bad(loader, [loader])
+    with pytest.raises(TypeError, match="not one AdaptiveDataLoader"):
+        CombinedLoader(loader)  # type: ignore[arg-type]
+    assert current_job().progress.position.finished_loops == 0
     with pytest.raises(ValueError, match="one loader twice"):
         bad(loader, loader)
     with pytest.raises(ValueError, match="has even_batches=False"):

@@ -83,6 +83,12 @@ def test_no_sample_is_read_alone(
     assert [b.tolist() for b in found] == [b.tolist() for b in expected]
 
 
+def test_an_index_that_is_none_is_named() -> None:
+    loader = AdaptiveDataLoader(TensorDataset(torch.arange(N)), 2, sampler=[0, N])
+    with pytest.raises(IndexError, match=f"gives the index {N}, but .* {N} samples"):
+        list(loader)
+
+
 def test_a_collate_function_of_ones_own_gets_samples() -> None:
     dataset = TensorDataset(torch.arange(N))
     loader = AdaptiveDataLoader(dataset, 4, collate_fn=list)

@@ -254,11 +254,16 @@ BAD_CONTENT = {
         r"is at sample 24, but a loop has 20\. It was not written by this loader\.",
     ),
     "no fingerprint": (lambda: bad(fingerprint={}), r"\{\} is not the fingerprint of"),
+    "another kind": (
+        lambda: bad(fingerprint={"mode": "min_size", "members": []}),
+        r"The state is that of a loader of another kind \(a CombinedLoader",
+    ),
     "another length": (
         lambda: bad_fingerprint(num_samples=19),
         (
-            r"had 19 samples in the data set \(or its sampler\), but now 20\. Its "
-            r"batches would be others, and samples skipped or seen twice\."
+            r"the loader whose state `\S+` is to load had 19 samples in the data set "
+            r"\(or its sampler\), but now 20\. Its batches would be others, and "
+            r"samples skipped or seen twice\. Load the state of a loader with the same"
         ),
     ),
     "another batch size": (

@@ -81,12 +81,14 @@ def test_shuffled_batches_come_once_in_each_loop_in_another_order() -> None:
     [
         ({"batch_sampler": [[0], []]}, ValueError, "batch 1 .* is empty"),
         ({"batch_sampler": []}, ValueError, "the batch sampler .* is empty"),
-        ({"batch_sampler": [0, 1]}, TypeError, "len"),
+        ({"batch_sampler": [0, 1]}, TypeError, "batch 0 .* is 0, but .* sampler="),
+        ({"batch_sampler": 5}, TypeError, "batch_sampler=int has no length, or cannot"),
         ({"batch_sampler": LISTS, "batch_size": 2}, ValueError, "excludes batch_size"),
         ({"batch_sampler": LISTS, "drop_last": True}, ValueError, "excludes"),
         ({"batch_size": {5: 2}}, ValueError, "0 among them"),
         ({"batch_size": {0: 0}}, ValueError, r"batch_size\[0\]=0 must be a whole"),
         ({"batch_size": {0: 2, 1.5: 3}}, ValueError, "a plan gives the size"),
+        ({"batch_size": lambda seen: 2}, ValueError, "is a function.*: a plan gives"),
     ],
 )
 def test_what_gives_no_batches_is_refused(

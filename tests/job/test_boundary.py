@@ -253,3 +253,5 @@ def test_steps_outside_of_loops_are_told_once(
     run_once(script, tmp_path)
     (said,) = caplog.messages
     assert said.startswith("an optimizer has stepped 500 times since the last boundary")
+    assert "its `batches(n)`" in said
+    assert "`for step in remaining_steps_until(n):`" in said

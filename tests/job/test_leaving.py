@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from elasticrun.job.leaving import is_left_on_purpose
+from elasticrun.job.leaving import is_asked_by_for, is_left_on_purpose
 
 Loop = Callable[[], Iterable[int]]
 
@@ -392,3 +392,34 @@ def test_a_wrapper_that_fails_counts_as_an_exception() -> None:
             continue
 
     assert endings(goes_on, failing) == ["exception"]
+
+
+NUM_LOOPS = 100  # CPython specializes an instruction when it has run some times.
+
+
+def test_who_asks_is_known_in_each_of_many_loops() -> None:
+    asked_by_for: list[bool] = []
+
+    def source() -> Iterator[int]:
+        asked_by_for.append(is_asked_by_for(sys._getframe(1)))
+        yield 0
+
+    def delegating() -> Iterator[int]:
+        yield from source()
+
+    def loop() -> None:
+        for _ in source():
+            break
+        for _ in delegating():
+            break
+
+    def ask_by_hand() -> None:
+        next(source())
+
+    for _ in range(NUM_LOOPS):
+        loop()
+    assert asked_by_for == [True] * 2 * NUM_LOOPS
+    asked_by_for.clear()
+    for _ in range(NUM_LOOPS):
+        ask_by_hand()
+    assert asked_by_for == [False] * NUM_LOOPS

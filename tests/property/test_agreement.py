@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrun.replicas.agreement import CHECKPOINT, STOP, Coordinator
-from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.agreement import Coordinator
+from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.messages import Ask, Request
 
 EXIT_CODES = {STOP: 143, CHECKPOINT: 0}

@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.data.order.partition import (
-    micro_batch,
-    num_micro_batches,
-    partition,
-)
+from elasticrun.data.order.partition import Shares, partition
 
 world_sizes = st.integers(1, 20)
 indices = st.integers(0, 10**12)
@@ -23,8 +19,13 @@ def joined(ranges: Iterable[range]) -> list[int]:
     return list(itertools.chain.from_iterable(ranges))
 
 
+def num_micro_of(size: int, world_size: int, max_local_batch_size: int | None) -> int:
+    shares = Shares(0, world_size, max_local_batch_size, is_padded=True)
+    return shares.num_micro(size)
+
+
 def test_ten_over_four_is_three_three_two_two() -> None:
-    shares = [partition(100, 10, rank=rank, world_size=4) for rank in range(4)]
+    shares = [partition(range(100, 110), rank, num_parts=4) for rank in range(4)]
     assert shares == [
         range(100, 103),
         range(103, 106),
@@ -34,7 +35,7 @@ def test_ten_over_four_is_three_three_two_two() -> None:
 
 
 def test_ten_over_sixteen_leaves_six_without() -> None:
-    shares = [partition(0, 10, rank=rank, world_size=16) for rank in range(16)]
+    shares = [partition(range(10), rank, num_parts=16) for rank in range(16)]
     assert [len(share) for share in shares] == [1] * 10 + [0] * 6
 
 
@@ -43,7 +44,7 @@ def test_shares_are_the_batch_in_order(
     index: int, batch_size: int, world_size: int
 ) -> None:
     shares = [
-        partition(index, batch_size, rank=rank, world_size=world_size)
+        partition(range(index, index + batch_size), rank, num_parts=world_size)
         for rank in range(world_size)
     ]
     assert joined(shares) == list(range(index, index + batch_size))
@@ -61,13 +62,11 @@ def test_shares_are_the_batch_in_order(
 def test_micro_batches_are_the_batch_in_order_and_fit(
     index: int, batch_size: int, world_size: int, max_local_batch_size: int
 ) -> None:
-    num_micro = num_micro_batches(
-        batch_size, world_size=world_size, max_local_batch_size=max_local_batch_size
-    )
+    num_micro = num_micro_of(batch_size, world_size, max_local_batch_size)
     micros_by_rank = [
-        [micro_batch(share, number, num_micro=num_micro) for number in range(num_micro)]
+        [partition(share, number, num_parts=num_micro) for number in range(num_micro)]
         for share in (
-            partition(index, batch_size, rank=rank, world_size=world_size)
+            partition(range(index, index + batch_size), rank, num_parts=world_size)
             for rank in range(world_size)
         )
     ]
@@ -88,10 +87,8 @@ def test_micro_batches_are_the_batch_in_order_and_fit(
 def test_there_are_no_more_micro_batches_than_needed(
     batch_size: int, world_size: int, max_local_batch_size: int
 ) -> None:
-    num_micro = num_micro_batches(
-        batch_size, world_size=world_size, max_local_batch_size=max_local_batch_size
-    )
-    largest_share = partition(0, batch_size, rank=0, world_size=world_size)
+    num_micro = num_micro_of(batch_size, world_size, max_local_batch_size)
+    largest_share = partition(range(batch_size), 0, num_parts=world_size)
     assert (num_micro - 1) * max_local_batch_size < len(largest_share)
 
 
@@ -110,15 +107,10 @@ def test_there_are_no_more_micro_batches_than_needed(
 def test_the_largest_share_decides_for_all(
     batch_size: int, world_size: int, max_local_batch_size: int | None, num_micro: int
 ) -> None:
-    assert (
-        num_micro_batches(
-            batch_size, world_size=world_size, max_local_batch_size=max_local_batch_size
-        )
-        == num_micro
-    )
+    assert num_micro_of(batch_size, world_size, max_local_batch_size) == num_micro
 
 
 def test_a_small_share_leaves_micro_batches_empty() -> None:
     share = range(5, 6)
-    micros = [micro_batch(share, number, num_micro=3) for number in range(3)]
+    micros = [partition(share, number, num_parts=3) for number in range(3)]
     assert [list(micro) for micro in micros] == [[5], [], []]

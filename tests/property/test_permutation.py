@@ -32,7 +32,7 @@ MEASURED_LENGTHS = [4000, 4225, 4226, 16_384, 99_856, 100_003]
 
 @given(length=short_lengths, key=keys)
 def test_every_number_occurs_once(length: int, key: int) -> None:
-    order = Permutation(length, key).slice(0, length)
+    order = Permutation(length, key).take(np.arange(length))
     assert np.array_equal(np.sort(order), np.arange(length))
 
 
@@ -54,15 +54,15 @@ def test_the_cut_into_slices_does_not_matter(
     order = Permutation(length, key)
     cuts = data.draw(st.lists(st.integers(0, length), max_size=5).map(sorted))
     bounds = itertools.pairwise([0, *cuts, length])
-    pieces = [order.slice(start, stop) for start, stop in bounds]
-    assert np.array_equal(np.concatenate(pieces), order.slice(0, length))
+    pieces = [order.take(np.arange(start, stop)) for start, stop in bounds]
+    assert np.array_equal(np.concatenate(pieces), order.take(np.arange(length)))
 
 
 @given(length=st.integers(1, 5000) | long_lengths, key=keys, data=st.data())
 def test_three_ways_to_ask_agree(length: int, key: int, data: st.DataObject) -> None:
     order = Permutation(length, key)
     start = data.draw(st.integers(0, length - 1))
-    numbers = order.slice(start, min(start + 5, length)).tolist()
+    numbers = order.take(np.arange(start, min(start + 5, length))).tolist()
     positions = np.arange(start, start + len(numbers))
     assert order.take(positions).tolist() == numbers
     assert order.take(positions[::-1, None]).tolist() == [[n] for n in numbers[::-1]]
@@ -83,7 +83,7 @@ def test_values_that_checkpoints_depend_on(
     length: int, key: int, start: int, numbers: list[int]
 ) -> None:
     order = Permutation(length, key)
-    assert order.slice(start, start + len(numbers)).tolist() == numbers
+    assert order.take(np.arange(start, start + len(numbers))).tolist() == numbers
 
 
 def test_it_has_a_length() -> None:
@@ -99,9 +99,6 @@ def test_positions_outside_are_refused(length: int) -> None:
             order[position]
     with pytest.raises(IndexError, match="positions -2 to 5 of a permutation"):
         order.take(np.array([5, -2]))
-    for start, stop in [(-1, 3), (3, 2), (0, length + 1)]:
-        with pytest.raises(IndexError, match=rf"slice\({start}, {stop}\)"):
-            order.slice(start, stop)
 
 
 @pytest.mark.parametrize("length", [-1, MAX_LENGTH + 1])
@@ -114,7 +111,7 @@ def test_memory_does_not_grow_with_the_length() -> None:
     def peak(length: int) -> int:
         tracemalloc.start()
         try:
-            Permutation(length, 0).slice(length // 2, length // 2 + 1000)
+            Permutation(length, 0).take(np.arange(length // 2, length // 2 + 1000))
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -124,7 +121,7 @@ def test_memory_does_not_grow_with_the_length() -> None:
 
 
 def orders(length: int, num_keys: int) -> list[NDArray[np.int64]]:
-    return [Permutation(length, key).slice(0, length) for key in range(num_keys)]
+    return [Permutation(length, key).take(np.arange(length)) for key in range(num_keys)]
 
 
 def chi_squared(xs: NDArray[np.int64], ys: NDArray[np.int64], num_cells: int) -> float:
@@ -194,9 +191,9 @@ def test_half_of_all_pairs_are_inverted(length: int) -> None:
 
 @pytest.mark.parametrize("length", MEASURED_LENGTHS)
 def test_any_bit_of_the_key_changes_the_whole_order(length: int) -> None:
-    order = Permutation(length, 12).slice(0, length)
+    order = Permutation(length, 12).take(np.arange(length))
     others = [
-        Permutation(length, 12 ^ (1 << bit)).slice(0, length)
+        Permutation(length, 12 ^ (1 << bit)).take(np.arange(length))
         for bit in [0, 1, 2, 3, 7, 31, 32, 33, 62, 63, 64, 100]
     ]
     for other in others:
@@ -212,15 +209,15 @@ def test_any_bit_of_the_key_changes_the_whole_order(length: int) -> None:
 
 def test_adjacent_lengths_have_unrelated_orders() -> None:
     for length in (4000, 5000):
-        shorter = Permutation(length, 5).slice(0, length)
-        longer = Permutation(length + 1, 5).slice(0, length)
+        shorter = Permutation(length, 5).take(np.arange(length))
+        longer = Permutation(length + 1, 5).take(np.arange(length))
         assert abs(chi_squared(shorter, longer, 32)) < 4
 
 
 def test_all_orders_of_four_are_equally_frequent() -> None:
     num_keys = 24_000
     counts = Counter(
-        Permutation(4, key).slice(0, 4).tobytes() for key in range(num_keys)
+        Permutation(4, key).take(np.arange(4)).tobytes() for key in range(num_keys)
     )
     assert len(counts) == 24
     expected = num_keys / 24
@@ -239,7 +236,7 @@ def test_a_position_gets_every_number_equally_often_over_keys() -> None:
 
 def test_the_start_of_a_huge_order_is_spread_over_all_of_it() -> None:
     length = 10**12 + 39
-    numbers = Permutation(length, 0).slice(0, 2**16)
+    numbers = Permutation(length, 0).take(np.arange(2**16))
     assert abs(chi_squared(np.arange(2**16), numbers, 64)) < 4
     low_digits = numbers % 1024
     assert abs(chi_squared(np.arange(2**16), low_digits, 64)) < 4

@@ -21,8 +21,9 @@ from elasticrun.data.order.batches import (
     PlannedBatches,
     SizePlan,
 )
-from elasticrun.data.order.of_loader import order_of, order_of_map
+from elasticrun.data.order.of_loader import order_of_map
 from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import (
     NOTHING,
     LoopPlan,
@@ -96,7 +97,7 @@ def num_samples_of(setting: Setting) -> int:
 
 def order_in(setting: Setting) -> Order:
     if not isinstance(setting.batch_size, list):
-        return order_of(setting.num_samples, key=KEY)
+        return Permutation(setting.num_samples, KEY).take
     # What the batches hold: the samples one after another.
     starts = np.cumsum([0, *setting.batch_size])
     span = ListedBatches.span
@@ -311,7 +312,7 @@ def test_resuming_far_into_a_long_order_computes_nothing_before() -> None:
     num_samples = 10**9
     setting = Setting(num_samples, 32, False, True, None, [])
     asked: list[int] = []
-    order = order_of(num_samples, key=KEY)
+    order = Permutation(num_samples, KEY).take
 
     def counting(positions: np.ndarray) -> np.ndarray:
         asked.extend((int(positions.min()), positions.size))
@@ -336,7 +337,7 @@ def test_resuming_far_into_a_long_order_computes_nothing_before() -> None:
 )
 def test_every_loop_has_an_order_of_its_own(keys: list[tuple[int, int, int]]) -> None:
     first, second = (
-        order_of(50, key=loop_key(*key))(np.arange(50)).tolist() for key in keys
+        Permutation(50, loop_key(*key)).take(np.arange(50)).tolist() for key in keys
     )
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second

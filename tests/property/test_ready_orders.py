@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -99,3 +100,26 @@ def test_weights_that_are_none_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         WeightedDraws(weights, **options)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        WeightedDraws(np.ones(1_000_000)),
+        LengthGroups(np.ones(1_000_000), 8),
+        RandomWindows(1_000_000, 9, num_samples=1_000_000),
+    ],
+    ids=lambda order: type(order).__name__,
+)
+def test_a_loop_is_entered_without_looking_at_all_samples(
+    order: WeightedDraws | LengthGroups | RandomWindows,
+) -> None:
+    places = np.arange(900_000, 900_064)
+    order.keyed(2).take(places)  # NumPy imports some of its parts only now.
+    tracemalloc.start()
+    try:
+        order.keyed(3).take(places)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000

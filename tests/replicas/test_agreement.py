@@ -6,13 +6,8 @@ import json
 
 import pytest
 
-from elasticrun.replicas.agreement import (
-    CHECKPOINT,
-    STOP,
-    Coordinator,
-    agreed_boundary,
-)
-from elasticrun.replicas.gate import Decision
+from elasticrun.replicas.agreement import Coordinator, agreed_boundary
+from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision
 from elasticrun.replicas.messages import GiveUp, Request, decode, encode
 
 

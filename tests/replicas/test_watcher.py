@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +62,15 @@ def test_a_wish_is_due_soon() -> None:
         watcher.request("stop", cause="request_stop()", exit_code=75)
         decision = train(gate)
     assert decision == Decision(gate.number, "stop", "request_stop()", 75)
+
+
+def test_it_wakes_when_half_of_the_grace_is_over() -> None:
+    with watched(Gate(), grace=2000.0) as watcher:
+        watcher._on_signal(signal.SIGTERM)
+        seconds = watcher._seconds_to_next_deadline()
+        watcher.start()
+    assert seconds is not None
+    assert seconds <= 1000.0
 
 
 def test_a_checkpoint_by_time_does_not_wait_for_the_next_one() -> None:

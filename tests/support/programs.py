@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -115,6 +117,21 @@ class StopOnce:
     def __call__(self, *_: Any) -> None:
         if not self._has_asked and rank() == world_size() - 1:
             self._has_asked = True
+            request_stop_and_wait()
+
+
+@dataclass
+class Leave:
+    """Lets the last rank leave in one of the next bodies, by "stop" or "kill"."""
+
+    how: str
+    num_bodies: int
+
+    def __call__(self, *_: Any) -> None:
+        self.num_bodies -= 1
+        if self.num_bodies == 0 and rank() == world_size() - 1:
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             request_stop_and_wait()
 
 

@@ -20,8 +20,9 @@ class Batches(Protocol):
     """The global batches of one loop.
 
     Attributes:
-        span: Places in the order that one step of the index is: 1 where the index
-            counts samples. Sample j of batch k is at place start(k) * span + j.
+        span: How many places in the order one step of the index stands for: 1 where
+            the index counts samples. Sample j of batch k has the place
+            start(k) * span + j.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The order of a loop: from position to data-set index."""
+"""What a loader's arguments make of its order, and of its cut into batches."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def _check_map(given: Any, name: str) -> None:
     is_map = any(hasattr(given, n) for n in ("keyed", "take", "__getitem__"))
     if not (hasattr(given, "__len__") and is_map):
         raise TypeError(
-            f"{name}={kind} can only be iterated, so a loop could not resume in its "
-            "middle without drawing everything before it again. Draw the order in "
-            f"advance and give it as a list or array: {name}=list(your_sampler), made "
-            "from a fixed seed."
+            f"{name}={kind} has no length, or cannot be read at a position, so a loop "
+            "could not resume in its middle without drawing everything before it "
+            "again. Draw the order in advance and give it as a list or array: "
+            f"{name}=list(your_sampler), made from a fixed seed."
         )
     if len(given) == 0:
         raise ValueError(
@@ -146,20 +146,29 @@ class SampleOrder:
         sampler: Any,
     ) -> None:
         self._length = length
-        self._num_samples = num_samples
+        self.num_samples = num_samples
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._sampler = sampler
+
+    @property
+    def checksum(self) -> int | None:
+        """That of entries all over a user's sampler; None without one."""
+        if self._sampler is None:
+            return None
+        step = max(1, self._length // _NUM_CHECKED)
+        positions = np.arange(0, self._length, step, dtype=np.int64)
+        return _checksum(order_of_map(self._sampler, key=0)(positions))
 
     def batches(self, epoch: int, key: int = 0) -> Batches:
         """Return the batches of a loop in an epoch."""
         del key  # Their sizes depend on no order.
         size = self._batch_size
         if isinstance(size, int):
-            return EqualBatches(self._num_samples, size, self._drop_last)
-        seen = epoch * self._num_samples
-        return PlannedBatches(size, self._num_samples, seen, self._drop_last)
+            return EqualBatches(self.num_samples, size, self._drop_last)
+        seen = epoch * self.num_samples
+        return PlannedBatches(size, self.num_samples, seen, self._drop_last)
 
     def order(self, key: int) -> Order:
         """Return the order of the loop that has a key."""
@@ -179,7 +188,7 @@ class SampleOrder:
         Raises:
             ValueError: No pass has a batch, or nobody knows where one ends.
         """
-        length = self._num_samples
+        length = self.num_samples
         if self._drop_last:
             if not isinstance(self._batch_size, int):
                 raise ValueError(
@@ -192,7 +201,7 @@ class SampleOrder:
             if length == 0:
                 raise ValueError(
                     f"batches() of a loader with drop_last=True, whose "
-                    f"{self._num_samples} samples do not make one batch of "
+                    f"{self.num_samples} samples do not make one batch of "
                     f"{self._batch_size}: no pass would deliver anything. Leave "
                     "drop_last out, or take smaller batches."
                 )
@@ -214,7 +223,7 @@ class SampleOrder:
     def _order(self, key: int) -> Order:
         if self._sampler is not None:
             return order_of_map(self._sampler, key=key)
-        return order_of(self._length, key=key if self._shuffle else None)
+        return Permutation(self._length, key).take if self._shuffle else _unchanged
 
 
 class ListedOrder:
@@ -222,20 +231,29 @@ class ListedOrder:
 
     Args:
         batch_sampler: A map from a batch's number to its data-set indices.
-        num_batches: How many of them a loop delivers.
+        num_samples: How many of them a loop delivers: here it counts batches.
         shuffle: Whether they come in another order in each loop.
     """
 
-    def __init__(self, batch_sampler: Any, num_batches: int, *, shuffle: bool) -> None:
+    def __init__(self, batch_sampler: Any, num_samples: int, *, shuffle: bool) -> None:
         self._batch_sampler = batch_sampler
-        self._num_batches = num_batches
+        self.num_samples = num_samples
         self._shuffle = shuffle
+
+    @property
+    def checksum(self) -> int:
+        """That of some of the user's batches, from all over them."""
+        own = self._batch_sampler
+        own = own.keyed(0) if hasattr(own, "keyed") else own
+        step = max(1, len(own) // _NUM_BATCHES_CHECKED)
+        batches = [batch_at(own, number) for number in range(0, len(own), step)]
+        return _checksum(np.concatenate(batches))
 
     def batches(self, epoch: int, key: int = 0) -> Batches:
         """Return the batches of a loop."""
         del epoch
         lists = self._lists(derive_seed(key, 1))
-        return ListedBatches(self._num_batches, lambda number: len(lists(number)))
+        return ListedBatches(self.num_samples, lambda number: len(lists(number)))
 
     def order(self, key: int) -> Order:
         """Return the order of the loop that has a key."""
@@ -261,7 +279,7 @@ class ListedOrder:
             return self._lists(derive_seed(key, 1, number))
 
         def batch(number: int) -> NDArray[np.int64]:
-            number, place = divmod(number, self._num_batches)
+            number, place = divmod(number, self.num_samples)
             return of_pass(number)(place)
 
         return batch
@@ -300,6 +318,12 @@ def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
         ValueError: It is empty.
     """
     batch = batch_sampler[number]
+    if not hasattr(batch, "__len__"):
+        raise TypeError(
+            f"batch {number} of batch_sampler={type(batch_sampler).__name__} is "
+            f"{batch!r}, but a batch is a list of data-set indices. An order of single "
+            "samples is given as sampler=, with a batch_size."
+        )
     if isinstance(batch, torch.Tensor):
         batch = batch.cpu().numpy()
     if isinstance(batch, np.ndarray):
@@ -333,37 +357,12 @@ def passes(length: int, order_of_pass: Callable[[int], Order]) -> Order:
     return order
 
 
-def order_of(num_samples: int, *, key: int | None) -> Order:
-    """Return the function from positions to indices.
-
-    Args:
-        num_samples: The length of the order.
-        key: What a shuffled order depends on; None for the order of the data set.
-    """
-    return _unchanged if key is None else Permutation(num_samples, key).take
-
-
-def checksum_of_map(sampler: Any) -> int:
-    """Return a checksum of an order that the user gave, from entries all over it."""
-    num_samples = len(sampler)
-    step = max(1, num_samples // _NUM_CHECKED)
-    positions = np.arange(0, num_samples, step, dtype=np.int64)
-    return _checksum(order_of_map(sampler, key=0)(positions))
-
-
-def checksum_of_batches(batch_sampler: Any) -> int:
-    """Return a checksum of batches that the user gave, from some all over them."""
-    own = batch_sampler.keyed(0) if hasattr(batch_sampler, "keyed") else batch_sampler
-    step = max(1, len(own) // _NUM_BATCHES_CHECKED)
-    batches = [batch_at(own, number) for number in range(0, len(own), step)]
-    return _checksum(np.concatenate(batches))
-
-
 def _checksum(indices: NDArray[np.int64]) -> int:
     return zlib.crc32(indices.astype("<i8").tobytes())
 
 
 def _unchanged(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Be the order of the data set."""
     return positions
 
 

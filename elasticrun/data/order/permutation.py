@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticrun.checkpoint.seeding import derive_seed
+from elasticrun.checkpoint.seeding import derive_seed, mix_each
 
 MAX_LENGTH = 2**62
 
@@ -23,7 +23,6 @@ _BLOCK = 1 << 14
 # The multipliers of splitmix64 (see elasticrun.checkpoint.seeding).
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
-_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
 _Words = NDArray[np.uint64]
@@ -73,26 +72,6 @@ class Permutation:
     def __getitem__(self, position: int) -> int:
         """Return the number at one position in [0, length)."""
         return int(self.take(np.array([position]))[0])
-
-    def slice(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the numbers at positions `start` to `stop` - 1.
-
-        Raises:
-            IndexError: The positions are not all within [0, length].
-        """
-        if not 0 <= start <= stop <= self._length:
-            raise IndexError(
-                f"slice({start}, {stop}) of a permutation of {self._length} numbers: "
-                "the bounds must be in order and within [0, length]."
-            )
-        if self._table is not None:
-            return self._table[start:stop].copy()
-        numbers = np.empty(stop - start, np.int64)
-        for begin in range(start, stop, _BLOCK):
-            end = min(begin + _BLOCK, stop)
-            block = np.arange(begin, end, dtype=np.uint64)
-            numbers[begin - start : end - start] = self._numbers_at(block)
-        return numbers
 
     def take(self, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Return the numbers at any positions, in an array of the same shape.
@@ -165,8 +144,5 @@ def _sorted_by_hash(length: int, key: int) -> NDArray[np.int64]:
     # Twice, so that two keys never give two windows on one sequence of hashes.
     for number in range(2):
         words ^= np.uint64(derive_seed(key, length, number))
-        words += _GOLDEN_GAMMA
-        words = (words ^ (words >> np.uint64(30))) * _MULTIPLIER_1
-        words = (words ^ (words >> np.uint64(27))) * _MULTIPLIER_2
-        words ^= words >> np.uint64(31)
+        words = mix_each(words)
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)

@@ -14,6 +14,7 @@ from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
 from elasticrun.data.order.batches import Batches
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.together import Together
+from elasticrun.job.loop import MicroBatch, Part
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
 _PADDING = range(1)  # The batch's first sample stands in for a missing one.
@@ -23,32 +24,6 @@ Order = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 # Cuts data-set indices into pieces of the given lengths, for what reads them.
 Cut = Callable[[NDArray[np.int64], list[int]], Iterable[Any]]
 
-
-class Part(NamedTuple):
-    """A micro-batch's place in its global batch, the same in every batch of that size.
-
-    Attributes:
-        micro: Number of the micro-batch in this replica's local batch.
-        num_valid: How many of its samples are real, and not padding.
-        local_batch_size: Samples of this replica in the global batch.
-        global_batch_size: Samples of all replicas in it.
-        is_step: Whether the global batch is complete after this one.
-        num_read: Samples that are read for it, padding included.
-        advance: How far the index goes on after the global batch.
-    """
-
-    micro: int
-    num_valid: int
-    local_batch_size: int
-    global_batch_size: int
-    is_step: bool
-    num_read: int
-    advance: int
-
-
-# Number of the global batch in the loop, data-set indices with padding, and its part. A
-# plain tuple, since one is made for every batch.
-MicroBatch = tuple[int, Any, Part]
 
 NOTHING: list[int] = []  # The indices where a replica has no sample; none is delivered.
 
@@ -78,7 +53,8 @@ class LoopPlan:
     """A batch sampler over one loop, from any index on; O(1) in the data set's length.
 
     Iterating yields what a DataLoader is asked for, and appends to `in_flight` what
-    will come out. A global batch without any sample for this replica is in flight only.
+    will come out; with workers torch asks ahead, in the training thread. A global batch
+    without any sample for this replica is in flight only.
 
     Args:
         batches: The global batches of the loop.
@@ -88,8 +64,8 @@ class LoopPlan:
         seeding: How the draws of each micro-batch are seeded; None to ask for the plain
             indices.
         cut: In which form the indices are asked for.
-        together: The loaders that deliver in the same steps, where these are numbered
-            as the batches are.
+        together: The loaders that deliver in the same steps, if there are any: batch k
+            is then delivered in step k.
     """
 
     def __init__(

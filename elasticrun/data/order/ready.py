@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,14 +15,20 @@ from elasticrun.data.order.permutation import Permutation
 _Indices = NDArray[np.int64]
 
 
-class Map(Protocol):
-    """An order that is read at many positions at once."""
+class Map:
+    """An order that is read at many positions at once.
 
-    def __len__(self) -> int: ...
+    Args:
+        length: Of the order.
+        take: Returns the data-set indices at positions, in an array of the same shape.
+    """
 
-    def take(self, positions: _Indices) -> _Indices:
-        """Return the data-set indices at positions, in an array of the same shape."""
-        ...
+    def __init__(self, length: int, take: Callable[[_Indices], _Indices]) -> None:
+        self._length = length
+        self.take = take
+
+    def __len__(self) -> int:
+        return self._length
 
 
 class WeightedDraws:
@@ -67,6 +74,7 @@ class WeightedDraws:
             most = int(np.count_nonzero(self._weights))
         self._num_samples = most if num_samples is None else num_samples
         self._replacement = replacement
+        self._sums = np.cumsum(self._weights)  # Once: a loop begins without it.
         if not replacement and self._num_samples > most:
             raise ValueError(
                 f"num_samples={num_samples} draws without replacement of {most} "
@@ -80,13 +88,26 @@ class WeightedDraws:
     def keyed(self, key: int) -> Map:
         """Return the order of the loop that has a key."""
         if self._replacement:
-            return _Drawn(self._num_samples, np.cumsum(self._weights), key)
+            return self._with_replacement(key)
         # The order of exponential waiting times with these rates is such a draw
         # (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
         with np.errstate(divide="ignore"):
             waits = -np.log1p(-_uniform(key, np.arange(len(self._weights))))
             waits /= self._weights
-        return _Listed(np.argsort(waits, kind="stable")[: self._num_samples])
+        indices = np.argsort(waits, kind="stable")[: self._num_samples]
+        return Map(self._num_samples, indices.take)
+
+    def _with_replacement(self, key: int) -> Map:
+        sums = self._sums
+        last = np.searchsorted(sums, sums[-1])  # That a draw may give.
+
+        def take(positions: _Indices) -> _Indices:
+            drawn = _uniform(key, positions) * sums[-1]
+            found = np.searchsorted(sums, drawn, side="right")
+            indices: _Indices = np.minimum(found, last).astype(np.int64)
+            return indices
+
+        return Map(self._num_samples, take)
 
 
 class RandomWindows:
@@ -121,7 +142,10 @@ class RandomWindows:
 
     def keyed(self, key: int) -> Map:
         """Return the order of the loop that has a key."""
-        return _Windows(self._num_samples, self._num_starts, key)
+        return Map(
+            self._num_samples,
+            lambda at: (_uniform(key, at) * self._num_starts).astype(np.int64),
+        )
 
 
 class LengthGroups:
@@ -152,53 +176,13 @@ class LengthGroups:
 
     def keyed(self, key: int) -> Map:
         """Return the order of the loop that has a key."""
-        return _Grouped(self._lengths, self._batch_size, self._window, key)
+        groups = _Groups(self._lengths, self._batch_size, self._window, key)
+        return Map(len(self), groups.take)
 
 
-class _Listed:
-    def __init__(self, indices: _Indices) -> None:
-        self._indices = indices
+class _Groups:
+    """The order of one loop in groups; keeps the window that was computed last."""
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def take(self, positions: _Indices) -> _Indices:
-        return self._indices[positions]
-
-
-class _Drawn:
-    def __init__(self, num_samples: int, sums: NDArray[np.float64], key: int) -> None:
-        self._num_samples = num_samples
-        self._sums = sums
-        self._key = key
-        self._last = int(np.searchsorted(sums, sums[-1]))  # That a draw may give.
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def take(self, positions: _Indices) -> _Indices:
-        drawn = _uniform(self._key, positions) * self._sums[-1]
-        found = np.searchsorted(self._sums, drawn, side="right")
-        indices: _Indices = np.minimum(found, self._last).astype(np.int64)
-        return indices
-
-
-class _Windows:
-    def __init__(self, num_samples: int, num_starts: int, key: int) -> None:
-        self._num_samples = num_samples
-        self._num_starts = num_starts
-        self._key = key
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def take(self, positions: _Indices) -> _Indices:
-        starts = _uniform(self._key, positions) * self._num_starts
-        indices: _Indices = starts.astype(np.int64)
-        return indices
-
-
-class _Grouped:
     def __init__(
         self, lengths: NDArray[Any], batch_size: int, window: int, key: int
     ) -> None:
@@ -208,9 +192,6 @@ class _Grouped:
         self._key = key
         self._order = Permutation(len(lengths), derive_seed(key, 0))
         self._last: tuple[int, _Indices] = (-1, np.empty(0, np.int64))
-
-    def __len__(self) -> int:
-        return len(self._lengths)
 
     def take(self, positions: _Indices) -> _Indices:
         indices = np.empty_like(positions)
@@ -224,19 +205,19 @@ class _Grouped:
     def _window(self, number: int) -> _Indices:
         """Return a window's indices: its full batches shuffled, and then the rest.
 
-        Only the last window has one, which ends the loop as a short batch.
+        Only the last window may have a rest, which ends the loop as a short batch.
         """
         if self._last[0] != number:
             start = number * self._span
-            end = min(start + self._span, len(self))
-            found = self._order.slice(start, end)
+            end = min(start + self._span, len(self._lengths))
+            found = self._order.take(np.arange(start, end))
             # Those of one length stay shuffled.
             found = found[np.argsort(self._lengths[found], kind="stable")]
             num_full = len(found) // self._batch_size
             full = found[: num_full * self._batch_size]
             order = Permutation(num_full, derive_seed(self._key, 1, number))
             batches = full.reshape(num_full, self._batch_size)
-            batches = batches[order.slice(0, num_full)]
+            batches = batches[order.take(np.arange(num_full))]
             rest = found[len(full) :]
             self._last = (number, np.concatenate([batches.reshape(-1), rest]))
         return self._last[1]

@@ -1,4 +1,4 @@
-"""Several loaders that deliver in the same steps, each its part of the same ranks."""
+"""How loaders that deliver in the same steps cut their batches: all alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.partition import Shares, micro_batch, partition
+from elasticrun.data.order.partition import Shares
 
 _RUNS_AHEAD = 100  # Of steps with one division, in which another one is looked for.
 
@@ -59,8 +59,8 @@ class Together:
     def unlike_step(self, step: int) -> int | None:
         """Return a step whose batches do not divide alike, if one is in sight.
 
-        Looked for is from `step` on, and ahead, so that a program learns it before the
-        last batch of its first epoch.
+        Steps ahead of `step` are looked at, too, so that a program does not learn only
+        at the last batch of its first epoch that its losses need weights of their own.
         """
         if self._unlike is None and step >= self._known:
             world_size = self._members[0].shares.world_size
@@ -94,8 +94,5 @@ def divide_alike(sizes: tuple[int, ...], num_micro: int, world_size: int) -> boo
 
 
 def _lengths(size: int, rank: int, num_micro: int, world_size: int) -> list[int]:
-    share = partition(0, size, rank=rank, world_size=world_size)
-    return [
-        len(micro_batch(share, micro, num_micro=num_micro))
-        for micro in range(num_micro)
-    ]
+    shares = Shares(rank, world_size, None, is_padded=True)
+    return [len(run) for run in shares.micro_batches(size, num_micro)]

@@ -22,7 +22,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# Seconds that one fork after another has until it runs; the last one has for ever.
+# Seconds that each fork has until it runs; after the last of these, one has for ever.
 _PATIENCE = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 

@@ -35,7 +35,14 @@ class InMemory:
     def __getitems__(self, indices: Tensor) -> list[Tensor]:
         """Return one tensor of the batch for each tensor of the data set."""
         indices = torch.as_tensor(indices)  # A worker is sent a list.
-        return [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
+        try:
+            return [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
+        except IndexError as error:
+            wrong = indices[(indices < 0) | (indices >= len(self))].tolist()
+            raise IndexError(
+                f"the sampler, or the batch sampler, gives the index {wrong[0]}, but "
+                f"the data set has {len(self)} samples, which count from 0."
+            ) from error
 
 
 def in_memory(dataset: Any, collate: Any) -> InMemory | None:

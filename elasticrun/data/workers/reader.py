@@ -28,7 +28,8 @@ class Source(NamedTuple):
     """What is read in a loop, and how it is asked for.
 
     Attributes:
-        is_seeded: Whether reading seeds; without, the program's own generators run on.
+        is_seeded: Whether reading seeds the generators, so that each request needs a
+            seed; else data sets draw on the program's own.
         cut: In which form the indices are asked for.
     """
 
@@ -41,8 +42,9 @@ class Source(NamedTuple):
 class BatchReader:
     """Reads what a plan asks for as its loader's arguments say.
 
-    It does not keep the loader, which keeps it: who drops a loader ends its persistent
-    workers. The garbage collector would take 5 s to end each of them.
+    The loader holds it, and it does not hold the loader: so persistent workers end when
+    a loader is dropped. In a cycle they would be left to the garbage collector, in
+    which each takes 5 s to end.
 
     Args:
         each_sample: Whether the generators are seeded before each sample.
