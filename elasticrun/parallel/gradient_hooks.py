@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from elasticrun.errors import ElasticRunError, warn_at_program
 from elasticrun.job.current import running_loader
-from elasticrun.job.loop import Loop, Share, Turns
+from elasticrun.job.loop import Loop, Part
 from elasticrun.job.pace import Pace
-from elasticrun.job.stepping import (
-    Method,
-    is_between_micro_batches,
-    step_between_micro_batches,
-    wrap_method,
-)
+from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.crossing import crossing_node, reaches_unweighed
-from elasticrun.parallel.partial_gradients import PartialGradients, parameters_of
+from elasticrun.parallel.followed import FollowedOptimizer, running_loop
+from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.rehearsal import Rehearsal
 from elasticrun.parallel.unstepped import Unstepped
-from elasticrun.parallel.weighing import Weighing, factor_of
+from elasticrun.parallel.weighing import Weighing
 
 _STEP_BEFORE_LOSS = (
     "a loss was computed after an optimizer had stepped the same model in one turn of "
@@ -37,6 +31,8 @@ _STEP_BEFORE_LOSS = (
     "before the step. To get what whole batches would give, add the losses and call "
     "backward() once, before the first step, or leave out max_local_batch_size."
 )
+
+_NEVER = object()
 
 
 class GradientHooks:
@@ -86,23 +82,22 @@ class GradientHooks:
         self._hooked: list[bool] = []
         self._hooks: list[Any] = []
         self._lock = threading.Lock()  # Autograd has one thread for each device.
-        self._is_active = True  # Whether there is more to do than to look for weights.
-        self._plain_part: Share | None = None  # Needs none, and nothing hidden.
-        self._sole_part: Share | None = None  # Is to be weighed, and nothing besides.
-        self._sole_weight: Tensor | None = None  # Known from its first gradient on.
+        self._settled: object = _NEVER  # The part for which nothing is left to prepare.
+        self._sole_part: Part | None = None  # Is to be weighed, and nothing besides.
+        self._sole_weights: dict[torch.dtype, Tensor] = {}  # Each from its first use.
         self._hides_too = False  # Whether the hooks are also those that hide.
         self._micro_batch: object = None
-        self._counted_in: object = None
         self._checked_loop: object = None
         self._checked_mix: object = None
         self._has_warned = False
-        self._follows = False
-        self._unstepped = Unstepped()
+        self._followed: list[FollowedOptimizer] = []
+        self._unstepped: list[Unstepped] = []  # Of these.
 
     @property
     def has_unstepped(self) -> bool:
         """Whether gradients wait for the step of an optimizer that is followed."""
-        return self._unstepped.is_pending(_running_loop())
+        loop = running_loop()
+        return any(unstepped.is_pending(loop) for unstepped in self._unstepped)
 
     def prepare(self, *, is_training: bool) -> bool:
         """Get ready for a forward pass; return whether it is the global batch's last.
@@ -112,18 +107,19 @@ class GradientHooks:
         loader = running_loader()
         self._weighing.parts = None  # In case that an exception has left them.
         if self._rehearsal is not None:
-            self._rehearse(loader)
+            self._rehearse(self._rehearsal, loader)
         part = None
         if loader is not None:
             loop = loader.running_loop
             part = loop.current[2]
-            if self._follows and is_training:
-                self._unstepped.note_forward(loop)
-            is_sole = part is self._sole_part and loop is self._checked_loop
-            if is_sole and not self._partial.hides:
-                return True
-        if part is self._plain_part and not self._is_active:
+            if is_training:
+                for unstepped in self._unstepped:
+                    unstepped.note_forward(loop)
+        if part is self._settled and not self._partial.hides:
             return True
+        return self._settle(loader, part)
+
+    def _settle(self, loader: Loop | None, part: Part | None) -> bool:
         is_step = True
         weight: float | None = 1.0  # None where each loss has its own.
         if loader is not None:
@@ -131,126 +127,55 @@ class GradientHooks:
             weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
         hides = self._partial.hides or not is_step
-        self._sole_part = self._sole_weight = None
+        self._sole_part = None
+        self._sole_weights.clear()
         if hides or weight != 1.0:
             self._hook(hides=hides)
+            self._settled = _NEVER
             if weight and not (hides or self._searches_unused):
                 self._sole_part = part
         else:
             self.unhook()
-            self._plain_part = part
-        self._is_active = bool(self._hooks) or self._searches_unused
+            if not self._searches_unused:
+                self._settled = part
         if self._searches_unused:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def _rehearse(self, loader: Loop | None) -> None:
-        assert self._rehearsal is not None
-        self._rehearsal.note_forward(is_step=loader is None or loader.is_step)
-        if self._rehearsal.is_over:
+    def _rehearse(self, rehearsal: Rehearsal, loader: Loop | None) -> None:
+        rehearsal.note_forward(is_step=loader is None or loader.is_step)
+        if rehearsal.is_over:
             self._rehearsal = None
+            for each in self._followed:
+                each.rehearsal = None
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Let an optimizer step once, and decide which partial gradients count."""
-        partial = self._partial
-        partial.add_optimizer(optimizer)
-        unstepped = self._unstepped
-        unstepped.add(optimizer)
-        self._follows = True
-        counted_in: object = None
-
-        def stepping(method: Method) -> Method:
-            def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-                nonlocal counted_in
-                loader = running_loader()
-                loop = micro_batch = None
-                if loader is not None:
-                    loop = loader.running_loop
-                    micro_batch = loop.current
-                    if not micro_batch[2].is_step:
-                        result = step_between_micro_batches(optimizer, *args, **kwargs)
-                        partial.count(optimizer, is_again=counted_in is micro_batch)
-                        counted_in = self._counted_in = micro_batch
-                        return result
-                    if self._reduction is not None:
-                        self._pace.begin(loop)
-                has_closure = bool(args or kwargs)
-                if has_closure and self._decides_by_loss(optimizer):
-                    args, kwargs = (self._of_all(*args, **kwargs),), {}
-                unstepped.note_step(optimizer, loop, has_closure=has_closure)
-                hides = partial.hides
-                if hides and not has_closure:  # Its backward pass is yet to come.
-                    self._correct()
-                    partial.show_the_rest()
-                if self._rehearsal is not None and not has_closure and loop is not None:
-                    self._rehearsal.note_step(optimizer)
-                result = method(optimizer, *args, **kwargs)
-                if hides:
-                    partial.drop_counted(optimizer)
-                return result
-
-            return step
-
-        wrap_method(optimizer, "step", stepping, acts_once=True)
-        wrap_method(optimizer, "zero_grad", self._zeroing)
+        """Let an optimizer step once, with the gradients of whole global batches."""
+        followed = FollowedOptimizer(
+            optimizer,
+            partial=self._partial,
+            weighing=self._weighing,
+            pace=None if self._reduction is None else self._pace,
+            rehearsal=self._rehearsal,
+        )
+        self._followed.append(followed)
+        self._unstepped.append(followed.unstepped)
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
-        self._unstepped.note_all_zeroed(_running_loop())
+        for unstepped in self._unstepped:
+            unstepped.note_zeroed(running_loop())
         if self._partial.hides:
             self._partial.zero()
-
-    def _zeroing(self, method: Method) -> Method:
-        partial, unstepped = self._partial, self._unstepped
-
-        def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            loader = running_loader()
-            loop = None if loader is None else loader.running_loop
-            unstepped.note_zeroed(optimizer, loop)
-            if partial.hides:
-                partial.zero(parameters_of(optimizer))
-            method(optimizer, *args, **kwargs)
-
-        return zero_grad
 
     def unhook(self) -> None:
         """Remove the hooks; `prepare` puts them back if it finds a need."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._hooked = [], []
-        self._is_active = True
-        self._sole_part = self._sole_weight = None
-
-    def _decides_by_loss(self, optimizer: Optimizer) -> bool:
-        return self._reduction is not None and isinstance(optimizer, torch.optim.LBFGS)
-
-    def _of_all(self, closure: Callable[[], Any]) -> Callable[[], Tensor]:
-        """Return a closure that returns the loss of the whole global batch.
-
-        By which LBFGS decides how often it calls that; with their own losses, replicas
-        would do so differently often, and wait for each other without end.
-        """
-
-        def evaluate() -> Tensor:
-            num_weighed = self._weighing.num_passes
-            loss = torch.as_tensor(closure())
-            factor = factor_of(loss)
-            if factor is None:
-                if self._weighing.num_passes != num_weighed:
-                    raise ElasticRunError(
-                        "the closure of LBFGS weighed a loss, but returned something "
-                        "else, of which the mean over all replicas is not known. "
-                        "Return what weigh() has returned."
-                    )
-                loader = running_loader()
-                factor = 1.0 if loader is None else loader.loss_weight
-            with torch.no_grad():
-                own = torch.as_tensor(factor, dtype=torch.float64, device=loss.device)
-                own = torch.where(own == 0, 0.0, loss.detach() * own)
-                dist.all_reduce(own)
-                return (own / dist.get_world_size()).to(loss.dtype)
-
-        return evaluate
+        self._settled = _NEVER
+        self._sole_part = None
+        self._sole_weights.clear()
 
     def _hook(self, *, hides: bool) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]
@@ -265,10 +190,10 @@ class GradientHooks:
 
     def _hook_one(self, parameter: Tensor) -> None:
         node = get_gradient_edge(parameter).node
-        weighing = self._weighing
+        weighing, weights, dtype = self._weighing, self._sole_weights, parameter.dtype
 
         def before(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor] | None:
-            gradient, weight = gradients[0], self._sole_weight
+            gradient, weight = gradients[0], weights.get(dtype)
             if weight is None or gradient is None or weighing.parts is not None:
                 return self._before_adding(parameter, gradient)
             return (gradient * weight,)  # What most have to do.
@@ -307,33 +232,41 @@ class GradientHooks:
         with self._lock:
             if loader is None or loader.is_step:
                 self._awaits_backward = False
-                self._correct()
+                self._partial.correct(self._weighing)
                 self._partial.show()
             else:
                 self._hide_earlier(loader)
                 self._partial.make_room(parameter)
                 self._partial.parts |= {None} if parts is None else parts
-        weight = 1.0
-        if loader is not None and parts is None:
-            weight = loader.loss_weight
-            loop = loader.running_loop
-            if loop is not self._checked_loop:
-                self._check_own(loader, weight)
-            if loop is self._checked_loop and loop.current[2] is self._sole_part:
-                # As a number it would be made a tensor at each parameter.
-                self._sole_weight = torch.tensor(
-                    weight, dtype=torch.float64, device="cpu"
-                )
-        elif loader is not None:
-            if loader.running_loop.current[2].num_valid == 0:
-                weight = 0.0  # Others were weighed on their way in.
-            if loader.running_loop is not self._checked_mix:
-                self._check_mix(loader)
+        if loader is None:
+            return None
+        if parts is None:
+            weight = self._own_weight(loader)
+        else:
+            weight = self._weight_of_weighed(loader)
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
             return (torch.zeros_like(gradient),)
-        return (gradient * weight,)
+        factor = _factor(weight, gradient.dtype)
+        if parts is None and loader.running_loop.current[2] is self._sole_part:
+            self._settled = self._sole_part
+            self._sole_weights[gradient.dtype] = factor
+        return (gradient * factor,)
+
+    def _own_weight(self, loader: Loop) -> float:
+        """Return the weight of gradients whose losses were not weighed."""
+        weight = loader.loss_weight
+        if loader.running_loop is not self._checked_loop:
+            self._check_own(loader, weight)
+        return weight
+
+    def _weight_of_weighed(self, loader: Loop) -> float:
+        """Return 0 or 1: what comes through a weighed loss was weighed on its way."""
+        if loader.running_loop is not self._checked_mix:
+            self._check_mix(loader)
+        is_padding = loader.running_loop.current[2].num_valid == 0
+        return 0.0 if is_padding else 1.0
 
     def _after_adding(self, parameter: Tensor, *_: Any) -> None:
         if is_between_micro_batches():
@@ -367,18 +300,11 @@ class GradientHooks:
                 "batch (a penalty on parameters) with any of the members."
             )
 
-    def _correct(self) -> None:
-        """Weigh what is hidden by counts whose sums were not known yet."""
-        self._partial.drop_abandoned()
-        parts = self._partial.parts
-        if parts and parts != {None}:
-            self._partial.correct(self._weighing.correction(parts))
-        self._partial.parts = set()
-
     def _hide_earlier(self, loader: Loop) -> None:
         """Hide what `.grad` held before this micro-batch's first gradient."""
         micro_batch = loader.running_loop.current
-        if self._counted_in is micro_batch and not self._has_warned:
+        has_stepped = any(each.counted_in is micro_batch for each in self._followed)
+        if has_stepped and not self._has_warned:
             self._has_warned = True
             warn_at_program(_STEP_BEFORE_LOSS)
         if self._micro_batch is not micro_batch:
@@ -386,9 +312,13 @@ class GradientHooks:
             self._partial.hide_all()
 
 
-def _running_loop() -> Turns | None:
-    loader = running_loader()
-    return None if loader is None else loader.running_loop
+def _factor(weight: float, dtype: torch.dtype) -> Tensor:
+    """Return what to multiply gradients with that has not to be converted each time.
+
+    Of a low precision it would itself be rounded to that.
+    """
+    kept = dtype if dtype == torch.float32 else torch.float64
+    return torch.tensor(weight, dtype=kept, device="cpu")
 
 
 class _Held:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import current_job, running_loader
+from elasticrun.job.current import current_job
 from elasticrun.job.loop import Loop
 from elasticrun.job.states import state_of
 from elasticrun.job.stepping import act_once_per_global_batch
@@ -24,7 +23,7 @@ from elasticrun.parallel.arguments import (
     name_each,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
-from elasticrun.parallel.reduction import Reduction, broadcast_buffers
+from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.states import ParallelState, hook_states_of
 from elasticrun.parallel.weighing import weighing_of
 
@@ -83,7 +82,6 @@ class AdaptiveDataParallel(nn.Module):
     module: nn.Module
     _replica: nn.Module
     _reduction: Reduction | None
-    _even_loop: object  # The last one it trained in: each replica has all its batches.
 
     def __init__(
         self,
@@ -108,16 +106,10 @@ class AdaptiveDataParallel(nn.Module):
         # which takes a while to find a module.
         object.__setattr__(self, "_replica", module)
         object.__setattr__(self, "_reduction", None)
-        object.__setattr__(self, "_even_loop", None)
-        self._has_common_buffers = False
         if job.world_size > 1:
-            has_buffers = any(True for _ in module.buffers())
-            shares_buffers = bool(ddp_kwargs.get("broadcast_buffers", True))
-            self._has_common_buffers = has_buffers and shares_buffers
-            reduction = Reduction(module, ddp_kwargs)
+            reduction = Reduction(module, ddp_kwargs, job.pace)
             object.__setattr__(self, "_reduction", reduction)
             object.__setattr__(self, "_replica", reduction.ddp)
-        self._pace = job.pace
         self._weighing = weighing_of(job)
         self._gradient_hooks = GradientHooks(
             module,
@@ -149,30 +141,7 @@ class AdaptiveDataParallel(nn.Module):
         is_step = self._gradient_hooks.prepare(is_training=self.training)
         if reduction is None:
             return self._replica(*args, **kwargs)
-        ddp = reduction.ddp
-        if not is_step:
-            with ddp.no_sync():
-                reduction.late.expect(is_reduced=False)
-                return ddp(*args, **kwargs)
-        reduction.late.expect(is_reduced=ddp.require_backward_grad_sync)
-        loader = running_loader()
-        if loader is None:
-            output = ddp(*args, **kwargs)
-        else:
-            loop = loader.running_loop
-            if loop is not self._even_loop and ddp.module.training:
-                _check_even(loader)
-                object.__setattr__(self, "_even_loop", loop)
-            output = ddp(*args, **kwargs)
-            if not torch.compiler.is_compiling():  # It would warn of the clock.
-                self._pace.end(loop)
-        if (
-            self._has_common_buffers
-            and ddp.module.training
-            and ddp.require_backward_grad_sync
-        ):
-            broadcast_buffers(ddp)
-        return output
+        return reduction.forward(args, kwargs, is_step=is_step)
 
     def weigh(
         self,
@@ -309,19 +278,6 @@ class AdaptiveDataParallel(nn.Module):
         if self._reduction is not None:
             self._reduction.late.watch()
         return self
-
-
-def _check_even(loader: Loop) -> None:
-    """Refuse to train in a loop in which a replica may have no batch."""
-    if loader.even_batches:
-        return
-    raise ElasticRunError(
-        f"an AdaptiveDataParallel is to train in the loop over `{loader.name}` "
-        f"({loader.where}), which has even_batches=False. A replica without a sample "
-        "in a short batch takes no part in it, so the others would wait for its "
-        "gradients for ever. Leave even_batches=False out to train: a padding sample "
-        "then weighs nothing. To evaluate, call model.eval() and use torch.no_grad()."
-    )
 
 
 def _bare(module: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
+from elasticrun.parallel.weighing import Weighing
 
 
 class PartialGradients:
@@ -83,8 +84,14 @@ class PartialGradients:
         self.hide(parameter, is_own=False)
         parameter.grad = None
 
-    def correct(self, factor: Tensor | float) -> None:
-        """Multiply what is hidden."""
+    def correct(self, weighing: Weighing) -> None:
+        """Weigh what is hidden by counts whose sums were not known yet."""
+        self.drop_abandoned()
+        if self.parts - {None}:
+            self._multiply(weighing.correction(self.parts))
+        self.parts = set()
+
+    def _multiply(self, factor: Tensor | float) -> None:
         for hidden in (self._fresh, self._zeroed, self._counted):
             for gradient in hidden.values():
                 gradient.mul_(torch.as_tensor(factor).to(gradient))

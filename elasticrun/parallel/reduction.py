@@ -9,9 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import running_loader
+from elasticrun.job.loop import Loop
+from elasticrun.job.pace import Pace
 from elasticrun.parallel.late import LateGradients
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -27,6 +31,7 @@ class Reduction:
     Args:
         module: With parameters to train.
         options: For `DistributedDataParallel`.
+        pace: Is told when forward passes end.
 
     Attributes:
         ddp: The DDP; made anew, collectively, when other parameters are trained.
@@ -35,11 +40,17 @@ class Reduction:
 
     ddp: DistributedDataParallel
 
-    def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
+    def __init__(self, module: nn.Module, options: dict[str, Any], pace: Pace) -> None:
         self._module = module
         self._options = options
+        self._pace = pace
+        self._has_common_buffers = any(True for _ in module.buffers()) and bool(
+            options.get("broadcast_buffers", True)
+        )
+        self._even_loop: object = None  # The last one in which it was trained.
         self._parameters = list(module.parameters())
-        self._trained: list[bool] = []
+        self._trained: list[Tensor] = []
+        self._frozen: list[Tensor] = []
         self._comm_hook: tuple[Any, Any] | None = None
         self._make()
         self.late = LateGradients(self._parameters, self._refuse_late)
@@ -47,7 +58,8 @@ class Reduction:
     @property
     def is_outdated(self) -> bool:
         """Whether other parameters are trained than when the DDP was made."""
-        return self._trained != list(map(_REQUIRES_GRAD, self._parameters))
+        has_frozen = not all(map(_REQUIRES_GRAD, self._trained))
+        return has_frozen or any(map(_REQUIRES_GRAD, self._frozen))
 
     @property
     def is_idle(self) -> bool:
@@ -62,6 +74,32 @@ class Reduction:
         self._make()
         self.late.watch()
 
+    def forward(self, args: Any, kwargs: Any, *, is_step: bool) -> Any:
+        """Return what the module returns; its gradients are averaged in a step."""
+        ddp = self.ddp
+        # Nobody else has the DDP, so `__call__` would find no hooks to call.
+        forward: Any = ddp.forward
+        if not is_step:
+            with ddp.no_sync():
+                self.late.expect(is_reduced=False)
+                return forward(*args, **kwargs)
+        is_reduced = ddp.require_backward_grad_sync
+        self.late.expect(is_reduced=is_reduced)
+        loader = running_loader()
+        if loader is None:
+            output = forward(*args, **kwargs)
+        else:
+            loop = loader.running_loop
+            if loop is not self._even_loop and self._module.training:
+                _check_even(loader)
+                self._even_loop = loop
+            output = forward(*args, **kwargs)
+            if not is_compiling():  # It would warn of the clock.
+                self._pace.end(loop)
+        if self._has_common_buffers and self._module.training and is_reduced:
+            broadcast_buffers(ddp)
+        return output
+
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let a hook of DDP's communicate the gradients."""
         self.ddp.register_comm_hook(state, hook)
@@ -73,7 +111,8 @@ class Reduction:
         settle_buckets(ddp)
         if self._comm_hook is not None:
             ddp.register_comm_hook(*self._comm_hook)
-        self._trained = list(map(_REQUIRES_GRAD, self._parameters))
+        self._trained = [each for each in self._parameters if each.requires_grad]
+        self._frozen = [each for each in self._parameters if not each.requires_grad]
 
     def _refuse_late(self) -> None:
         """Refuse gradients that are not reduced any more."""
@@ -138,6 +177,19 @@ def broadcast_buffers(ddp: DistributedDataParallel) -> None:
             # Unknown to autograd, as in DDP: BatchNorm's backward pass would complain
             # of averages that it does not read.
             buffer.data.copy_(part.view_as(buffer))
+
+
+def _check_even(loader: Loop) -> None:
+    """Refuse to train in a loop in which a replica may have no batch."""
+    if loader.even_batches:
+        return
+    raise ElasticRunError(
+        f"an AdaptiveDataParallel is to train in the loop over `{loader.name}` "
+        f"({loader.where}), which has even_batches=False. A replica without a sample "
+        "in a short batch takes no part in it, so the others would wait for its "
+        "gradients for ever. Leave even_batches=False out to train: a padding sample "
+        "then weighs nothing. To evaluate, call model.eval() and use torch.no_grad()."
+    )
 
 
 class _Touch(nn.Module):

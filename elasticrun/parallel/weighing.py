@@ -13,7 +13,7 @@ from torch import Tensor
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Loop, Share
+from elasticrun.job.loop import Loop, Part
 
 Factor = Callable[[], Tensor | float]
 
@@ -232,9 +232,9 @@ def _check_member(member: Loop, loader: Loop | None) -> None:
         )
 
 
-def _is_whole(share: Share) -> bool:
+def _is_whole(part: Part) -> bool:
     """Return whether a micro-batch is this replica's whole part of a global batch."""
-    return share.micro == 0 and share.is_step
+    return part.micro == 0 and part.is_step
 
 
 def _check(count: Tensor | float | None, reduction: str) -> None:

@@ -320,6 +320,7 @@ def test_gradients_are_hidden_until_the_last_micro_batch() -> None:
         assert net.weight.grad is not None
         seen.append(net.weight.grad.item())
         nn.utils.clip_grad_norm_(net.parameters(), 1e-9)
+        nn.utils.clip_grad_value_(net.parameters(), 1e-9)
     assert seen == [0, 0, 0, 1.5]
 
 

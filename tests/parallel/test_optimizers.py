@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,8 +62,9 @@ def test_a_stop_loses_no_gradients_of_the_slower_one(
     assert num_stopped >= 5
 
 
+@pytest.mark.parametrize("zeroed_by", ["model", "optimizer"])
 def test_an_optimizer_whose_gradients_are_thrown_away_delays_no_stop(
-    tmp_path: Path,
+    tmp_path: Path, zeroed_by: str
 ) -> None:
     net = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1))
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in net]
@@ -70,11 +72,13 @@ def test_an_optimizer_whose_gradients_are_thrown_away_delays_no_stop(
 
     def train_one_half() -> None:
         model = AdaptiveDataParallel(net, optimizers)
+        zeroed: list[Any] = [model] if zeroed_by == "model" else optimizers
         for number, x in AdaptiveDataLoader(Numbers(20), 2).enumerate():
             numbers.append(number)
             if number == 5:
                 request_stop()
-            model.zero_grad()
+            for each in zeroed:
+                each.zero_grad()
             model(x[:, None].float()).mean().backward()
             optimizers[0].step()
 

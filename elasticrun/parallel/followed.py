@@ -1,0 +1,157 @@
+"""What an optimizer's `step` and `zero_grad` do about gradients that are hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import running_loader
+from elasticrun.job.loop import Turns
+from elasticrun.job.pace import Pace
+from elasticrun.job.stepping import Method, step_between_micro_batches, wrap_method
+from elasticrun.parallel.partial_gradients import PartialGradients, parameters_of
+from elasticrun.parallel.rehearsal import Rehearsal
+from elasticrun.parallel.unstepped import Unstepped
+from elasticrun.parallel.weighing import Weighing, factor_of
+
+
+class FollowedOptimizer:
+    """Lets an optimizer step once in a global batch, with the gradients of all of it.
+
+    Args:
+        optimizer: Whose methods are wrapped.
+        partial: The gradients that are hidden before its step.
+        weighing: Knows what those are to be corrected by.
+        pace: Is told of its steps where there are several replicas, else None.
+
+    Attributes:
+        counted_in: The last turn in which it was to step in an incomplete global batch.
+        unstepped: Whether gradients wait for its step.
+        rehearsal: Is told of its steps.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        partial: PartialGradients,
+        weighing: Weighing,
+        pace: Pace | None,
+        rehearsal: Rehearsal | None,
+    ) -> None:
+        self.counted_in: object = None
+        self.unstepped = Unstepped()
+        self.rehearsal = rehearsal
+        self._partial = partial
+        self._weighing = weighing
+        self._pace = pace
+        partial.add_optimizer(optimizer)
+        wrap_method(optimizer, "step", self._stepping, acts_once=True)
+        wrap_method(optimizer, "zero_grad", self._zeroing)
+
+    def _stepping(self, method: Method) -> Method:
+        partial, pace, unstepped = self._partial, self._pace, self.unstepped
+
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            loop = None
+            loader = running_loader()
+            if loader is not None:
+                loop = loader.running_loop
+                if not loop.current[2].is_step:
+                    return self._count(optimizer, loop.current, *args, **kwargs)
+                if pace is not None:
+                    pace.begin(loop)
+            if args or kwargs:
+                return self._step_by_closure(method, optimizer, loop, *args, **kwargs)
+            unstepped.note_step(loop)
+            hides = partial.hides
+            if hides:
+                partial.correct(self._weighing)
+                partial.show_the_rest()
+            if self.rehearsal is not None and loop is not None:
+                self.rehearsal.note_step(optimizer)
+            result = method(optimizer)
+            if hides:
+                partial.drop_counted(optimizer)
+            return result
+
+        return step
+
+    def _step_by_closure(
+        self,
+        method: Method,
+        optimizer: Optimizer,
+        loop: Turns | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Let the optimizer step; the backward pass is in the closure."""
+        self.unstepped.note_step(loop, has_closure=True)
+        if self._pace is not None and isinstance(optimizer, torch.optim.LBFGS):
+            args, kwargs = (self._of_all(*args, **kwargs),), {}
+        hides = self._partial.hides
+        result = method(optimizer, *args, **kwargs)
+        if hides:
+            self._partial.drop_counted(optimizer)
+        return result
+
+    def _count(
+        self, optimizer: Optimizer, turn: object, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Let what has been accumulated count; the global batch is incomplete."""
+        result = step_between_micro_batches(optimizer, *args, **kwargs)
+        self._partial.count(optimizer, is_again=self.counted_in is turn)
+        self.counted_in = turn
+        return result
+
+    def _of_all(self, closure: Callable[[], Any]) -> Callable[[], Tensor]:
+        """Return a closure that returns the loss of the whole global batch.
+
+        By which LBFGS decides how often it calls that; with their own losses, replicas
+        would do so differently often, and wait for each other without end.
+        """
+
+        def evaluate() -> Tensor:
+            num_weighed = self._weighing.num_passes
+            loss = torch.as_tensor(closure())
+            factor = factor_of(loss)
+            if factor is None:
+                if self._weighing.num_passes != num_weighed:
+                    raise ElasticRunError(
+                        "the closure of LBFGS weighed a loss, but returned something "
+                        "else, of which the mean over all replicas is not known. "
+                        "Return what weigh() has returned."
+                    )
+                loader = running_loader()
+                factor = 1.0 if loader is None else loader.loss_weight
+            with torch.no_grad():
+                own = torch.as_tensor(factor, dtype=torch.float64, device=loss.device)
+                own = torch.where(own == 0, 0.0, loss.detach() * own)
+                dist.all_reduce(own)
+                return (own / dist.get_world_size()).to(loss.dtype)
+
+        return evaluate
+
+    def _zeroing(self, method: Method) -> Method:
+        partial, unstepped = self._partial, self.unstepped
+
+        def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            if unstepped.loop is not None:
+                unstepped.note_zeroed(running_loop())
+            if partial.hides:
+                partial.zero(parameters_of(optimizer))
+            method(optimizer, *args, **kwargs)
+
+        return zero_grad
+
+
+def running_loop() -> Turns | None:
+    """Return the loop that is running, None outside of loops."""
+    loader = running_loader()
+    return None if loader is None else loader.running_loop
