@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,9 @@ class Running:
         assert answer.returncode == 0, answer.stderr
         status: dict[str, Any] = json.loads(answer.stdout)
         return status
+
+
+Start = Callable[..., Running]  # Of one node more.
 
 
 def variables(stage: Stage, **more: object) -> dict[str, str]:

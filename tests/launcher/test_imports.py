@@ -161,6 +161,38 @@ def test_what_replicas_import_later_is_learned(stage: Stage) -> None:
         assert job.wait() == 0, job.events
 
 
+COMPILES = """
+import sys
+import torch
+from tests.launcher import program
+
+def main():
+    print("has inductor", "torch._inductor.compile_fx" in sys.modules, flush=True)
+    torch.compile(torch.sin)(torch.ones(3))
+    import noted
+    program.main()
+
+main()
+"""
+
+
+@pytest.mark.slow
+def test_what_compiled_programs_import_is_learned(stage: Stage) -> None:
+    """Though torch sets variables and extends `sys.path` as it compiles."""
+    own = site_with(stage, noted=NOTED)
+    script = stage.root / "train.py"
+    script.write_text(COMPILES)
+    notes = stage.root / "notes"
+    options = ["--replicas", 1, "--", stage.root, "--hold", "0:9"]
+    with running(stage, *options, script=script, NOTES=str(notes), **own) as job:
+        job.wait_until_held(0, 1)
+        wait_until(lambda: len(notes.read_text().split()) == 2)  # It has learned.
+        assert scaled(job, 2).returncode == 0
+        assert job.wait() == 0, job.events
+    shown = re.findall(r"(?m)^\[\d\] has inductor (\w+)$", job.output)
+    assert shown == ["False", "True", "True"]
+
+
 # As libraries do for what they load; at last it does what it had better not.
 SETS = """
 import os

@@ -88,7 +88,7 @@ def test_a_node_that_loses_its_link_comes_back_with_it(
         stays.wait_until_said("generation 1 has lost a node: node 1")
         stays.wait_until_held(2, 1)
         hosts.mend()
-        wait_until(lambda: stays.events.count("another node has come") == 2)
+        wait_until(lambda: stays.events.count("another node has come: saving") == 2)
         stage.mark("stop-2")
         assert [stays.wait(), lost.wait()] == [0, 0]
         wait_until_nothing_is_left(stage)

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -18,52 +17,18 @@ from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     PROGRAM,
     Running,
+    Start,
     impatient,
     processes_of,
     running,
     wait_until_nothing_is_left,
 )
-from tests.support.sockets import kept_port
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
 
-Start = Callable[..., Running]
 LEARNING = PROGRAM.with_name("learning.py")
 HOLDS = ["--hold", "0:9", "--hold", "1:19", "--hold", "2:29"]
-
-
-@pytest.fixture
-def endpoint() -> str:
-    return f"127.0.0.1:{kept_port()}"
-
-
-@pytest.fixture
-def start(stage: Stage, endpoint: str) -> Iterator[Start]:
-    """Return what starts one node more; the first one serves the endpoint."""
-    with ExitStack() as stack:
-        number = 0
-
-        def start_node(*options: object, nodes: str, **more: object) -> Running:
-            nonlocal number
-            own = ["--nodes", nodes, "--rdzv-endpoint", endpoint, *options]
-            own = own if "--replicas" in options else ["--replicas", 1, *own]
-            name = f"-{number}"
-            number += 1
-            node = stack.enter_context(running(stage, *own, name=name, **more))
-            wait_until(lambda: is_served(endpoint) or node.process.poll() is not None)
-            return node
-
-        yield start_node
-
-
-def is_served(endpoint: str) -> bool:
-    host, _, port = endpoint.rpartition(":")
-    try:
-        socket.create_connection((host, int(port))).close()
-    except OSError:
-        return False
-    return True
 
 
 def sizes(stage: Stage) -> dict[int, int]:

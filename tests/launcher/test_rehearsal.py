@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import PIPE, CompletedProcess, Popen
 
 import pytest
 
@@ -171,6 +170,26 @@ def test_who_asks_for_the_rank_is_told_the_new_one(rescaled: Rescaled) -> None:
         assert f"[{rank}] rank {rank}" in rescaled.job.output
 
 
+STARTS = """
+    subprocess.run("sleep 1000 >&- 2>&- & echo $! >> helpers", shell=True, check=True)
+    stage.mark("prepares")
+"""
+
+
+def test_what_waits_keeps_what_it_has_started(stage: Stage) -> None:
+    """Though that is an orphan, as is what the old replicas leave behind."""
+    script = SCRIPT.replace("import os", "import os, subprocess", 1)
+    script = script.replace('\n    stage.mark("prepares")\n', STARTS, 1)
+    stage.mark("prepare")
+    with started(stage, size=1, script=script) as rescaled:
+        rescaled.free()
+        assert rescaled.scale(2).result().returncode == 0
+        helpers = {int(pid) for pid in (stage.root / "helpers").read_text().split()}
+        assert len(helpers) == 2
+        assert helpers <= {*processes_of(stage)}
+        rescaled.finish()
+
+
 def test_a_script_that_fails_beside_the_generation_leaves_it_training(
     rescaled: Rescaled,
 ) -> None:
@@ -209,6 +228,20 @@ def test_a_killed_successor_leaves_the_generation_training(
     rescaled.finish()
 
 
+def test_a_successor_that_is_killed_while_the_old_ones_stop_is_replaced(
+    rescaled: Rescaled,
+) -> None:
+    rescaled.stage.mark("prepare")
+    asked = rescaled.scale(1)
+    wait_until(lambda: rescaled.job.status()["state"] == "rescaling")
+    os.kill(rescaled.pids(3)[2], signal.SIGKILL)
+    rescaled.job.wait_until_said("a new replica failed, so others start")
+    rescaled.free()
+    assert asked.result().returncode == 0
+    rescaled.finish()
+    assert "crashed" not in rescaled.job.events
+
+
 def test_a_rescaling_taken_back_ends_those_that_prepare(rescaled: Rescaled) -> None:
     asked = rescaled.scale(1)
     pid = rescaled.pids(3)[2]
@@ -216,6 +249,23 @@ def test_a_rescaling_taken_back_ends_those_that_prepare(rescaled: Rescaled) -> N
     assert asked.result().returncode != 0
     wait_until(lambda: pid not in processes_of(rescaled.stage), "the end of it")
     rescaled.check_trains()
+    rescaled.finish()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_rescaling_taken_back_too_late_is_followed_by_another(
+    rescaled: Rescaled, size: int
+) -> None:
+    """Those that run have been asked to save and exit, and can only do so."""
+    rescaled.stage.mark("prepare")
+    asked = rescaled.scale(size)
+    wait_until(lambda: rescaled.job.status()["state"] == "rescaling")
+    taken_back = rescaled.scale(2)
+    assert asked.result().returncode != 0
+    rescaled.free()
+    assert taken_back.result().returncode == 0
+    assert f"rescaling from {size} to 2 replicas" in taken_back.result().stdout
+    assert "generation 1 trains with 2 replicas" in taken_back.result().stdout
     rescaled.finish()
 
 
@@ -302,36 +352,73 @@ def test_a_gpu_is_not_used_beside_the_generation(stage: Stage, start: str) -> No
         assert "used beside" not in rescaled.job.output
 
 
-def test_an_order_and_the_begin_may_come_together(stage: Stage) -> None:
-    """As they do to a replica that is slow to start."""
-    script = stage.root / "script.py"
-    script.write_text("import os\nprint(os.environ['RANK'])\n")
+@contextmanager
+def replica(stage: Stage, script: str) -> Iterator[tuple[Channel, Popen[str]]]:
+    """Begin a replica that rehearses, and let the test be its launcher."""
+    path = stage.root / "script.py"
+    path.write_text(script)
+    own = {"RANK": "3", "MASTER_PORT": "1234", "ELASTICRUN_CHECKPOINT_DIR": "there"}
     order = {
         "type": "start",
         "is_rehearsed": True,
+        "has_rank": True,
         "launcher": os.getpid(),
         "generation": 0,
         "rank": 3,
         "world_size": 4,
         "num_threads": 1,
         "kind": "script",
-        "target": str(script),
-        "argv": [str(script)],
+        "target": str(path),
+        "argv": [str(path)],
         "path": [],
-        "environment": variables(stage, RANK=3),
-        "own_variables": ["RANK"],
+        "environment": variables(stage, **own),
+        "own_variables": list(own),
     }
-    own, other = socket.socketpair()
-    with own, other:
-        channel = Channel(own)
+    connection, other = socket.socketpair()
+    with connection, other:
+        channel = Channel(connection)
         channel.send(order)
-        channel.send({"type": "begin", "generation": 5})
-        process = subprocess.run(
+        with Popen(
             interpreter.command("launcher.replica.main", "begin", other.fileno()),
             pass_fds=[other.fileno()],
             env=variables(stage),
-            capture_output=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-    assert (process.returncode, process.stdout) == (0, b"3\n"), process.stderr
+            stdout=PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield channel, process
+            finally:
+                process.kill()  # Or a failed test would wait for it.
+
+
+def said_at_the_end(process: Popen[str]) -> str:
+    said, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0
+    return said
+
+
+def test_an_order_and_the_begin_may_come_together(stage: Stage) -> None:
+    """As they do to a replica that is slow to start."""
+    script = "import os\nprint(os.environ['RANK'])\n"
+    with replica(stage, script) as (channel, process):
+        channel.send({"type": "begin", "generation": 5, "environment": {}})
+        assert said_at_the_end(process) == "3\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", "0"), ("MASTER_PORT", "1234"), ("ELASTICRUN_CHECKPOINT_DIR", "there")],
+)
+def test_whoever_asks_for_what_a_generation_has_waits_for_it(
+    stage: Stage, name: str, value: str
+) -> None:
+    mark = stage.root / "marks" / "asked"
+    script = f"import os\nprint(os.environ[{name!r}])\nopen({str(mark)!r}, 'w')\n"
+    with replica(stage, script) as (channel, process):
+        message = channel.receive_one()
+        assert message is not None
+        assert message["type"] == "waiting"
+        assert not stage.has("asked")
+        environment = {name: value}
+        channel.send({"type": "begin", "generation": 5, "environment": environment})
+        assert said_at_the_end(process) == f"{value}\n"

@@ -36,8 +36,7 @@ class Parked:
 
     def begin(self, order: Message) -> None:
         """Let it run its program; or on, if it runs up to its generation's begin."""
-        begin = {"type": "begin", "generation": order["generation"]}
-        self.channel.send(begin if self.has_order else order)
+        self.channel.send({**order, "type": "begin"} if self.has_order else order)
         self.has_order = True
 
     def discard(self) -> None:
@@ -54,16 +53,10 @@ class Batch:
     """Replicas that were asked for together.
 
     Attributes:
-        on_first: Called when there is one: more can be expected.
-        on_ready: Called when all are there.
+        on_forked: Called with each of them.
+        num_forked: How many there are by now.
     """
 
     size: int
-    on_first: Callable[[], None]
-    on_ready: Callable[[list[Parked]], None]
-    parked: list[Parked] = field(default_factory=list)
-
-    def discard(self) -> None:
-        """Let those end that are there."""
-        for each in self.parked:
-            each.discard()
+    on_forked: Callable[[Parked], None]
+    num_forked: int = 0

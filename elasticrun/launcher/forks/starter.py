@@ -80,12 +80,6 @@ class Starter:
         return self._process.pid if self._process is not None else 0
 
     @property
-    def pids(self) -> set[int]:
-        """The forkserver, and the replicas that have not been handed on so far."""
-        parked = {each.pid for batch in self._batches for each in batch.parked}
-        return {self.pid, *parked}
-
-    @property
     def is_forking(self) -> bool:
         """Whether there may be a replica that this process has not heard of yet."""
         return self._asked is not None
@@ -129,15 +123,12 @@ class Starter:
             stack.pop_all()
         return own
 
-    def park(
-        self,
-        size: int,
-        on_ready: Callable[[list[Parked]], None],
-        *,
-        on_first: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Ask for waiting replicas; call back when there is one, and when all are."""
-        self._batches.append(Batch(size, on_first, on_ready))
+    def park(self, size: int, on_forked: Callable[[Parked], None]) -> None:
+        """Ask for waiting replicas; call back with each, in the order of their ranks.
+
+        Nobody calls back for the rest if `on_failure` has been called.
+        """
+        self._batches.append(Batch(size, on_forked))
         if self._process is None:  # It was given up.
             self.start()
         self._ask()
@@ -244,9 +235,7 @@ class Starter:
     def _give_up(self, why: str) -> None:
         """Start no more replicas until somebody asks for them anew."""
         self._abandon()
-        given_up, self._batches = self._batches, deque()
-        for batch in given_up:
-            batch.discard()
+        self._batches.clear()
         self._on_failure(why)
 
     def _on_end(self) -> None:
@@ -339,10 +328,10 @@ class Starter:
                 passed.callback(os.close, writer)
                 outputs.append(reader)
                 ends.append(writer)
-            listeners = self._listen() if not batch.parked else []
+            listeners = [] if batch.num_forked else self._listen()
             ends += [passed.enter_context(each).fileno() for each in listeners]
             ports = tuple(listener.getsockname()[1] for listener in listeners)
-            order = json.dumps({"type": "fork", "number": len(batch.parked)}).encode()
+            order = json.dumps({"type": "fork", "number": batch.num_forked}).encode()
             with contextlib.suppress(OSError):  # It has ended: `_on_end` comes.
                 socket.send_fds(self._connection, [order], ends)
             kept.pop_all()
@@ -368,14 +357,12 @@ class Starter:
         self._asked = None
         self._num_attempts, self._has_forked = 0, True
         batch = self._batches[0]
-        rank = len(batch.parked)
-        batch.parked.append(Parked(rank, pid, channel, outputs, ports))
-        if rank == 0:
-            batch.on_first()
-        if len(batch.parked) == batch.size:
+        rank = batch.num_forked
+        batch.num_forked += 1
+        if batch.num_forked == batch.size:
             self._batches.popleft()
-            batch.on_ready(batch.parked)
         self._ask()
+        batch.on_forked(Parked(rank, pid, channel, outputs, ports))
 
     def _tell_groups(self) -> None:
         self._tell({"type": "groups", "groups": self._groups})

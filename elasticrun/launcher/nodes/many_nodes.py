@@ -77,6 +77,7 @@ class ManyNodes:
         self._verdict: Verdict | None = None
         self._lost_since: float | None = None
         self._num_waits = 0
+        self._call = ""  # Of those who run, while this node waits for a seat.
         self._why = ""
         self.round: Round | None = None
 
@@ -117,6 +118,33 @@ class ManyNodes:
             offer=offer.encode(),
         )
         self._start_if_agreed()
+
+    @property
+    def is_called(self) -> bool:
+        return self._phase is _NodePhase.RUNNING and self._turn.called is not None
+
+    def call(self, kind: str, cause: str) -> None:
+        if self._phase is _NodePhase.RUNNING:
+            self._turn.call(kind, cause)
+            self._pin()
+            self._send({"type": "call"})
+
+    def call_off(self, kind: str) -> None:
+        if self._turn.call_off(kind):
+            self._pin()
+
+    def note_prepared(self, is_prepared: bool = True) -> None:
+        if self._phase is _NodePhase.RUNNING:
+            self._pin(is_prepared=is_prepared)
+            self._stop_if_prepared()
+        elif is_prepared and self._call:
+            self._send({"type": "prepared", "call": self._call})
+
+    def hurry(self) -> None:
+        called = self._turn.called
+        if self.is_called and called is not None and not self._turn.wishes:
+            self.wish(*called)
+            self._listener.on_prepared(called[1])
 
     def wish(self, kind: str, cause: str) -> None:
         self._turn.wish(kind, cause)
@@ -167,6 +195,8 @@ class ManyNodes:
             self._on_failing(message["text"], is_usual=message["is_usual"])
         elif kind == "joined":
             self._on_joined(message)
+        elif kind == "called":
+            self._on_called(message["call"])
         elif kind == "closed":
             self._listener.on_closed()
         elif kind != "alive":
@@ -185,6 +215,7 @@ class ManyNodes:
 
     def _ask_for_seat(self) -> None:
         self._phase = _NodePhase.JOINING
+        self._call = ""
         self._send({"type": "join"})
         text = (
             f"waiting at {self._settings.endpoint} for {self._settings.least} nodes or "
@@ -216,7 +247,14 @@ class ManyNodes:
 
         self._loop.call_later(_QUIET_SECONDS, say)
 
+    def _on_called(self, call: str) -> None:
+        """Prepare for a seat: those who have one wait for that."""
+        if self._phase is _NodePhase.JOINING:
+            self._call = call
+            self._listener.on_call("those that train make room")
+
     def _on_joined(self, message: Message) -> None:
+        self._call = ""
         self._num_nodes = message["num_nodes"]
         self._lost_since = None
         self._begin_turn(0, node=message["node"], hosts={})
@@ -297,15 +335,32 @@ class ManyNodes:
     def _watch(self) -> None:
         turn = self._turn
         self._hear_wishes(*WISHES)
-        if turn.is_awaited and not turn.has_heard_joining:
-            turn.has_heard_joining = True
-            self.wish(JOIN, "another node has come")
-            self._listener.on_wish(JOIN, "another node has come")
+        self._hear_calls()
         if turn.silent and self._phase is _NodePhase.RUNNING:
             self._listener.on_broken(turn.describe_silent())
         if turn.has_trouble and not turn.has_heard_trouble:
             turn.has_heard_trouble = True
             self._listener.on_trouble_elsewhere(is_hang=turn.is_hang)
+
+    def _hear_calls(self) -> None:
+        """Prepare for another generation if any node needs one."""
+        turn = self._turn
+        if not turn.is_awaited:
+            self.call_off(JOIN)
+        elif JOIN not in turn.own.get("calls", {}):
+            self.call(JOIN, "another node has come")
+        if turn.called is None:
+            if turn.has_heard_call:
+                turn.has_heard_call = False
+                self._listener.on_called_off()
+        elif not turn.has_heard_call:
+            turn.has_heard_call = True
+            self._listener.on_call(turn.called[1])
+        self._stop_if_prepared()
+
+    def _stop_if_prepared(self) -> None:
+        if self._turn.is_prepared:
+            self.hurry()
 
     def _hear_wishes(self, *kinds: str) -> None:
         for kind, cause in self._turn.new_wishes(*kinds):

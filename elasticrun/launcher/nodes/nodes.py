@@ -11,7 +11,8 @@ from elasticrun.launcher.verdict import Verdict
 LOOPBACK = "127.0.0.1"
 
 # What a node may wish of all, the stronger ones later: another share, another node,
-# to leave, and the end of the job.
+# to leave, and the end of the job. The first two it may call for before, so that all
+# let new replicas prepare.
 SCALE = "scale"
 JOIN = "join"
 LEAVE = "leave"
@@ -136,6 +137,15 @@ class NodesListener(Protocol):
     def on_round(self, round_: Round) -> None:
         """All members have made their offer: let the replicas go."""
 
+    def on_call(self, cause: str) -> None:
+        """Another generation is to follow: let its replicas prepare."""
+
+    def on_called_off(self) -> None:
+        """None is to follow any more."""
+
+    def on_prepared(self, cause: str) -> None:
+        """They have on all nodes, or need not any more: save and exit."""
+
     def on_wish(self, kind: str, cause: str) -> None:
         """Another node wishes something that all must save and exit for."""
 
@@ -179,6 +189,22 @@ class Nodes(Protocol):
     def offer(self, offer: Offer) -> None:
         """Say what this node brings; `on_round` follows once all have."""
 
+    @property
+    def is_called(self) -> bool:
+        """Whether any node has called for another generation."""
+
+    def call(self, kind: str, cause: str) -> None:
+        """Have all nodes let new replicas prepare; `on_prepared` follows."""
+
+    def call_off(self, kind: str) -> None:
+        """Take such a call of this node back."""
+
+    def note_prepared(self, is_prepared: bool = True) -> None:
+        """Tell the others whether the new replicas here wait for them."""
+
+    def hurry(self) -> None:
+        """Wait for nobody who prepares; `on_prepared` follows at once."""
+
     def wish(self, kind: str, cause: str) -> None:
         """Tell the others why all are to save and exit."""
 
@@ -202,6 +228,7 @@ class OneNode:
 
     def __init__(self, listener: NodesListener) -> None:
         self._listener = listener
+        self._calls: dict[str, str] = {}
         self.round: Round | None = None
 
     @property
@@ -215,8 +242,27 @@ class OneNode:
         self._listener.on_seat()
 
     def offer(self, offer: Offer) -> None:
+        self._calls.clear()
         self.round = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
         self._listener.on_round(self.round)
+
+    @property
+    def is_called(self) -> bool:
+        return bool(self._calls)
+
+    def call(self, kind: str, cause: str) -> None:
+        self._calls[kind] = cause
+
+    def call_off(self, kind: str) -> None:
+        self._calls.pop(kind, None)
+
+    def note_prepared(self, is_prepared: bool = True) -> None:
+        if is_prepared:
+            self.hurry()
+
+    def hurry(self) -> None:
+        for cause in self._calls.values():
+            self._listener.on_prepared(cause)
 
     def wish(self, kind: str, cause: str) -> None:
         pass

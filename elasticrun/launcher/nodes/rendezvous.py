@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
 from elasticrun.launcher.nodes.board import SILENT_SECONDS, Board
+from elasticrun.launcher.nodes.lobby import Lobby
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 
@@ -78,8 +79,11 @@ class Rendezvous:
         self._is_host = self._server is not None
         # A client that waits blocks its other users, so the handler has its own.
         self._store = self._new_client()
+        self._lobby = Lobby(self._store, str(order["name"]))
+        self._called = ""
         self._handler: Any = self._make_handler(self._new_client())
         self._board: Board | None = None
+        self._token = ""
         self._turn = 0
         self._joining: threading.Thread | None = None
         self._joined: Message | None = None
@@ -204,12 +208,18 @@ class Rendezvous:
     def _obey(self, message: Message) -> None:
         if message["type"] == "join":
             self._board, self._turn, self._joined = None, 0, None
+            self._called = ""
             self._joining = threading.Thread(target=self._join, daemon=True)
             self._joining.start()
         elif message["type"] == "note" and self._board is not None:
             self._board.pin(self._turn, message["note"])
         elif message["type"] == "turn":
             self._turn = message["turn"]
+            self._lobby.call("")  # Nobody calls before all have offered in this one.
+        elif message["type"] == "call":
+            self._lobby.call(self._name_of_turn)
+        elif message["type"] == "prepared":
+            self._lobby.note_prepared(message["call"])
         elif message["type"] == "bye":
             self._leave(closes=message["closes"], is_hurried=message["is_hurried"])
             os._exit(0)
@@ -222,15 +232,18 @@ class Rendezvous:
         if self._joined is not None:
             joined, self._joined, self._joining = self._joined, None, None
             if joined["type"] == "joined":
+                self._token = joined["token"]
                 self._board = Board(
                     self._store,
-                    token=joined["token"],
+                    token=self._token,
                     node=joined["node"],
                     num_nodes=joined["num_nodes"],
                 )
             self._channel.send(joined)
         if self._board is None:
             self._tell("alive")
+            if self._joining is not None:
+                self._hear_call()
             return
         silent = self._board.beat()
         self._tell(
@@ -239,7 +252,20 @@ class Rendezvous:
             notes=self._board.read(self._turn),
             silent=silent,
             num_waiting=self._handler.num_nodes_waiting(),
+            num_called=self._lobby.num_called(self._name_of_turn),
+            num_prepared=self._lobby.num_prepared(self._name_of_turn),
         )
+
+    @property
+    def _name_of_turn(self) -> str:
+        return f"{self._token}/{self._turn}"
+
+    def _hear_call(self) -> None:
+        called = self._lobby.called
+        if called and called != self._called:
+            self._called = called
+            self._lobby.note_called(called)
+            self._tell("called", call=called)
 
     def _join(self) -> None:
         """Become a member of the next round; in a thread, since it takes its time."""

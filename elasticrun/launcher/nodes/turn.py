@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, Offer, stronger
+from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, WISHES, Offer, stronger
 from elasticrun.launcher.verdict import How, Verdict
 from elasticrun.replicas.wire import Message
 
@@ -24,7 +24,7 @@ class Turn:
         own: This node's note.
         silent: Nodes of whom nothing is heard.
         is_awaited: Whether somebody waits for the next round.
-        has_heard_joining: Whether this node has passed that on.
+        has_heard_call: Whether this node has passed on that one was called for.
         has_heard_trouble: Whether this node has passed on that others failed.
     """
 
@@ -36,7 +36,8 @@ class Turn:
         self.own: Note = {}
         self.silent: set[int] = set()
         self.is_awaited = False
-        self.has_heard_joining = False
+        self._are_guests_prepared = True
+        self.has_heard_call = False
         self.has_heard_trouble = False
         self.hosts = dict(hosts)
         self._others = set(range(num_nodes)) - {node}
@@ -51,6 +52,8 @@ class Turn:
                 self.hosts[node] = note["host"]
         self.silent = set(board["silent"])
         self.is_awaited = board["num_waiting"] > 0
+        num_guests = max(board["num_waiting"], board["num_called"])
+        self._are_guests_prepared = num_guests <= board["num_prepared"]
 
     # Before the generation.
 
@@ -84,6 +87,33 @@ class Turn:
         return [notes[node] for node in sorted(notes)]
 
     # While it runs.
+
+    def call(self, kind: str, cause: str) -> None:
+        """Put into the own note that another generation is to follow, and why."""
+        self.own.setdefault("calls", {})[kind] = cause
+
+    def call_off(self, kind: str) -> bool:
+        """Take such a call back, if it is there; return whether it was."""
+        return self.own.get("calls", {}).pop(kind, None) is not None
+
+    @property
+    def called(self) -> tuple[str, str] | None:
+        """The strongest call of any node, with its cause."""
+        calls: dict[str, str] = {}
+        for node, note in sorted(self._notes.items()):
+            for kind, cause in note.get("calls", {}).items():
+                who = "" if kind == JOIN else f"{self.label(node)}: "
+                calls[kind] = who + cause
+        calls.update(self.own.get("calls", {}))
+        kind = max(calls, key=WISHES.index, default="")
+        return (kind, calls[kind]) if kind else None
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether new replicas wait on all nodes, on those that are to come as well."""
+        notes = (self.own, *self._notes.values())
+        is_prepared = all(note.get("is_prepared") for note in notes)
+        return is_prepared and self._are_guests_prepared
 
     def wish(self, kind: str, cause: str) -> None:
         """Put a wish into the own note, unless a stronger one is there."""

@@ -26,7 +26,7 @@ class Hold:
     Whatever needs the job asks for the rank first, and so do process groups: all of
     them look into its variables. Before GPUs are used it waits as well, since the other
     generation has them. Processes that the program starts meanwhile find the variables
-    as they will be, and do not wait.
+    as the order has them, and do not wait.
 
     Args:
         on_waiting: Called when the program has come so far; perhaps more than once.
@@ -37,6 +37,7 @@ class Hold:
         self._pid = os.getpid()
         self._is_over = threading.Event()
         self._is_over.set()
+        self._ending_thread = 0
         self._take_back: list[Callable[[], None]] = []
 
     def begin(self) -> None:
@@ -58,12 +59,19 @@ class Hold:
 
     def wait(self) -> None:
         """Return when the other generation has ended; in any thread."""
-        if not self._is_over.is_set() and os.getpid() == self._pid:
+        is_ending = threading.get_ident() == self._ending_thread
+        if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
             self._on_waiting()
             self._is_over.wait()
 
-    def end(self) -> None:
-        """Let the program go on: its generation has begun."""
+    def end(self, take_up: Callable[[], None]) -> None:
+        """Let the program go on: its generation has begun.
+
+        Args:
+            take_up: Called before, for what the program is to find.
+        """
+        self._ending_thread = threading.get_ident()
+        take_up()
         for take_back in self._take_back:
             take_back()
         self._is_over.set()

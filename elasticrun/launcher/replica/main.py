@@ -71,15 +71,32 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         os._exit(0)
     processes.die_with_parent(order["launcher"])
     _prepare_process(order, changed)
-    store = _serve_store(order, listeners)
-    hold = Hold(lambda: channel.send({"type": "waiting", "files": files_of_program()}))
+    stores = [_serve_store(order, listeners)] if order["has_rank"] else []
+    inherited = frozenset(sys.modules)
+
+    def tell_waiting() -> None:
+        files = files_of_program(but=inherited)
+        channel.send({"type": "waiting", "files": files})
+
+    hold = Hold(tell_waiting)
     if order["is_rehearsed"]:
         hold.begin()
-    reporter = Reporter(channel, connection, on_begun=partial(_begin, order, hold))
+
+    def take_up(begun: Message) -> None:
+        _take_up(order, begun)
+        if not stores:
+            stores.append(_serve_store(order, listeners))
+
+    reporter = Reporter(
+        channel,
+        connection,
+        inherited=inherited,
+        on_begun=lambda begun: hold.end(partial(take_up, begun)),
+    )
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_interpreter(code)
-    del store
+    stores.clear()
     channel.send({"type": "end", "has_failed_save": has_failed_save()})
     os._exit(code)
 
@@ -111,10 +128,12 @@ def _prepare_process(order: Message, changed: environment.Changes) -> None:
         torch.set_num_threads(order["num_threads"])
 
 
-def _begin(order: Message, hold: Hold, generation: int) -> None:
-    """Take up that the generation has begun, of which the order knew no number."""
-    order["generation"] = generation
-    hold.end()
+def _take_up(order: Message, begun: Message) -> None:
+    """Take up what the order did not know: number and ranks of the generation."""
+    known = order["environment"].items()
+    new = dict(begun["environment"].items() - known)
+    environment.apply_changes(new, but=())
+    order.update(begun)
 
 
 def _serve_store(order: Message, listeners: list[int]) -> Any:

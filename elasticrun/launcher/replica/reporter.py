@@ -43,8 +43,9 @@ class Reporter:
     """Looks at the job now and then, so that training itself pays nothing for it.
 
     Args:
-        on_begun: Called with its number when the generation begins for which the
-            program waits.
+        inherited: The modules that were imported before the program began.
+        on_begun: Called with the order when the generation begins for which the program
+            waits.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Reporter:
         channel: Channel,
         connection: socket.socket,
         *,
-        on_begun: Callable[[int], None],
+        inherited: Collection[str],
+        on_begun: Callable[[Message], None],
     ) -> None:
         self._on_begun = on_begun
         self._channel = channel
@@ -61,7 +63,7 @@ class Reporter:
         self._has_trained = False
         self._has_failed = False
         self._last: Message = {}
-        self._inherited: set[str] | None = set(sys.modules)
+        self._inherited: Collection[str] | None = inherited
         self._surroundings = _surroundings()
 
     def start(self) -> None:
@@ -110,7 +112,7 @@ class Reporter:
         if message["type"] == "stop":
             self._stop_cause = message["cause"]
         elif message["type"] == "begin":
-            self._on_begun(message["generation"])
+            self._on_begun(message)
 
     def _ask_to_stop(self, job: Job) -> None:
         """Pass the launcher's wish on, once there is a job that can be asked."""
@@ -155,7 +157,7 @@ class Reporter:
             if job.environment.local_rank == 0:
                 self._teach(inherited)
 
-    def _teach(self, inherited: set[str]) -> None:
+    def _teach(self, inherited: Collection[str]) -> None:
         """Have the forkserver import what the program did, if it would find the same.
 
         It is told what variables the program has by now, which may decide that.
@@ -207,15 +209,21 @@ def installed_modules(*, but: Collection[str]) -> list[str]:
     ]
 
 
-def files_of_program() -> list[str]:
-    """Return the files of the program's own modules that it has imported so far."""
+def files_of_program(*, but: Collection[str]) -> list[str]:
+    """Return the files of the program's own modules that it has imported so far.
+
+    Args:
+        but: What was imported before. A fork that looked at those modules would copy
+            the memory in which they are.
+    """
     files = []
-    for name, module in list(sys.modules.items()):
+    for name in ["__main__", *(name for name in list(sys.modules) if name not in but)]:
+        module = sys.modules.get(name)
         is_standard = name.partition(".")[0] in sys.stdlib_module_names
         if is_standard or _is_installed(module):
             continue
         with contextlib.suppress(Exception):  # A stand-in may raise anything.
-            file = module.__file__
+            file = module.__file__  # type: ignore[union-attr]
             if isinstance(file, str):
                 files.append(file)
     return files

@@ -12,6 +12,10 @@ from elasticrun.launcher.options import Options
 from elasticrun.replicas.environment import GLOO_INTERFACE, environment_of
 from elasticrun.replicas.wire import Message
 
+# What the number and the places of the other nodes decide.
+_OF_ALL_NODES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_UNKNOWN = "unknown until the generation begins"
+
 
 def make_orders(
     options: Options, round_: Round, *, is_rehearsed: bool = False
@@ -22,7 +26,8 @@ def make_orders(
 
     Args:
         is_rehearsed: Whether they are to wait where they need their generation, which
-            is yet to begin.
+            is yet to begin. Where others may take part in it, nobody knows their ranks
+            until then.
     """
     inherited = environment.variables()
     variables = _variables(options, round_, inherited)
@@ -31,9 +36,11 @@ def make_orders(
     num_threads = num_threads or max(1, environment.num_cores() // round_.share)
     variables["OMP_NUM_THREADS"] = str(num_threads)
     program = options.program
+    has_rank = not is_rehearsed or options.nodes is None
     shared = {
         "type": "start",
         "is_rehearsed": is_rehearsed,
+        "has_rank": has_rank,
         "launcher": os.getpid(),
         "generation": round_.number,
         "world_size": round_.size,
@@ -57,6 +64,8 @@ def make_orders(
             local_world_size=round_.share,
             address=round_.address,
         )
+        if not has_rank:  # Who does not wait for it, as a process started there, fails.
+            own |= dict.fromkeys(_OF_ALL_NODES, _UNKNOWN)
         order = {"rank": rank, "environment": inherited | own}
         orders.append({**shared, **order, "own_variables": list(own)})
     return orders

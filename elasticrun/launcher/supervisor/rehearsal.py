@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from elasticrun.launcher.event_loop import EventLoop
@@ -24,17 +24,18 @@ class Rehearsal:
     MiB comes no further before that.
 
     Args:
+        size: How many there will be.
         limit: Seconds after which they are late.
         on_waiting: Called when all wait.
-        on_late: Called with the reason if they do not in time.
+        on_late: Called with the reason if they do not in time, or are not taken then,
+            since others elsewhere do not.
         on_failure: Called when one has failed, with the reason, and whether it waited.
         on_barred: Called when one could not use GPUs as a fork, and has begun anew.
     """
 
     def __init__(
         self,
-        parked: Sequence[Parked],
-        orders: Sequence[Message],
+        size: int,
         loop: EventLoop,
         *,
         limit: float,
@@ -47,19 +48,21 @@ class Rehearsal:
         self._on_waiting = on_waiting
         self._on_failure = on_failure
         self._on_barred = on_barred
-        self._left = {each.rank for each in parked}
-        self._size = len(parked)
+        self._left = set(range(size))
+        self._size = size
         self._watched: list[object] = []
         self._begun_at = time.time()
         self._files: dict[str, _Version] = {}
-        for each, order in zip(parked, orders, strict=True):
-            each.begin(order)
-            self._watch(each.channel, partial(self._hear, each))
-            for output, printed in zip(each.outputs, each.printed, strict=True):
-                os.set_blocking(output, False)
-                self._watch(output, partial(self._keep, output, printed))
-        late = f"the new replicas have not needed the job for {limit:.0f} s"
+        late = f"not all new replicas have needed the job within {limit:.0f} s"
         self._timer = loop.call_later(limit, lambda: on_late(late))
+
+    def begin(self, parked: Parked, order: Message) -> None:
+        """Let one of them begin, while others may still be on their way."""
+        parked.begin(order)
+        self._watch(parked.channel, partial(self._hear, parked))
+        for output, printed in zip(parked.outputs, parked.printed, strict=True):
+            os.set_blocking(output, False)
+            self._watch(output, partial(self._keep, output, printed))
 
     @property
     def num_waiting(self) -> int:
@@ -121,7 +124,7 @@ class Rehearsal:
     def _fail(self, parked: Parked, why: str) -> None:
         self.end()
         has_waited = parked.rank not in self._left
-        self._on_failure(f"rank {parked.rank}: {why.rstrip()}", has_waited)
+        self._on_failure(f"local rank {parked.rank}: {why.rstrip()}", has_waited)
 
     def _note_waiting(self, parked: Parked, files: list[str]) -> None:
         for path in files:
@@ -129,7 +132,6 @@ class Rehearsal:
         if parked.rank in self._left:
             self._left.remove(parked.rank)
             if not self._left:
-                self._timer.cancel()
                 self._on_waiting()
 
 

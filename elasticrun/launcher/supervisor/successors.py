@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from elasticrun.launcher import processes
@@ -20,10 +21,12 @@ class Successors:
     """The replicas that were asked for last, there or on their way; none before.
 
     Beside a generation they run their script up to where it needs the job, unless that
-    has failed once, or memory would not hold both.
+    has failed once, or memory would not hold both. So they do, when they are told to,
+    while this node waits for a seat among others that train.
 
     Args:
-        orders: Makes their orders for that, in their order.
+        most_patience: Seconds after which they are late at the latest.
+        orders: Makes their orders for that, from their number and the first of them.
         say: Called with what the user should know.
         on_ready: Called when all are there.
         on_able: Called when those beside which they were prepared may give way.
@@ -41,7 +44,8 @@ class Successors:
         starter: Starter,
         loop: EventLoop,
         *,
-        orders: Callable[[list[Parked]], list[Message]],
+        most_patience: float,
+        orders: Callable[[int, Parked], list[Message]],
         say: Callable[[str], None],
         on_ready: Callable[[], None],
         on_able: Callable[[], None],
@@ -51,6 +55,7 @@ class Successors:
     ) -> None:
         self._starter = starter
         self._loop = loop
+        self._most_patience = most_patience
         self._orders = orders
         self._say = say
         self._on_ready = on_ready
@@ -59,17 +64,26 @@ class Successors:
         self._on_failed = on_failed
         self._on_barred = on_barred
         self._parked: list[Parked] = []
+        self._size = 0
         self._num_asked = 0
         self._num_spares = 0
+        self._is_told_to_rehearse = False
         self._rehearsal: Rehearsal | None = None
+        self._orders_ahead: list[Message] = []
         self.may_rehearse = True
         self._longest_start = 0.0
+        self._begun_at = 0.0
         self.is_asked = False
 
     @property
     def is_ready(self) -> bool:
         """Whether all are there."""
-        return bool(self._parked)
+        return 0 < len(self._parked) == self._size
+
+    @property
+    def is_rehearsing(self) -> bool:
+        """Whether they run their script, or have come to where it needs the job."""
+        return self._rehearsal is not None
 
     @property
     def spares(self) -> list[int]:
@@ -89,8 +103,12 @@ class Successors:
         return {each.pid for each in self._parked}
 
     def note_start(self, seconds: float) -> None:
-        """Note how long a generation took to make its job."""
+        """Note how long it took until replicas had made their job, or needed it."""
         self._longest_start = max(self._longest_start, seconds)
+
+    @property
+    def _limit(self) -> float:
+        return max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start)
 
     def prepare(self, size: int, *, beside: Generation | None = None) -> None:
         """Have so many wait: the spares if these are as many, else others.
@@ -110,6 +128,16 @@ class Successors:
             beside = None
         self._park(size, beside)
 
+    def rehearse(self) -> None:
+        """Let them run their script as if beside a generation: it is elsewhere."""
+        rehearsal = self._rehearsal
+        if rehearsal is None and self.may_rehearse:
+            self._is_told_to_rehearse = True
+            for each in self._parked:
+                self._rehearse(each)
+        elif rehearsal is None or rehearsal.num_waiting == self._size:
+            self._on_able()
+
     def prepare_spares(self, beside: Generation) -> None:
         """Have as many wait as run, for a crash."""
         self.discard()
@@ -126,22 +154,21 @@ class Successors:
         return True
 
     def _park(self, size: int, beside: Generation | None) -> None:
-        number = self._num_asked
+        number, self._size = self._num_asked, size
 
-        def on_ready(parked: list[Parked]) -> None:
+        def on_forked(parked: Parked) -> None:
             if number != self._num_asked:
-                discard(parked)
+                parked.discard()
                 return
-            self._parked = parked
-            if beside is not None and beside.running:
-                self._rehearse(beside)
-            self._on_ready()
-
-        def on_first() -> None:
-            if number == self._num_asked and beside is None:
+            self._parked.append(parked)
+            if self._is_told_to_rehearse or (beside is not None and beside.running):
+                self._rehearse(parked, beside)
+            elif beside is None:
                 self._on_able()
+            if self.is_ready:
+                self._on_ready()
 
-        self._starter.park(size, on_ready, on_first=on_first)
+        self._starter.park(size, on_forked)
 
     def take(self) -> list[Parked]:
         """Return them, to be let go."""
@@ -150,6 +177,7 @@ class Successors:
             self._rehearsal = None
         taken, self._parked = self._parked, []
         self.is_asked, self._num_spares = False, 0
+        self._is_told_to_rehearse = False
         return taken
 
     def discard(self) -> None:
@@ -169,19 +197,27 @@ class Successors:
         )
         return False
 
-    def _rehearse(self, beside: Generation) -> None:
-        running = {member.pid for member in beside.running}
+    def _rehearse(self, parked: Parked, beside: Generation | None = None) -> None:
+        """Let one begin at once: the next ones are forked meanwhile."""
+        running = {member.pid for member in beside.running} if beside else set()
         self._starter.note_running(sorted(running | self.pids))
-        self._rehearsal = Rehearsal(
-            self._parked,
-            self._orders(self._parked),
-            self._loop,
-            limit=max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start),
-            on_waiting=self._on_able,
-            on_late=self._on_late,
-            on_failure=self._on_failure,
-            on_barred=self._on_barred,
-        )
+        if self._rehearsal is None:
+            self._begun_at = time.monotonic()
+            self._orders_ahead = self._orders(self._size, parked)
+            self._rehearsal = Rehearsal(
+                self._size,
+                self._loop,
+                limit=min(self._limit, self._most_patience),
+                on_waiting=self._on_waiting,
+                on_late=self._on_late,
+                on_failure=self._on_failure,
+                on_barred=self._on_barred,
+            )
+        self._rehearsal.begin(parked, self._orders_ahead[parked.rank])
+
+    def _on_waiting(self) -> None:
+        self.note_start(time.monotonic() - self._begun_at)
+        self._on_able()
 
     def _on_failure(self, why: str, has_waited: bool) -> None:
         """Rehearse no more what fails beside others: it may not fail alone."""

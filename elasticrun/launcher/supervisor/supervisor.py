@@ -8,9 +8,10 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
     PREPARING      `_prepare`: successors are forked [the forkserver];
                    `_rehearse`: they run their script beside the generation, up to where
                    it needs the job, and wait there [their main threads]
-    STOPPING       `_give_way`: all of them wait, so the generation is asked to save and
-                   exit [rank 0's reporter thread asks its job, the watchers of all
-                   replicas agree on a boundary, their main threads save there and exit]
+    STOPPING       `on_prepared`: on all nodes all of them wait, so the generation is
+                   asked to save and exit [rank 0's reporter thread asks its job, the
+                   watchers of all replicas agree on a boundary, their main threads save
+                   there and exit]
     JUDGING        `on_all_ended`: the kernel has said of each that it has; the nodes
                    tell each other how
     GATHERING      `on_verdict`: this node asks for a seat in the next generation
@@ -24,6 +25,7 @@ A job on one machine goes through the same steps, and waits for nobody in them.
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,10 +143,12 @@ class Supervisor:
         self._successors = Successors(
             self._starter,
             loop,
+            # A node that waits for a seat gives up after a time.
+            most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
             orders=self._orders_ahead,
             say=self._tell,
             on_ready=self._ask_for_seat,
-            on_able=self._give_way,
+            on_able=self._on_able,
             on_late=self._on_late,
             on_failed=self._on_failed_rehearsal,
             on_barred=self.on_barred,
@@ -192,7 +196,7 @@ class Supervisor:
         running = self.generation.members if self.generation is not None else []
         known = {each.pid for each in running} | {each.pid for each in self._offered}
         processes.reap(
-            but=known | self._starter.pids | self._successors.pids | self.nodes.pids,
+            but=known | {self._starter.pid} | self._successors.pids | self.nodes.pids,
             leaves_leaders=self._starter.is_forking,
         )
         self.loop.call_later(_REAP_SECONDS, self._reap)
@@ -220,7 +224,10 @@ class Supervisor:
     @property
     def is_rescaling(self) -> bool:
         """Whether the generation that runs is to give way to one of another size."""
-        return self._phase is Phase.PREPARING or self._stop is Stop.SCALE
+        if self._phase is Phase.PREPARING:
+            assert self.generation is not None
+            return self.size != self.generation.size
+        return self._stop is Stop.SCALE
 
     def scale(self, size: int) -> str:
         """Go on with so many replicas; return what will happen.
@@ -289,15 +296,26 @@ class Supervisor:
         """Have successors forked; what runs gives way once they can take over."""
         if self._phase is Phase.TRAINING:
             self._phase = Phase.PREPARING
-        is_beside = self._phase is Phase.PREPARING and self.options.nodes is None
-        self._successors.prepare(
-            self.size, beside=self.generation if is_beside else None
-        )
+        if self._phase is not Phase.PREPARING:
+            self._successors.prepare(self.size)
+            return
+        generation = self.generation
+        assert generation is not None
+        if self.size != generation.size:
+            text = f"rescaling from {generation.size} to {self.size} replicas"
+            self.nodes.call(SCALE, text)
+        self.nodes.note_prepared(False)
+        self._successors.prepare(self.size, beside=generation)
 
     def _stay(self) -> str:
         """Give up a rescaling of which what runs knows nothing yet."""
-        before = self.size
-        self._call_off()
+        assert self.generation is not None
+        before, self.size = self.size, self.generation.size
+        self.nodes.call_off(SCALE)
+        if self.nodes.is_called:
+            self._prepare()
+        else:
+            self._call_off()
         text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
         self._console.event(text)
         return text
@@ -305,6 +323,8 @@ class Supervisor:
     def _call_off(self) -> None:
         assert self.generation is not None
         self._phase = Phase.TRAINING
+        self.nodes.call_off(SCALE)
+        self.nodes.note_prepared(False)
         self._discard_successors()
         self.size = self.generation.size
         self._keep_spares()
@@ -315,16 +335,23 @@ class Supervisor:
             running = [member.pid for member in self.generation.running]
             self._starter.note_running(running)
 
-    def _orders_ahead(self, parked: list[Parked]) -> list[Message]:
-        """Return the orders of the next generation, in which nothing can change."""
-        offer = self._offer(parked)
+    def _orders_ahead(self, size: int, first: Parked) -> list[Message]:
+        """Return the orders of the next generation, as far as they are known."""
+        offer = self._offer(size, first)
         round_ = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
         return make_orders(self.options, round_, is_rehearsed=True)
 
     def _on_failed_rehearsal(self, why: str) -> None:
-        """Go on with what runs if it has not been asked to give way."""
+        """Go on with what runs if it has not been asked to give way.
+
+        Among nodes it gives way at once: another one may need the next generation.
+        """
         may_rehearse = self._successors.may_rehearse
-        if self._phase is Phase.PREPARING:
+        if self._phase is Phase.PREPARING and self.options.nodes is not None:
+            why = f"a new replica failed, so those that run stop first. It was {why}"
+            self._tell(why)
+            self._successors.prepare(self.size)
+        elif self._phase is Phase.PREPARING:
             self._call_off()
             first = "" if may_rehearse else "; the next rescaling stops them first"
             why = f"a new replica failed, so those that run go on{first}. It was {why}"
@@ -354,19 +381,18 @@ class Supervisor:
         """Have what runs give way already, as others may not come so far beside it."""
         if self._phase is Phase.PREPARING:
             self._tell(f"{why}; those that run give way to them now")
-            self._give_way()
+            self.nodes.hurry()
 
     def _note_start(self) -> None:
         assert self.generation is not None
         self._successors.note_start(time.monotonic() - self.generation.started_at)
 
-    def _give_way(self) -> None:
-        """Have what runs save and exit: others can take over."""
-        if self._phase is Phase.PREPARING:
-            assert self.generation is not None
-            before = self.generation.size
-            self.nodes.wish(SCALE, f"rescaling from {before} to {self.size} replicas")
-            self._ask_to_stop(Stop.SCALE, f"a rescaling to {self.size} replicas")
+    def _on_able(self) -> None:
+        """Tell that others can take over, or can only once what runs has ended."""
+        if self._phase is Phase.PREPARING and not self._successors.is_rehearsing:
+            self.nodes.hurry()
+        elif self._phase in (Phase.PREPARING, Phase.GATHERING):
+            self.nodes.note_prepared()
 
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
         """Have the generation save and exit; it may have been asked, or have ended."""
@@ -442,16 +468,16 @@ class Supervisor:
             return
         self._phase = Phase.OFFERED
         self._offered = self._successors.take()
-        self.nodes.offer(self._offer(self._offered))
+        self.nodes.offer(self._offer(len(self._offered), self._offered[0]))
 
-    def _offer(self, parked: list[Parked]) -> Offer:
+    def _offer(self, size: int, first: Parked) -> Offer:
         number = max(directory.next_generation(self.options.checkpoint_dir), 0)
         last = self.nodes.round
         if self.crashes.has_trained and last is not None and number <= last.number:
             number = last.number + 1  # The script has another directory.
         return Offer(
-            share=len(parked),
-            ports=parked[0].ports,
+            share=size,
+            ports=first.ports,
             number=number,
             has_trained=self.crashes.has_trained,
             newest_at_crash=self.crashes.budget.newest_at_crash,
@@ -520,6 +546,34 @@ class Supervisor:
 
     # What is heard from the other nodes.
 
+    def on_call(self, cause: str) -> None:
+        """Have successors prepare for a generation with other nodes."""
+        if self._phase is Phase.TRAINING:
+            self._console.event(f"{cause}: new replicas prepare beside those that run")
+            self._prepare()
+        elif self._phase is Phase.GATHERING:
+            self._console.event(f"{cause}: new replicas prepare here, too")
+            self._successors.rehearse()
+
+    def on_called_off(self) -> None:
+        """Go on with what runs: nobody needs another generation any more."""
+        if self._phase is Phase.PREPARING:
+            self._console.event("nothing is to change any more; those that run go on")
+            self._call_off()
+
+    def on_prepared(self, cause: str) -> None:
+        """Have what runs save and exit: others can take over."""
+        if self._phase is Phase.PREPARING:
+            assert self.generation is not None
+            if self.options.nodes is not None:
+                self._say_all_save(cause)
+            if self.size != self.generation.size:
+                cause = f"a rescaling to {self.size} replicas"
+            self._ask_to_stop(Stop.SCALE, cause)
+
+    def _say_all_save(self, cause: str) -> None:
+        self._console.event(f"{cause}: saving at the next boundary, on all nodes")
+
     def on_open(self, bind: str) -> None:
         """Have replicas wait that other nodes can reach, and begin with them."""
         if bind != self._starter.outward:
@@ -546,9 +600,9 @@ class Supervisor:
                 self._console.event(f"{cause}: ending")
                 self.exit_code = STOPPED
         elif is_end or self._stop is Stop.NONE:
-            self._console.event(f"{cause}: saving at the next boundary, on all nodes")
-            if not is_end:
-                self._successors.prepare(self.size)
+            self._say_all_save(cause)
+            if not (is_end or self._successors.is_asked):
+                self._successors.prepare(self.size, beside=self.generation)
             self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
 
     def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
@@ -583,6 +637,7 @@ class Supervisor:
         self._successors.discard()
         if self._phase is Phase.PREPARING:
             self._phase = Phase.TRAINING
+            self.nodes.call_off(SCALE)
         why += f" The job goes on with {last.share} replica{'s' * (last.share > 1)}"
         self._console.event(why)
         if is_rescaling and self._stop is not Stop.END:
