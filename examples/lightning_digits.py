@@ -79,7 +79,7 @@ def main() -> None:
     train = AdaptiveDataLoader(train_set, batch_size=64, shuffle=True)
     valid = AdaptiveDataLoader(valid_set, batch_size=128, even_batches=False)
     best = ModelCheckpoint(
-        Path(args.checkpoint_dir or ".", "best"), monitor="accuracy", mode="max"
+        str(Path(args.checkpoint_dir or ".", "best")), monitor="accuracy", mode="max"
     )
     trainer = Trainer(
         max_epochs=args.epochs,

@@ -68,9 +68,10 @@ def prepare(
 
     Raises:
         ElasticRunError: The accelerator shards, or is that of another process group.
-        TypeError: The model is wrapped already.
+        TypeError: The model is wrapped already, or an argument is something else.
     """
     job = current_job()
+    _check_kinds(model, optimizer, scheduler)
     _check(accelerator, job)
     if job not in _accumulation_of:
         _accumulation_of[job] = _Accumulation(accelerator)
@@ -136,6 +137,22 @@ class _Accumulation:
 
 
 _accumulation_of: WeakKeyDictionary[Job, _Accumulation] = WeakKeyDictionary()
+
+
+def _check_kinds(model: Any, optimizer: Any, scheduler: Any) -> None:
+    """Refuse loaders, and another order: Accelerate itself would take any."""
+    fits = {
+        "model": (model, isinstance(model, nn.Module)),
+        "optimizer": (optimizer, optimizer is None or isinstance(optimizer, Optimizer)),
+        "scheduler": (scheduler, scheduler is None or hasattr(scheduler, "step")),
+    }
+    for name, (given, is_one) in fits.items():
+        if not is_one:
+            raise TypeError(
+                f"prepare got a {type(given).__name__} as its {name}. Call it as "
+                "prepare(accelerator, model, optimizer, scheduler). Loaders are not "
+                "prepared: an AdaptiveDataLoader delivers this replica's part itself."
+            )
 
 
 def _check(accelerator: Accelerator, job: Job) -> None:

@@ -4,57 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from operator import attrgetter
 from typing import Any, Literal
 
-import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
+from elasticrun.integrations.lightning_checks import check_arguments, check_internals
 from elasticrun.integrations.lightning_loaders import Batches, check_alike, elastic
 from elasticrun.integrations.lightning_logs import restore_logs
 from elasticrun.integrations.lightning_state import FitState, restore_sums
+from elasticrun.integrations.lightning_steps import Steps, check_cut
+from elasticrun.integrations.lightning_values import StepValues
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
-
-# What is not public of Lightning's Trainer, and what for it is needed here.
-INTERNALS = {
-    "strategy.process_dataloader": "puts what is iterated in place of a loader",
-    "strategy.reduce": "is a mean over devices, of whole numbers, too",
-    "_accelerator_connector.use_distributed_sampler": "would share batches out again",
-    "_signal_connector.register_signal_handlers": "would communicate in handlers",
-    "_checkpoint_connector._loaded_checkpoint": "is what a fit goes on from",
-    "_checkpoint_connector.dump_checkpoint": "is what Lightning keeps",
-    "_checkpoint_connector.resume_start": "loads a checkpoint of Lightning's",
-    "_checkpoint_connector.restore_model": "loads weights, which the job does itself",
-    "_logger_connector._callback_metrics": "is what was logged last, for callbacks",
-    "_logger_connector._logged_metrics": "is the same, for loggers",
-    "_logger_connector._progress_bar_metrics": "is the same, for the progress bar",
-    "_logger_connector._first_loop_iter": "says whether averages begin anew",
-    "fit_loop._combined_loader": "has the loaders that deliver together",
-    "fit_loop._restarting": "would repeat, or skip, a part of a batch",
-    "fit_loop.epoch_progress": "counts epochs",
-    "fit_loop.setup_data": "asks for the loaders for training",
-    "fit_loop.on_advance_end": "is the end of an epoch",
-    "fit_loop.epoch_loop._batches_that_stepped": "is what loggers count by",
-    "fit_loop.epoch_loop._results": "are the averages over the epoch",
-    "fit_loop.epoch_loop.batch_progress": "counts batches",
-    "fit_loop.epoch_loop.on_advance_end": "is the end of a batch, and validates",
-    "fit_loop.epoch_loop.reset": "is the beginning of an epoch",
-    "fit_loop.epoch_loop.restarting": "is the same as that of the loop around it",
-    "fit_loop.epoch_loop.val_loop.setup_data": "asks for the loaders for validation",
-    "fit_loop.epoch_loop.val_loop._combined_loader": "has them",
-    "fit_loop.epoch_loop.val_loop._restarting": "says whether it counts on",
-    "fit_loop.epoch_loop.val_loop._results": "are the averages over a validation",
-}
 
 
 class Elastic(Callback):
@@ -69,7 +38,8 @@ class Elastic(Callback):
     belongs to the first, and not while gradients are accumulated. The module, its
     optimizers and schedulers, the progress of all loops, callbacks, the averages over
     the epoch that `self.log` has begun, and what a `CSVLogger` has written are in each
-    checkpoint. Losses are weighed by the replica's share in the global batch.
+    checkpoint. Losses are weighed by the replica's share in the global batch. A loader
+    with `max_local_batch_size` is trained in micro-batches, by one step a global batch.
 
     Collective: `fit` is called on every replica, once in a job.
     Replay: `fit` goes on where the job was; give it no `ckpt_path`.
@@ -80,10 +50,9 @@ class Elastic(Callback):
             of one of as many devices as are given. Of an `AdaptiveDataLoader` it is
             always global.
         devices: How many there were when that size was chosen.
-        saves_in_validation: Save and stop between two batches of a validation, too, if
-            it has one loader. For a module that keeps nothing of a validation but by
-            `self.log` and in metrics of torchmetrics: a list that it fills would be
-            empty again after a restart.
+        saves_in_validation: Save and stop between two batches of a validation, too. For
+            a module that keeps nothing of a validation but by `self.log` and in metrics
+            of torchmetrics: a list that it fills would be empty again after a restart.
 
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
@@ -116,7 +85,8 @@ class Elastic(Callback):
         self._has_finished = False
         self._start = (0, 0)  # Epoch, and its first batch in this process.
         self._saves_in_validation = saves_in_validation
-        self._first_validated = 0  # The batch with which the next validation begins.
+        self._first_validated = (0, 0)  # The next validation begins there.
+        self._resumes_validation = False  # Its first batch after a restart is to come.
         self._num_loaders = 0
 
     @staticmethod
@@ -127,7 +97,7 @@ class Elastic(Callback):
             "accelerator": "cpu" if job.device.type == "cpu" else "gpu",
             "devices": job.world_size,
             "strategy": "ddp" if job.world_size > 1 else "auto",
-            "num_sanity_val_steps": 0,  # They might come again at a restart.
+            "num_sanity_val_steps": 0,  # They would come again after an early kill.
         }
 
     # Before anything of the fit is restored.
@@ -135,11 +105,11 @@ class Elastic(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the loaders, and load what the job has."""
         if self._trainer is not trainer:
-            _check_internals(trainer)
+            check_internals(trainer)
             self._take_over(trainer)
         if stage != "fit":
             return
-        _check(trainer)
+        check_arguments(trainer)
         self._loop = ForeignLoop("Trainer.fit")
         current_job().boundary.put_off_while(lambda: self._is_waiting)
         try:
@@ -153,6 +123,8 @@ class Elastic(Callback):
         loaded = self._state.loaded
         if loaded is not None:
             self._resumes = True
+            self._state.restore_saved_last()
+            trainer.num_sanity_val_steps = 0  # It was checked before the restart.
             connector = trainer._checkpoint_connector
             connector._loaded_checkpoint = dict(loaded["checkpoint"])
             trainer.should_stop = loaded["should_stop"]
@@ -177,6 +149,16 @@ class Elastic(Callback):
         connector.resume_start = partial(self._resume_start, connector.resume_start)
         connector.restore_model = partial(self._restore_model, connector.restore_model)
         epoch_loop = fit_loop.epoch_loop
+        self._steps = Steps(trainer, StepValues(epoch_loop._results, strategy.reduce))
+        loops = epoch_loop.val_loop, of_trainer.validate_loop, of_trainer.test_loop
+        self._evaluated = {
+            id(each._results): StepValues(each._results, strategy.reduce)
+            for each in loops
+        }
+        automatic = epoch_loop.automatic_optimization
+        automatic._make_closure = partial(
+            self._steps.make_closure, automatic._make_closure
+        )
         epoch_loop.reset = partial(self._begin_epoch, epoch_loop.reset)
         epoch_loop.on_advance_end = partial(self._end_batch, epoch_loop.on_advance_end)
         fit_loop.on_advance_end = partial(self._end_epoch, fit_loop.on_advance_end)
@@ -222,12 +204,11 @@ class Elastic(Callback):
                 'batch_size means: Elastic(batch_size="global"), or '
                 'Elastic(batch_size="per_device", devices=...).'
             )
-        if loader._shares.max_local_batch_size is not None:
+        if loader._shares.max_local_batch_size is not None and not is_for_training:
             raise ElasticRunError(
-                f"`{loader.name}` has max_local_batch_size, but Lightning has no steps "
-                "within a step: each micro-batch would be a batch with hooks, logs and "
-                "a number of its own. Leave it out; accumulate_grad_batches with a "
-                "smaller batch_size saves memory, too."
+                f"`{loader.name}` has max_local_batch_size, but evaluates, where there "
+                "are no steps: each micro-batch would be a batch with hooks and a "
+                "number of its own. Give it a smaller batch_size instead."
             )
         return Batches(loader, self._read if is_for_training else self._evaluate)
 
@@ -238,12 +219,19 @@ class Elastic(Callback):
         Lightning would ask for those of a validation where that begins.
         """
         register(module=pl_module)
-        trainer.fit_loop.setup_data()
+        fit_loop = trainer.fit_loop
+        fit_loop.setup_data()
+        if fit_loop._combined_loader is not None:
+            members = fit_loop._combined_loader.flattened
+            check_cut([each.loader for each in members], trainer)
+        val_loop = fit_loop.epoch_loop.val_loop
         if trainer.enable_validation:
             trainer.validating = True
-            trainer.fit_loop.epoch_loop.val_loop.setup_data()
+            val_loop.setup_data()
             trainer.training = True
         if self._resumes:
+            assert self._state.loaded is not None
+            val_loop._seen_batches_per_dataloader.update(self._state.loaded["seen"])
             weights = {"state_dict": pl_module.state_dict()}
             checkpoint = trainer._checkpoint_connector._loaded_checkpoint
             pl_module.on_load_checkpoint({**checkpoint, **weights})
@@ -265,9 +253,12 @@ class Elastic(Callback):
         if self._resumes:  # Between two batches: nothing is to be repeated or skipped.
             fit_loop._restarting = False
             epoch_loop.restarting = False  # And that of the loops in it.
-        validated = 0
+        validated: tuple[int, int] | None = None
         if self._resumes and loaded is not None and loaded["is_in_epoch"]:
             validated = loaded["validated"]
+            loops = loaded["checkpoint"]["loops"]["fit_loop"]
+            # Older versions count an epoch that goes on once more.
+            fit_loop.epoch_progress.load_state_dict(loops["epoch_progress"])
             restore_sums(epoch_loop._results, loaded["sums"], trainer)
             # Averages begin anew in the first batch of all, by Lightning's count.
             trainer._logger_connector._first_loop_iter = False
@@ -289,6 +280,7 @@ class Elastic(Callback):
         self._state.is_in_epoch = True
         if validated and loaded is not None:  # All that is left of the batch.
             self._first_validated = validated
+            self._resumes_validation = True
             val_loop = epoch_loop.val_loop
             restore_sums(val_loop._results, loaded["validation_sums"], trainer)
             val_loop._restarting = True  # It counts on.
@@ -296,8 +288,7 @@ class Elastic(Callback):
 
     def _read(self, batches: Batches) -> Iterator[Any]:
         """Yield batches of this epoch; from its beginning, in a second pass."""
-        loop, (epoch, first) = self._loop, self._start
-        assert loop is not None
+        epoch, first = self._start
         trainer: Any = self._trainer
         number = batches.num_passes
         if number:
@@ -305,11 +296,22 @@ class Elastic(Callback):
         elif trainer.fit_loop._combined_loader._mode == "max_size_cycle":
             number, first = divmod(first, len(batches))
         batches.num_passes = number + 1
+        assert self._loop is not None
+        parts = []
         for batch, share in batches.loader.read(
             epoch, min(first, len(batches)), number=number
         ):
-            loop.take(share)
-            yield batch
+            parts.append((batch, share))
+            if share[2].is_step:
+                self._steps.begin_batch(self._loop, parts)
+                yield parts[0][0]
+                parts = []
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the samples of all micro-batches; Lightning has the first one."""
+        self._steps.be_in_whole()
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
@@ -345,39 +347,78 @@ class Elastic(Callback):
     def _evaluate(self, batches: Batches) -> Iterator[Any]:
         """Yield batches for an evaluation, from where a validation is to go on."""
         trainer: Any = self._trainer
-        combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+        val_loop = trainer.fit_loop.epoch_loop.val_loop
+        combined = val_loop._combined_loader
         members = [] if combined is None else combined.flattened
         if batches not in members:
-            for batch, _ in batches.loader.read(0):
+            for batch, _ in self._read_evaluated(batches, 0, len(batches)):
                 yield batch
             return
-        end = int(min(len(batches), combined.limits[members.index(batches)]))
-        first, self._first_validated = self._first_validated, 0
+        number = members.index(batches)
+        loader, first = self._first_validated
+        if number < loader:
+            return  # It was finished before the restart.
+        self._first_validated = (0, 0)
         if first:
-            combined._iterator._idx = first  # The number that hooks get.
+            self._resume_validation(val_loop, loader, first)
+        end = int(min(len(batches), combined.limits[number]))
         may_save = self._saves_in_validation and not trainer.sanity_checking
+        is_in_turn = len(members) == 1 or combined._mode == "sequential"
         # A replica may have no sample of the last batch, so it has another one after
         # each boundary: without any, it would not take part in the averages.
-        last = end - 2 if may_save and len(members) == 1 else 0
+        last = end - 2 if may_save and is_in_turn else 0
         finished = first
-        for batch, (number, _, _) in batches.loader.read(0, first):
-            finished = self._pass_validated(finished, min(number, last))
-            if number >= end:
+        for batch, index in self._read_evaluated(batches, first, end):
+            finished = self._pass_validated((number, finished), min(index, last))
+            if index >= end:
                 return
             yield batch
-        self._pass_validated(finished, last)
+        self._pass_validated((number, finished), last)
 
-    def _pass_validated(self, finished: int, number: int) -> int:
+    def _read_evaluated(
+        self, batches: Batches, first: int, end: int
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield batches from a number on, each with its own, for what is logged."""
+        trainer: Any = self._trainer
+        values = self._evaluated.get(id(trainer._results))  # None to predict.
+        loader = batches.loader
+        is_even = loader.even_batches or not end
+        if not is_even:
+            is_even = loader._pass().size(end - 1) >= current_job().world_size
+        for batch, (number, _, part) in loader.read(0, first):
+            if values is not None:
+                values.is_even = is_even
+                values.begin_batch(part.num_valid)
+            yield batch, number
+
+    def _resume_validation(self, val_loop: Any, loader: int, first: int) -> None:
+        """Be in a loader of a validation; those before it were finished."""
+        val_loop._combined_loader._iterator._idx = first  # The number that hooks get.
+        for finished in range(loader):
+            val_loop._results.dataloader_idx = finished
+            if finished < loader - 1:  # Lightning ends the last one when it comes here.
+                val_loop._store_dataloader_outputs()
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any
+    ) -> None:
+        """Let averages go on; Lightning would begin them anew in its first batch."""
+        if self._resumes_validation:
+            self._resumes_validation = False
+            trainer._logger_connector._first_loop_iter = False
+
+    def _pass_validated(self, place: tuple[int, int], number: int) -> int:
         """Pass the boundaries up to that before a batch; return how many are finished.
 
         There are several where other replicas alone had samples of a batch.
         """
         assert self._loop is not None
+        loader, finished = place
         while finished < number:
             finished += 1
-            self._state.validated = finished
+            self._state.validated = (loader, finished)
             self._loop.pass_boundary(0)
-            self._state.validated = 0
+            self._state.validated = None
         return finished
 
     # After it.
@@ -452,70 +493,3 @@ def _show_progress(trainer: Trainer, num_batches: int) -> None:
         shown = bar.train_progress_bar
         shown.initial = shown.n = num_batches
         shown.refresh()
-
-
-def _check_internals(trainer: Trainer) -> None:
-    """Refuse a version of Lightning that is not known here.
-
-    Raises:
-        ElasticRunError: Something is gone.
-    """
-    gone = [path for path in INTERNALS if not _has(trainer, path)]
-    if gone:
-        raise ElasticRunError(
-            f"Lightning {lightning.__version__} has no trainer.{gone[0]}, which "
-            f"{INTERNALS[gone[0]]}. Elastic is tested with Lightning 2.1 to 2.6: "
-            "install one of these."
-        )
-
-
-def _check(trainer: Trainer) -> None:
-    """Refuse what a restart would change without a word.
-
-    Raises:
-        ElasticRunError: The Trainer is told to do it.
-    """
-    for what, why in _refused(trainer).items():
-        raise ElasticRunError(f"Elastic does not support {what}: {why}.")
-    world_size = current_job().world_size
-    if trainer.world_size != world_size:
-        raise ElasticRunError(
-            f"the Trainer has {trainer.world_size} devices, but the job {world_size} "
-            "replicas. Make it as Trainer(..., **Elastic.devices())."
-        )
-
-
-def _refused(trainer: Any) -> dict[str, str]:
-    """Return what the Trainer is told to do that is not supported, and why not."""
-    refused = {}
-    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-        refused[f"the strategy {type(trainer.strategy).__name__}"] = (
-            "of its states each device has a part, and Lightning puts these together "
-            "for its own checkpoints alone. Shard with fully_shard in a loop of your "
-            "own, as docs/usage.md says"
-        )
-    if trainer.overfit_batches:
-        refused["overfit_batches"] = (
-            "Lightning makes the loaders anew for it. Give fit a loader without a "
-            "shuffle over a torch.utils.data.Subset"
-        )
-    if trainer.reload_dataloaders_every_n_epochs:
-        refused["reload_dataloaders_every_n_epochs"] = (
-            "a job knows its loaders by the order in which they are made, and makes "
-            "fewer of them when it resumes. Keep the loader, and let its data set "
-            "return other samples, of the same number"
-        )
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
-        refused["val_check_interval as a time"] = (
-            "each device has its own clock, which a restart sets back. Give a number "
-            "of batches"
-        )
-    return refused
-
-
-def _has(trainer: Trainer, path: str) -> bool:
-    try:
-        attrgetter(path)(trainer)
-    except AttributeError:
-        return False
-    return True

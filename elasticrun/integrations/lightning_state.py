@@ -7,13 +7,14 @@ from typing import Any, BinaryIO
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
     _ResultMetric,
     _Sync,
 )
 
-from elasticrun.checkpoint.states.values import load_values, save_values
+from elasticrun.checkpoint.states.values import load_values_of, save_values_of
 from elasticrun.integrations.lightning_logs import kept_logs
 from elasticrun.job.current import current_job
 from elasticrun.job.states import State
@@ -22,6 +23,8 @@ from elasticrun.replicas.gathering import gather
 # What a checkpoint of Lightning's has besides what is needed to go on.
 _NOT_KEPT = ("state_dict", "hyper_parameters", "hparams_name", "hparams_type")
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+# What a ModelCheckpoint has beside its state: without it, it would write a step twice.
+_SAVED_LAST = ("_last_global_step_saved", "_last_checkpoint_saved")
 
 Sums = dict[str, dict[str, Any]]
 
@@ -31,7 +34,8 @@ class FitState(State):
 
     Attributes:
         is_in_epoch: Whether the boundary is within an epoch, for Lightning.
-        validated: How many batches of a validation are finished at a boundary in it.
+        validated: At a boundary in a validation, which of its loaders it is in, and how
+            many batches of that one are finished.
         loaded: What the checkpoint has, if there is one.
     """
 
@@ -40,7 +44,7 @@ class FitState(State):
         self._trainer = trainer
         self._captured: dict[str, Any] = {}
         self.is_in_epoch = False
-        self.validated = 0
+        self.validated: tuple[int, int] | None = None
         self.loaded: dict[str, Any] | None = None
 
     def sync(self) -> None:
@@ -60,21 +64,38 @@ class FitState(State):
             "validation_sums": sums_of_all(
                 epoch_loop.val_loop._results if self.validated else {}
             ),
+            "seen": dict(epoch_loop.val_loop._seen_batches_per_dataloader),
+            "saved_last": [
+                {name: vars(each)[name] for name in _SAVED_LAST}
+                for each in _model_checkpoints(trainer)
+            ],
             "logs": kept_logs(trainer.loggers),
             **{name: dict(getattr(connector, name)) for name in _METRICS},
         }
 
     def save(self, fileobj: BinaryIO) -> None:
-        save_values(self._captured, fileobj)
+        save_values_of(self, self._captured, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
-        self.loaded = load_values(fileobj)
+        self.loaded = load_values_of(self, fileobj)
+
+    def restore_saved_last(self) -> None:
+        """Let each ModelCheckpoint know what it has written."""
+        assert self.loaded is not None
+        known = _model_checkpoints(self._trainer)
+        for callback, values in zip(known, self.loaded["saved_last"], strict=False):
+            vars(callback).update(values)
 
     def restore_metrics(self) -> None:
         """Put back what was logged last, of which callbacks and schedulers read."""
         assert self.loaded is not None
         for name in _METRICS:
             getattr(self._trainer._logger_connector, name).update(self.loaded[name])
+
+
+def _model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [each for each in callbacks if isinstance(each, ModelCheckpoint)]
 
 
 def sums_of_all(results: Any) -> Sums:
@@ -110,6 +131,9 @@ def _sums(results: Any) -> Sums:
             "rank_zero_only": meta.sync.rank_zero_only,
             "reduce_fx": meta.reduce_fx.__name__,
         }
+        if metric._computed is not None:  # That loader of a validation is finished.
+            kept[key]["computed"] = metric._computed.tolist()
+            kept[key]["dtype"] = str(metric._computed.dtype).removeprefix("torch.")
         if metric.is_tensor:
             number = metric.cumulated_batch_size if meta.is_mean_reduction else 0
             kept[key] |= {
@@ -130,18 +154,21 @@ def restore_sums(results: Any, sums: Sums, trainer: Trainer) -> None:
             _should=kept["is_synced"] and current_job().world_size > 1,
             rank_zero_only=kept["rank_zero_only"],
         )
-        metric = results[key] = _ResultMetric(meta, "value" in kept)
+        metric: Any = _ResultMetric(meta, "value" in kept)
+        results[key] = metric
+        if "computed" in kept:
+            dtype = getattr(torch, kept["dtype"])
+            metric._computed = torch.tensor(kept["computed"], dtype=dtype)
+        metric.to(trainer.strategy.root_device)
         if "value" not in kept:
             attribute = str(meta.metric_attribute)
             metric.value = trainer.lightning_module.get_submodule(attribute)
-        else:
-            metric.to(trainer.strategy.root_device)
-            if is_mine:
-                dtype = torch.float64 if kept["is_double"] else metric.value.dtype
-                value = torch.full_like(metric.value, kept["value"], dtype=dtype)
-                metric.value = value
-                if meta.is_mean_reduction:
-                    metric.cumulated_batch_size.fill_(int(kept["num_samples"]))
+        elif is_mine:
+            dtype = torch.float64 if kept["is_double"] else metric.value.dtype
+            value = torch.full_like(metric.value, kept["value"], dtype=dtype)
+            metric.value = value
+            if meta.is_mean_reduction:
+                metric.cumulated_batch_size.fill_(int(kept["num_samples"]))
         metric._update_count = 1  # Or torchmetrics warns of a mean over nothing.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,11 @@ from transformers import Trainer
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped
 from elasticrun.integrations.transformers_checks import check, check_version
-from elasticrun.integrations.transformers_evaluation import Evaluation, SharedBatches
+from elasticrun.integrations.transformers_evaluation import (
+    Evaluation,
+    SharedBatches,
+    gather_rows,
+)
 from elasticrun.integrations.transformers_loaders import (
     Batches,
     LocalBatch,
@@ -60,11 +65,19 @@ class ElasticMixin(Trainer):
     Raises:
         ElasticRunError: It is told to do what is not supported, or this version of
             transformers is not.
-        TypeError: Data has no length.
+        TypeError: Data has no length, or the mixin comes behind another Trainer.
     """
 
     def __init__(self, *args: Any, num_devices: int = 1, **kwargs: Any) -> None:
         check_version()
+        kinds = type(self).__mro__
+        for kind in kinds[: kinds.index(ElasticMixin)]:
+            if issubclass(kind, Trainer) and not issubclass(kind, ElasticMixin):
+                raise TypeError(
+                    f"{kind.__name__} comes before ElasticMixin, which would not see "
+                    "the losses that it computes. Write the mixin first: "
+                    f"class {kinds[0].__name__}(ElasticMixin, {kind.__name__})."
+                )
         if num_devices < 1:
             raise ValueError(
                 f"num_devices={num_devices}: the global batch is that many times the "
@@ -78,6 +91,13 @@ class ElasticMixin(Trainer):
         self._num_waiting = self._num_taken = 0
         super().__init__(*args, **kwargs)
         check(self)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the Accelerator, whose `gather` takes shares of different sizes here."""
+        super().create_accelerator_and_postprocess()
+        accelerator: Any = self.accelerator
+        if accelerator.num_processes > 1:
+            accelerator.gather = partial(gather_rows, accelerator.gather)
 
     # Before the first epoch.
 
@@ -247,6 +267,7 @@ class ElasticMixin(Trainer):
         assert progress is not None
         progress.restore_sums(start_time)
         self._loop.finish()
+        self._tr_loss.fill_(progress.mean_loss())
         return super()._finalize_training(trial, num_train_samples, progress.began)
 
     # A step.
@@ -278,6 +299,7 @@ class ElasticMixin(Trainer):
         One that is divided by the number of items (tokens) in all of the batch needs
         nothing, another one this replica's share.
         """
+        labels, evaluation = inputs.get("labels"), self._evaluation
         result = super().compute_loss(
             model,
             inputs,
@@ -288,8 +310,11 @@ class ElasticMixin(Trainer):
         if is_scaled is None:
             is_scaled = self.model_accepts_loss_kwargs or self.compute_loss_func
         counts_items = num_items_in_batch is not None and bool(is_scaled)
-        if self._evaluation is not None:
-            self._evaluation.counts_items = counts_items
+        if evaluation is not None and counts_items:
+            evaluation.share = 1 / evaluation.num_replicas
+        elif evaluation is not None and is_scaled and labels is not None:
+            # A descendant has not said how many tokens there are, as TRL's evaluation.
+            evaluation.count_items((labels[..., 1:] != -100).sum())
         if not self._is_in_step:
             return result
         loop = self._loop

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class SharedBatches:
     ) -> None:
         self._num_samples = num_samples
         self._batch_size = batch_size
-        self._world_size = world_size
+        self.world_size = world_size
         self.rank = rank
 
     def __len__(self) -> int:
@@ -36,10 +37,10 @@ class SharedBatches:
     def shares(self, number: int) -> list[range]:
         """Return the samples of each replica in a batch."""
         start = number * self._batch_size
-        size = min(self._batch_size, self._num_samples - start)
+        batch = range(start, min(start + self._batch_size, self._num_samples))
         return [
-            partition(start, size, rank=rank, world_size=self._world_size)
-            for rank in range(self._world_size)
+            partition(batch, rank, num_parts=self.world_size)
+            for rank in range(self.world_size)
         ]
 
 
@@ -47,7 +48,8 @@ class Evaluation:
     """An evaluation that is running, and how its batches are shared out.
 
     Attributes:
-        counts_items: Whether the loss of this batch is divided by its items.
+        num_replicas: How many share a batch.
+        share: Of this replica's loss in the mean of the batch.
         is_loss_next: Whether that loss is what is gathered next.
     """
 
@@ -56,14 +58,23 @@ class Evaluation:
         self._accelerator = accelerator
         self._number = -1
         self._lengths: list[int] = []
-        self.counts_items = False
+        self.num_replicas = batches.world_size
+        self.share = 0.0
         self.is_loss_next = False
 
     def begin_batch(self) -> None:
         """Go on to the next batch."""
         self._number += 1
         self._lengths = [len(share) for share in self._batches.shares(self._number)]
-        self.counts_items = False
+        self.share = self.num_own / sum(self._lengths)
+
+    def count_items(self, num_items: Tensor) -> None:
+        """Take the loss for a mean over so many items (tokens) of this replica's.
+
+        Collective.
+        """
+        own = num_items * min(1, self.num_own)
+        self.share = (own / self._accelerator.gather(own).sum().clamp(min=1)).item()
 
     @property
     def num_own(self) -> int:
@@ -78,23 +89,36 @@ class Evaluation:
         if self.is_loss_next:
             self.is_loss_next = False
             values = self._loss_of_each(values[0])
-        return recursively_apply(self._gather, values, error_on_other_type=True)
+        return recursively_apply(self._gather_own, values, error_on_other_type=True)
 
     def _loss_of_each(self, loss: Tensor) -> Tensor:
         """Return a loss for each sample, with the batch's as the mean of all."""
-        if self.counts_items and self.num_own:
-            share = self.num_own * len(self._lengths) / sum(self._lengths)
-            loss = loss / share
-        return loss.repeat(max(1, self.num_own))
+        num_own = max(1, self.num_own)
+        return (loss * (self.share * sum(self._lengths) / num_own)).repeat(num_own)
 
-    def _gather(self, rows: Tensor) -> Tensor:
-        lengths = self._lengths
-        if len(lengths) == 1:
-            return rows
-        longest = max(lengths)
-        padded = rows.new_zeros(longest, *rows.shape[1:])
-        padded[: self.num_own] = rows[: self.num_own]
-        gathered = self._accelerator.gather(padded).split(longest)
-        return torch.cat(
-            [part[:length] for part, length in zip(gathered, lengths, strict=True)]
-        )
+    def _gather_own(self, rows: Tensor) -> Any:
+        return self._accelerator.gather(rows[: self.num_own])
+
+
+def gather_rows(gather: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Return the rows of all replicas, which may have different numbers of them.
+
+    Collective.
+
+    Args:
+        gather: Accelerate's, which needs equal numbers.
+    """
+    return recursively_apply(partial(_gather_rows, gather), values)
+
+
+def _gather_rows(gather: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    if rows.ndim == 0:
+        return gather(rows)
+    lengths = gather(torch.tensor(len(rows), device=rows.device)).tolist()
+    longest = max(lengths)
+    padded = rows.new_zeros(longest, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    gathered = gather(padded)
+    return torch.cat(
+        [gathered[number * longest :][:length] for number, length in enumerate(lengths)]
+    )

@@ -46,7 +46,6 @@ class Progress(State):
             self._captured = self._loaded or {}
             return
         trainer.store_flos()
-        losses = gather(float(trainer._tr_loss))
         state = asdict(trainer.state)
         self._captured = {
             "state": {name: state[name] for name in state if name not in _NOT_KEPT},
@@ -54,13 +53,25 @@ class Progress(State):
                 (type(each).__name__, each.state()["attributes"])
                 for each in callbacks_of(trainer)
             ],
-            "loss": sum(losses) / len(losses),
+            "loss": self.mean_loss(),
             "logged_loss": trainer._total_loss_scalar,
             "logged_at": trainer._globalstep_last_logged,
             "num_epochs": self.num_epochs,
             "has_ended": self.has_ended,
+            "is_training": trainer.model.training,  # Not after an evaluation.
             "seconds": time.time() - self.began,
+            # What the trainers of TRL log next, and the tokens that they have counted.
+            "metrics": {
+                mode: {name: list(values) for name, values in lists.items()}
+                for mode, lists in getattr(trainer, "_metrics", {}).items()
+            },
+            "tokens": getattr(trainer, "_total_train_tokens", None),
         }
+
+    def mean_loss(self) -> float:
+        """Return the loss since the last log, as the mean over replicas. Collective."""
+        losses: list[float] = gather(float(self._trainer._tr_loss))
+        return sum(losses) / len(losses)
 
     def save(self, fileobj: BinaryIO) -> None:
         save_values(self._captured, fileobj)
@@ -99,6 +110,11 @@ class Progress(State):
             trainer._globalstep_last_logged = self._loaded["logged_at"]
             trainer._initial_global_step = 0
             trainer._initial_num_input_tokens_seen = 0
+            trainer.model.train(self._loaded["is_training"])
+            for mode, lists in self._loaded["metrics"].items():
+                trainer._metrics[mode].update(lists)
+            if self._loaded["tokens"] is not None:
+                trainer._total_train_tokens = self._loaded["tokens"]
             self._loaded = None
 
 

@@ -101,7 +101,10 @@ class Script:
     def _train(self, x: torch.Tensor, count: Any) -> None:
         accelerator = self.accelerator
         with accelerator.accumulate(self.model):
-            accelerator.backward(mse_loss(self.model(x), x.sum(1, keepdim=True)))
+            loss = mse_loss(self.model(x), x.sum(1, keepdim=True))
+            accelerator.backward(loss)
+            of_each = accelerator.gather_for_metrics(loss.detach().reshape(1))
+            assert len(of_each) == accelerator.num_processes
             if accelerator.sync_gradients:
                 norm = accelerator.clip_grad_norm_(self.model.parameters(), 0.4)
                 lr = self.scheduler.get_last_lr()[0]
@@ -131,7 +134,12 @@ class _Count:
 
 
 def forget_accelerator() -> Iterator[None]:
-    """Let each Accelerator of a process begin as the first one."""
+    """Let each Accelerator of a process begin as the first one, a Trainer's too."""
+    _reset()
     yield
+    _reset()
+
+
+def _reset() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

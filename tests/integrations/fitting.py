@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    plugins,
+)
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
@@ -16,8 +22,11 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from elasticrun import AdaptiveDataLoader, init
+from elasticrun import AdaptiveDataLoader, ElasticRunError, init
 from elasticrun.integrations.lightning import Elastic
+
+# The oldest Lightning has another name for it.
+_Mixed = vars(plugins).get("MixedPrecision") or plugins.MixedPrecisionPlugin
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 23, 6, 2
 NUM_BATCHES = 4  # In an epoch: of 6, 6, 6 and 5 samples.
@@ -87,20 +96,51 @@ class Patient(Net):
 
 
 class Paired(Net):
-    """Trains with two loaders in one step, and validates with two in turn."""
+    """Trains with two loaders in one step, and validates with three in turn."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        (x,), (y,) = batch.values()
-        loss = self.loss(x) + self.loss(y) / 2
+        loss = self.loss(batch["a"][0])
+        if (
+            batch["b"] is not None
+        ):  # Or that loader is through, and waits for the other.
+            loss = loss + self.loss(batch["b"][0]) / 2
         self.log("train", loss, on_step=True, on_epoch=True, sync_dist=True)
         return loss
 
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        loss = self.loss(batch[0])
         if dataloader_idx == 0:
             super().validation_step(batch, batch_idx)
-        self.log("of", self.loss(batch[0]), sync_dist=True)
+        if dataloader_idx == 1:
+            self.log("second", loss, sync_dist=True, add_dataloader_idx=False)
+        self.log("of", loss, sync_dist=True)
+
+
+class Logging(Net):
+    """Logs what there was of steps, of all devices."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        (x,) = batch
+        both = {"on_step": True, "on_epoch": True, "sync_dist": True}
+        loss = self.loss(x)
+        self.log("both", loss, **both)
+        self.log("step", loss, sync_dist=True)
+        for name in ("sum", "max", "min"):
+            self.log(name, getattr(x[:, 0], name)(), reduce_fx=name, **both)
+        weights = (x[:, 1].abs() * 99).round()  # As numbers of tokens.
+        mean = (x[:, 0] * weights).sum() / weights.sum()
+        self.log("tokens", mean, batch_size=int(weights.sum()), **both)
+        return loss
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        told = {"on_step": False, "on_epoch": True, "sync_dist": True}
+        self.log("before", float(batch_idx), **told)  # A mean by the batches' sizes.
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        told = {"on_step": False, "on_epoch": True, "sync_dist": True}
+        self.log("after", outputs["loss"], **told)
 
 
 class Manual(Net):
@@ -161,7 +201,7 @@ class Module(LightningDataModule):
 
 
 class Log(Callback):
-    """Keeps what there was at each end of a validation and of an epoch.
+    """Keeps what there was at each end of a batch, a validation and an epoch.
 
     Attributes:
         lines: What was kept, in the whole job.
@@ -175,6 +215,9 @@ class Log(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.lines = list(state_dict["lines"])
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self._keep(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
@@ -214,20 +257,26 @@ class Kind:
 
     Attributes:
         mode: Of the loaders that train together, if there are two.
+        max_local_batch_size: Of the loader for training.
         with_module: Whether hooks of a LightningDataModule make the loaders.
         with_torch: Whether the loaders are torch's.
-        valid_size: The batch size of a validation.
+        is_scaled: Whether gradients are in float16, and scaled.
+        valid_size: The batch size of a validation, which stops between two of 3.
         tolerance: How much another number of replicas may change values.
     """
 
     net: type[Net] = Net
     mode: Any = None
+    max_local_batch_size: int | None = None
     with_module: bool = False
     with_torch: bool = False
+    is_scaled: bool = False
     valid_size: int = 4
     tolerance: float = 2e-5
     options: dict[str, Any] = field(default_factory=lambda: {"val_check_interval": 0.5})
 
+
+CLIPPED = {"gradient_clip_val": 0.3, "val_check_interval": 0.5}
 
 KINDS = {
     "plain": Kind(),
@@ -253,6 +302,12 @@ KINDS = {
     "shortest": Kind(
         Paired, mode="min_size", options={"check_val_every_n_epoch": 2, "max_epochs": 4}
     ),
+    "longest": Kind(Paired, mode="max_size", valid_size=3, options={}),
+    "cut": Kind(Logging, max_local_batch_size=1, options=CLIPPED),
+    "whole": Kind(Logging, options=CLIPPED),
+    "scaled": Kind(
+        max_local_batch_size=4, is_scaled=True, tolerance=0.05, options=CLIPPED
+    ),
     "manual": Kind(
         Manual,
         with_torch=True,
@@ -274,6 +329,7 @@ class Fit:
     save_interval: float | str = "off"
     kind: str = "plain"
     accumulated: int = 1
+    max_local_batch_size: int | None = None
     patience: int = 9
     num_epochs: int = NUM_EPOCHS
 
@@ -311,7 +367,9 @@ class Fit:
         if kind.with_torch:
             return DataLoader(data, BATCH_SIZE, shuffle=True)
         if kind.mode is None:
-            return AdaptiveDataLoader(data, BATCH_SIZE, shuffle=True)
+            most = self.max_local_batch_size or kind.max_local_batch_size
+            options = {"shuffle": True, "max_local_batch_size": most}
+            return AdaptiveDataLoader(data, BATCH_SIZE, **options)
         more = TensorDataset(data.tensors[0].repeat(2, 1)[:30])
         short = TensorDataset(valid.tensors[0][:8])  # Begins again after each batch.
         both = [
@@ -328,7 +386,9 @@ class Fit:
         loader = AdaptiveDataLoader(valid, kind.valid_size, even_batches=False)
         if kind.mode is None:
             return loader
-        return [loader, AdaptiveDataLoader(data, 12, even_batches=False)]
+        others = [(data, 5), (valid, 4)]
+        more = [AdaptiveDataLoader(*each, even_batches=False) for each in others]
+        return [loader, *more]
 
     def _fit(
         self, callbacks: list[Callback], loaders: dict[str, Any], **options: Any
@@ -351,6 +411,9 @@ class Fit:
             **options,
             **kind.options,
         }
+        if kind.is_scaled:
+            scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+            options["plugins"] = [_Mixed("16-mixed", "cpu", scaler)]
         trainer = Trainer(callbacks=callbacks, **options)
         net = kind.net()
         trainer.fit(net, **loaders)
@@ -362,7 +425,42 @@ class Fit:
             "waited": early.wait_count,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "steps": trainer.global_step,
+            "plugin": trainer.precision_plugin.state_dict(),
         }
+
+
+class Stepwise(Net):
+    """Logs steps of a validation."""
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        both = {"on_step": True, "on_epoch": True, "sync_dist": True}
+        self.log("mean", self.loss(batch[0]), **both)
+        self.log("sum", batch[0].sum(), reduce_fx="sum", **both)
+
+
+def validate_by_steps(directory: str) -> tuple[list[float], str]:
+    """Return what steps of a validation logged, and why one without padding fails."""
+
+    def keep(trainer: Trainer) -> None:
+        metrics = trainer.logged_metrics
+        seen.extend(float(metrics[name]) for name in sorted(metrics))
+
+    init(directory)
+    data, valid = datasets()
+    seen: list[float] = []
+    callbacks = [Elastic(), OnBatch(keep)]
+    options = {"logger": False, "enable_checkpointing": False, **Elastic.devices()}
+    trainer = Trainer(max_epochs=1, callbacks=callbacks, **options)
+    net = Stepwise()
+    trainer.fit(net, AdaptiveDataLoader(data, 6), AdaptiveDataLoader(valid, 4))
+    fitted = list(seen)
+    try:
+        trainer.validate(net, AdaptiveDataLoader(valid, 4, even_batches=False))
+    except ElasticRunError as error:
+        return fitted, str(error)
+    return fitted, ""
 
 
 def datasets() -> tuple[TensorDataset, TensorDataset]:

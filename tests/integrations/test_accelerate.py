@@ -7,6 +7,7 @@ import signal
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from tests.integrations.accelerated import (
 from tests.support.data import Numbers
 from tests.support.foreign import delivered, deliveries
 from tests.support.generations import Crash, run_once
-from tests.support.programs import StopOnce
+from tests.support.programs import Leave, StopOnce
 
 TIMEOUT = 600.0
 
@@ -63,11 +64,15 @@ def test_one_replica_does_what_the_bare_script_does(
     assert script.run_bare(delivered(tmp_path / "trace")) == ours
 
 
-def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_stops_do_not_show(tmp_path: Path, calm: Any, precision: str) -> None:
+    script = Script(precision=precision)
+    expected = calm[0] if precision == "no" else run(tmp_path / "calm", script)
     for _ in range(NUM_BATCHES * NUM_EPOCHS):
-        if run(tmp_path, Script(on_batch=StopOnce())) is not None:
+        if run(tmp_path, replace(script, on_batch=StopOnce())) is not None:
             break
-    assert (run(tmp_path, Script()), delivered(tmp_path / "trace")) == calm
+    assert run(tmp_path, script) == expected
+    assert delivered(tmp_path / "trace") == calm[1]
     first: dict[int, tuple[int, int]] = {}
     for generation, place in sorted(deliveries(tmp_path / "trace")):
         first.setdefault(generation, place)
@@ -102,10 +107,12 @@ def die_in_last_batch(count: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-5), ("bf16", 1e-2)])
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
-    tmp_path: Path, calm: Any
+    tmp_path: Path, precision: str, tolerance: float
 ) -> None:
-    script = Script(str(tmp_path / "job"), init_first=False)
+    calm = run(tmp_path / "calm", Script(precision=precision))
+    script = Script(str(tmp_path / "job"), init_first=False, precision=precision)
     variables = {
         "ELASTICRUN_TRACE": str(tmp_path / "trace"),
         "ELASTICRUN_CHECKPOINT_DIR": script.directory,
@@ -120,15 +127,44 @@ def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
         outcomes = started.wait(timeout=TIMEOUT)
     assert outcomes[2].exit_code == -signal.SIGKILL
     (ended,) = run_generation(script, 1, timeout=TIMEOUT, variables=variables)
+    for name, expected in calm.items():
+        assert ended[name] == pytest.approx(expected, abs=tolerance)
+    assert delivered(tmp_path / "trace") == delivered(tmp_path / "calm" / "trace")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8))
+def test_stops_and_kills_at_random_do_not_show(
+    tmp_path: Path, calm: Any, seed: int
+) -> None:
+    random = Random(seed)
+    script = Script(str(tmp_path / "job"), save_interval=0)
+    variables = {"ELASTICRUN_TRACE": str(tmp_path / "trace")}
+    for _ in range(6):
+        leave = Leave(random.choice(["stop", "kill"]), random.randint(1, 5))
+        num_replicas = random.randint(1, 3)
+        leaving = replace(script, on_batch=leave)
+        with start_generation(leaving, num_replicas, variables=variables) as started:
+            started.wait(timeout=TIMEOUT)
+    (ended,) = run_generation(script, 1, timeout=TIMEOUT, variables=variables)
     for name, expected in calm[0].items():
         assert ended[name] == pytest.approx(expected, abs=1e-5)
-    assert delivered(variables["ELASTICRUN_TRACE"]) == calm[1]
+    assert delivered(tmp_path / "trace") == calm[1]
 
 
 def test_a_loader_of_ours_is_not_prepared_by_accelerate(job: Any) -> None:
     loader = AdaptiveDataLoader(Numbers(4), 2)
     with pytest.raises(TypeError, match=r"as accelerator.prepare\(loader\) does"):
         list(Accelerator(cpu=True).prepare(loader))
+    script = Script()
+    script._make()
+    net, optimizer = script.net, script.optimizer
+    with pytest.raises(TypeError, match="got a AdaptiveDataLoader as its scheduler"):
+        prepare(script.accelerator, net, optimizer, loader)
+    with pytest.raises(TypeError, match="got a AdaptiveDataLoader as its optimizer"):
+        prepare(script.accelerator, net, loader)
+    with pytest.raises(TypeError, match="got a SGD as its model"):
+        prepare(script.accelerator, optimizer, net)
 
 
 def test_other_accelerators_are_refused(

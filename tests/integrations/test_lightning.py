@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,31 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+)
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     DataLoader,
     RandomSampler,
     WeightedRandomSampler,
 )
 
-from elasticrun import AdaptiveDataLoader, ElasticRunError, rank
-from elasticrun.integrations.lightning import INTERNALS, Elastic, patch
+from elasticrun import AdaptiveDataLoader, CheckpointError, ElasticRunError, rank
+from elasticrun.integrations.lightning import Elastic, patch
+from elasticrun.integrations.lightning_checks import INTERNALS
 from elasticrun.testing import run_generation, start_generation
 from tests.integrations.fitting import (
     KINDS,
     NUM_BATCHES,
     NUM_EPOCHS,
     Fit,
+    Manual,
     Net,
     datasets,
+    nothing,
+    validate_by_steps,
 )
 from tests.support.foreign import delivered
 from tests.support.generations import Crash, generation, run_once
@@ -55,6 +64,14 @@ SILENT = {
 def run(directory: Path, fit: Fit, **options: Any) -> Any:
     trace = str(directory / "trace")
     return run_once(fit.run, directory, trace_dir=trace, **options)
+
+
+class StopsInValidation(StopOnce):
+    """Lets the last rank ask for a stop in the last loader of the first validation."""
+
+    def __call__(self, trainer: Any) -> None:
+        if trainer.validating and trainer._results.dataloader_idx == 2:
+            super().__call__()
 
 
 class StopsEachFit:
@@ -98,7 +115,19 @@ def test_stops_in_every_batch_do_not_show(tmp_path: Path, kind: str) -> None:
         batches = delivered(tmp_path / "cut" / "trace")
         assert batches == delivered(tmp_path / "calm" / "trace")
     # A stop comes at the next boundary or at the one after it.
-    assert num_stops >= (10 if kind == "in validation" else 2)
+    assert num_stops >= (10 if KINDS[kind].valid_size == 3 else 2)
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_micro_batches_do_what_whole_batches_do(
+    tmp_path: Path, accumulated: int
+) -> None:
+    fit = Fit(str(tmp_path / "whole"), kind="whole", accumulated=accumulated)
+    whole = run(tmp_path / "whole", fit)
+    fit = replace(fit, directory=str(tmp_path / "cut"), max_local_batch_size=2)
+    cut = run(tmp_path / "cut", fit)  # Of 2, 2 and 2 samples, or 2, 2 and 1.
+    for name, expected in whole.items():
+        assert cut[name] == pytest.approx(expected, abs=1e-5), name
 
 
 def test_a_loader_that_begins_again_does_so_after_a_stop_too(tmp_path: Path) -> None:
@@ -133,6 +162,15 @@ def test_kills_in_every_batch_do_not_show(
     else:
         whole = replace(fit, directory=str(tmp_path / "whole"))
         assert ended == run(tmp_path / "whole", whole)
+
+
+def test_a_callback_whose_state_would_not_come_back_is_refused(tmp_path: Path) -> None:
+    class Odd(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"where": tmp_path}
+
+    with pytest.raises(CheckpointError, match=r"'lightning' holds .*PosixPath"):
+        fit_with(tmp_path, Odd())
 
 
 def test_a_finished_or_early_stopped_fit_is_not_repeated(tmp_path: Path) -> None:
@@ -185,10 +223,16 @@ def die_in_last_batch(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "calm_kind"), [("plain", "plain"), ("cut", "whole")])
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
-    tmp_path: Path, calm: Any
+    tmp_path: Path, calm: Any, kind: str, calm_kind: str
 ) -> None:
-    fit = Fit(str(tmp_path / "job"))
+    """With micro-batches there is padding among them, of which nothing shows."""
+    fit = Fit(str(tmp_path / "job"), kind=kind)
+    expected = calm[0]
+    if calm_kind != "plain":
+        whole = replace(fit, directory=str(tmp_path / "calm"), kind=calm_kind)
+        expected = run(tmp_path / "calm", whole)
     variables = {"ELASTICRUN_TRACE": str(tmp_path / "trace")}
     stopping = replace(fit, on_batch=StopOnce())
     left = run_generation(stopping, 2, timeout=TIMEOUT, variables=variables)
@@ -198,8 +242,8 @@ def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
         outcomes = started.wait(timeout=TIMEOUT)
     assert outcomes[2].exit_code == -signal.SIGKILL
     (ended,) = run_generation(fit, 1, timeout=TIMEOUT, variables=variables)
-    for name, expected in calm[0].items():
-        assert ended[name] == pytest.approx(expected, abs=1e-5), name
+    for name, value in expected.items():
+        assert ended[name] == pytest.approx(value, abs=1e-5), name
     assert delivered(variables["ELASTICRUN_TRACE"]) == calm[1]
 
 
@@ -215,6 +259,33 @@ class EndsAfter:
         self.num_batches -= 1
         if self.num_batches == 0 and rank() == self.rank:
             os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["paired", "shortest", "longest"])
+def test_loaders_that_train_together_do_so_at_1_to_2_replicas(
+    tmp_path: Path, kind: str
+) -> None:
+    fit = Fit(str(tmp_path / "calm"), kind=kind)
+    calm = run(tmp_path / "calm", fit)
+    fit = replace(fit, directory=str(tmp_path / "cut"), on_batch=StopsInValidation())
+    assert run_generation(fit, 2, timeout=TIMEOUT) == [None] * 2
+    (ended,) = run_generation(replace(fit, on_batch=nothing), 1, timeout=TIMEOUT)
+    for name, expected in calm.items():
+        tolerance = KINDS[kind].tolerance
+        assert ended[name] == pytest.approx(expected, abs=tolerance), name
+
+
+@pytest.mark.slow
+def test_steps_of_a_validation_are_means_of_all_samples(tmp_path: Path) -> None:
+    """The last batch has one sample, and one of the two replicas padding."""
+    script = partial(validate_by_steps, str(tmp_path / "one"))
+    ((alone, error),) = run_generation(script, 1, timeout=TIMEOUT)
+    assert error == ""
+    script = partial(validate_by_steps, str(tmp_path / "two"))
+    for values, error in run_generation(script, 2, timeout=TIMEOUT):
+        assert values == pytest.approx(alone, abs=1e-5)
+        assert "self.log('mean', on_step=True, sync_dist=True)" in error
 
 
 @pytest.mark.soak
@@ -237,7 +308,7 @@ def test_signals_at_random_at_1_to_3_replicas_do_not_show(
             outcomes = started.wait(timeout=TIMEOUT)
         print(f"{num_replicas} replicas, {number.name}: {outcomes[-1].exit_code}")
         assert outcomes[-1].exit_code in (0, 143, -signal.SIGKILL)
-        ended = outcomes[-1].result
+        ended = outcomes[0].result
     tolerance = KINDS[kind].tolerance
     for name, expected in calm.items():
         assert ended[name] == pytest.approx(expected, abs=tolerance), name
@@ -260,13 +331,32 @@ class Ends(Callback):
             request_stop_and_wait()
 
 
+class EndsInValidation(Callback):
+    """Ends the first fit that comes to the last loader of a validation."""
+
+    _has_ended = False
+
+    def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
+        if trainer._results.dataloader_idx == 2 and not self._has_ended:
+            self._has_ended = True
+            request_stop_and_wait()
+
+
 class Logging(Net):
-    """Logs each step."""
+    """Logs each step, of a validation, too."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch[0])
         self.log("loss", loss)
         return loss
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        loss = self.loss(batch[0])
+        self.log("valid", loss, on_step=True, on_epoch=True)
+        self.mean_valid.update(loss)  # Of all loaders so far.
+        self.log("so_far", self.mean_valid, on_step=False, on_epoch=True)
 
 
 def fit_with(directory: Path, *callbacks: Callback, **options: Any) -> Any:
@@ -280,9 +370,10 @@ def fit_with(directory: Path, *callbacks: Callback, **options: Any) -> Any:
                 **{**SILENT, **options},
             ),
             batch_size="global",
+            saves_in_validation=True,
         )
         train = DataLoader(data, 6, shuffle=True)
-        trainer.fit(Logging(), train, DataLoader(valid, 4))
+        trainer.fit(Logging(), train, [DataLoader(valid, 4) for _ in range(3)])
         return trainer
 
     return run_once(script, directory, save_interval=0, async_save=False)
@@ -297,12 +388,12 @@ def test_a_csv_logger_goes_on_in_its_file(tmp_path: Path, version: int | None) -
 
     for directory, ends in [
         ("calm", [Ends(None, None)]),
-        ("cut", [Ends(2, None), Ends(6, Crash), Ends(None, None)]),
+        ("cut", [Ends(2, None), EndsInValidation(), Ends(6, Crash), Ends(None, None)]),
     ]:
         for end in ends:
             logger = CSVLogger(tmp_path / directory, version=version)
             fit_with(tmp_path / directory / "job", end, logger=logger)
-    assert len(rows("calm")) == 2 * (NUM_BATCHES + 1)
+    assert len(rows("calm")) == 2 * (NUM_BATCHES + 3 * 5 + 1)
     assert rows("cut") == rows("calm")
 
 
@@ -319,6 +410,13 @@ def test_the_progress_bar_stands_where_it_was(tmp_path: Path) -> None:
 
 
 # What is refused, and what is there besides.
+
+
+class Asking(Net):
+    """Asks for batches itself."""
+
+    def training_step(self, dataloader_iter: Any) -> torch.Tensor:  # type: ignore[override]
+        return self.loss(next(dataloader_iter)[0][0])
 
 
 def test_a_trainer_that_exists_is_patched_once() -> None:
@@ -359,6 +457,13 @@ def test_a_batch_size_without_a_meaning_is_refused(options: Any) -> None:
         Elastic(**options)
 
 
+def set_up(trainer: Any) -> None:
+    """Do of a fit what comes first; a fit starts processes."""
+    net = Net()
+    trainer.strategy._lightning_module = net
+    trainer.callbacks[0].setup(trainer, net, "fit")
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -372,14 +477,16 @@ def test_what_a_restart_would_change_is_refused(
 ) -> None:
     trainer = patch(Trainer(**{"accelerator": "cpu", **SILENT, **options}))
     with pytest.raises(ElasticRunError, match=what):
-        trainer.callbacks[0].setup(trainer, Net(), "fit")  # fit() starts processes.
+        set_up(trainer)
 
 
-def test_sharding_strategies_are_refused(job: Any) -> None:
+@pytest.mark.parametrize("kind", [FSDPStrategy, DeepSpeedStrategy])
+def test_sharding_strategies_are_refused(job: Any, kind: Any) -> None:
     trainer: Any = patch(Trainer(**SILENT))
-    trainer._accelerator_connector.strategy = FSDPStrategy()  # It asks for a GPU.
-    with pytest.raises(ElasticRunError, match="FSDPStrategy: of its states each"):
-        trainer.callbacks[0].setup(trainer, Net(), "fit")
+    strategy = kind.__new__(kind)  # They ask for GPUs, and for packages.
+    trainer._accelerator_connector.strategy = strategy
+    with pytest.raises(ElasticRunError, match=f"{kind.__name__}: of its states each"):
+        set_up(trainer)
 
 
 def test_loaders_that_cannot_go_on_are_refused() -> None:
@@ -398,16 +505,45 @@ def test_loaders_that_cannot_go_on_are_refused() -> None:
     again = RandomSampler(data, replacement=True)
     with pytest.raises(TypeError, match="with a RandomSampler, which goes"):
         fit(lambda: DataLoader(data, 6, sampler=again), "global")
-    with pytest.raises(ElasticRunError, match="no steps within a step"):
-        fit(lambda: AdaptiveDataLoader(data, 6, max_local_batch_size=2))
+
+
+@pytest.mark.parametrize(
+    ("net", "mode", "evaluates", "what"),
+    [
+        (Net, None, True, "but evaluates, where there are no steps"),
+        (Manual, None, False, "but the module optimizes manually: training_step"),
+        (Asking, None, False, "but training_step takes a dataloader_iter"),
+        (Net, "min_size", False, "but is one of 2 loaders that deliver together"),
+    ],
+)
+def test_micro_batches_without_a_step_of_their_own_are_refused(
+    job: Any, net: type[Net], mode: Any, evaluates: bool, what: str
+) -> None:
+    data = datasets()[0]
+    cut = AdaptiveDataLoader(data, 6, max_local_batch_size=2, name="cut")
+    whole = AdaptiveDataLoader(data, 6)
+    trainer = patch(Trainer(max_epochs=1, **SILENT))
+    train = CombinedLoader([cut, whole], mode) if mode else whole if evaluates else cut
+    with pytest.raises(
+        ElasticRunError, match=f"`cut` has max_local_batch_size, {what}"
+    ):
+        trainer.fit(net(), train, cut if evaluates else None)
+
+
+def test_lightning_itself_trains_with_no_loaders_in_turn(job: Any) -> None:
+    loaders = [AdaptiveDataLoader(datasets()[0], 6) for _ in range(2)]
+    trainer = patch(Trainer(max_epochs=1, **SILENT))
+    with pytest.raises(ValueError, match='does not support .*mode="sequential"'):
+        trainer.fit(Net(), CombinedLoader(loaders, "sequential"))
 
 
 @pytest.mark.parametrize("path", INTERNALS)
 def test_what_lightning_has_no_more_is_named(job: Any, path: str) -> None:
     trainer = patch(Trainer(**SILENT))
+    trainer.strategy._lightning_module = Net()
     owner, _, name = path.rpartition(".")
     attrgetter(path)(trainer)  # This Lightning has it.
-    part = attrgetter(owner)(trainer)
+    part = attrgetter(owner)(trainer) if owner else trainer
 
     class Without(type(part)):  # type: ignore[misc]
         def __getattribute__(self, asked: str) -> Any:
@@ -417,7 +553,7 @@ def test_what_lightning_has_no_more_is_named(job: Any, path: str) -> None:
 
     part.__class__ = Without
     with pytest.raises(ElasticRunError, match=f"has no trainer.{path}, which"):
-        trainer.callbacks[0].setup(trainer, Net(), "fit")
+        trainer.callbacks[0].setup(trainer, trainer.lightning_module, "fit")
 
 
 def test_a_checkpoint_of_lightnings_is_no_place_to_go_on(job: Any) -> None:

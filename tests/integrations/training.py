@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import (
 )
 
 from elasticrun import init
-from elasticrun.integrations.transformers import ElasticTrainer
+from elasticrun.integrations.transformers import ElasticMixin
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 16, 5, 2
 NUM_BATCHES = 4  # In an epoch: of 5, 5, 5 and 1 samples.
@@ -94,6 +95,47 @@ def net(kind: str, dropout: float) -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
+class Counting(Trainer):
+    """A descendant that counts as those of TRL do.
+
+    It logs means since its last log, over the samples of all devices, and its
+    evaluation does not say how many tokens a loss is a mean over.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._total_train_tokens = 0
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **others: Any
+    ) -> Any:
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        of_each = inputs["labels"].ne(-100).sum(1)
+        tokens = self.accelerator.gather_for_metrics(of_each).float()
+        metrics["tokens"].append(tokens.mean().item())
+        if self.model.training:
+            num_tokens = self.accelerator.gather_for_metrics(of_each.sum()).sum()
+            self._total_train_tokens += int(num_tokens)
+        metrics["num_tokens"] = [self._total_train_tokens]
+        return super().compute_loss(model, inputs, return_outputs, **others)
+
+    def prediction_step(
+        self, model: Any, inputs: Any, *args: Any, **others: Any
+    ) -> Any:
+        with torch.no_grad():
+            loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        return loss, outputs.logits, inputs["labels"]
+
+    def log(self, logs: dict[str, Any], *args: Any) -> None:
+        kind = "train" if self.model.training else "eval"
+        means = {name: sum(m) / len(m) for name, m in self._metrics[kind].items()}
+        super().log(
+            logs | {f"{kind}_{name}": mean for name, mean in means.items()}, *args
+        )
+        self._metrics[kind].clear()
+
+
 class OnStep(TrainerCallback):
     """Calls a function with the Trainer's state at the end of each step."""
 
@@ -121,6 +163,7 @@ class Training:
         on_step: Called at the end of each step, before the evaluation after it.
         kind: Of the net, by what its loss is a mean over: "tokens" or "samples".
         num_devices: How many the batch size is shared out to; a divisor of it.
+        trainer: What becomes elastic.
         options: Arguments of the Trainer's.
     """
 
@@ -131,6 +174,7 @@ class Training:
     dropout: float = 0.0
     num_devices: int = 1
     patience: int = 9
+    trainer: type[Trainer] = Trainer
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> dict[str, Any]:
@@ -139,12 +183,13 @@ class Training:
         return self.run()
 
     def run(self) -> dict[str, Any]:
-        return self._train(ElasticTrainer, num_devices=self.num_devices)
+        elastic = type("Elastic", (ElasticMixin, self.trainer), {})
+        return self._train(elastic, num_devices=self.num_devices)
 
     def run_bare(self, batches: Batches) -> dict[str, Any]:
         """Train with these batches and without elasticrun."""
 
-        class Bare(Trainer):
+        class Bare(self.trainer):
             def get_train_dataloader(self) -> Any:
                 return DataLoader(
                     self.train_dataset,

@@ -1,0 +1,137 @@
+"""Steps of Lightning's on the micro-batches of a batch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.integrations.lightning_values import StepValues
+from elasticrun.job.foreign import ForeignLoop
+
+
+class Steps:
+    """Trains with each batch in as many parts as it has.
+
+    Lightning gets the first micro-batch, with one number, one step of the optimizer and
+    the hooks of one batch; the others are trained inside of that step.
+    """
+
+    def __init__(self, trainer: Any, values: StepValues) -> None:
+        self._trainer = trainer
+        self._values = values
+        self._loop: ForeignLoop | None = None
+        self._parts: list[Any] = []  # Micro-batches, each with its share.
+        self._taken: Any = None  # The share of the one that is trained.
+
+    def begin_batch(self, loop: ForeignLoop, parts: list[Any]) -> None:
+        """Have these micro-batches come next, of which Lightning gets the first one."""
+        self._loop = loop
+        self._parts = parts
+        _, share = parts[0]
+        self._take(share)
+        self._values.begin_batch(share[2].local_batch_size, num_parts=len(parts))
+
+    def make_closure(
+        self, make: Any, kwargs: Any, optimizer: Any, batch_idx: int
+    ) -> Any:
+        """Return what Lightning trains a batch with, in place of its own method."""
+        first = make(kwargs, optimizer, batch_idx)
+        if len(self._parts) <= 1:
+            return first
+        automatic = self._trainer.fit_loop.epoch_loop.automatic_optimization
+        batches, closures = [kwargs["batch"]], [first]
+        for batch, _ in self._parts[1:]:
+            batches.append(self._transfer(batch))
+            step = automatic._make_step_fn({**kwargs, "batch": batches[-1]})
+            backward = automatic._make_backward_fn(optimizer)
+            closures.append(type(first)(step, backward))  # And zeroes no gradients.
+        return _CutClosure(self, closures, batches)
+
+    def _transfer(self, batch: Any) -> Any:
+        """Do with a micro-batch what Lightning has done with the first one."""
+        trainer = self._trainer
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.lightning_module._on_before_batch_transfer(batch)
+        return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    def train(self, closures: list[Any], batches: list[Any]) -> torch.Tensor | None:
+        """Train with all parts; return their mean loss, if there is any."""
+        results = self._trainer.fit_loop.epoch_loop._results
+        block = getattr(self._trainer.strategy, "block_backward_sync", nullcontext)
+        losses = []
+        for number, (_, share) in enumerate(self._parts):
+            self._take(share)
+            results.batch, results.batch_size = batches[number], None
+            self._values.begin_part(number, share[2].num_valid)
+            with nullcontext() if share[2].is_step else block():
+                loss = closures[number]()
+            if loss is not None:
+                weight = share[2].num_valid / max(1, share[2].local_batch_size)
+                losses.append(loss * weight)
+        self.be_in_whole()
+        return torch.stack(losses).sum(0) if losses else None
+
+    def be_in_whole(self) -> None:
+        """Let what is logged now be that of all parts, as hooks are."""
+        if len(self._parts) > 1:
+            num_samples = self._parts[0][1][2].local_batch_size
+            self._trainer.fit_loop.epoch_loop._results.batch_size = num_samples
+            self._values.begin_part(0, num_samples)
+
+    def _take(self, share: Any) -> None:
+        assert self._loop is not None
+        if share is not self._taken:  # Or a trace would have it twice.
+            self._loop.take(share)
+            self._taken = share
+
+
+class _CutClosure:
+    """Stands for Lightning's closure over a batch, with one over each part of it."""
+
+    def __init__(self, steps: Steps, closures: list[Any], batches: list[Any]) -> None:
+        self._steps = steps
+        self._closures = closures
+        self._batches = batches
+        self._loss: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor | None:
+        self._loss = self._steps.train(self._closures, self._batches)
+        return self._loss
+
+    def consume_result(self) -> Any:
+        """Return the last result, with the loss of all."""
+        result = [closure.consume_result() for closure in self._closures][-1]
+        result.loss = self._loss
+        return result
+
+
+def check_cut(loaders: list[Any], trainer: Any) -> None:
+    """Refuse micro-batches where a step cannot be taken on them.
+
+    Raises:
+        ElasticRunError: The module steps itself, or loaders deliver together.
+    """
+    for loader in loaders:
+        if loader._shares.max_local_batch_size is None:
+            continue
+        told = f"`{loader.name}` has max_local_batch_size, but "
+        if not trainer.lightning_module.automatic_optimization:
+            raise ElasticRunError(
+                f"{told}the module optimizes manually: training_step would step its "
+                "optimizers after each micro-batch. Leave it out, and cut the batch in "
+                "training_step."
+            )
+        if hasattr(trainer.fit_loop._data_fetcher, "iterator_wrapper"):
+            raise ElasticRunError(
+                f"{told}training_step takes a dataloader_iter, and asks for batches "
+                "itself. Leave it out, or let training_step take a batch."
+            )
+        if len(loaders) > 1:
+            raise ElasticRunError(
+                f"{told}is one of {len(loaders)} loaders that deliver together, whose "
+                "numbers of micro-batches may differ. Leave it out; "
+                "accumulate_grad_batches with smaller batch sizes saves memory, too."
+            )
