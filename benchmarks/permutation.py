@@ -48,8 +48,8 @@ def speed(length: int) -> dict[str, object]:
     order = Permutation(length, 1)
     num_timed = min(length, NUM_TIMED)
     start = (length - num_timed) // 2
-    rate = num_timed / seconds(lambda: order.slice(start, start + num_timed))
-    batch = seconds(lambda: order.slice(start, start + 32), num_repeats=200)
+    rate = num_timed / seconds(lambda: order.take(np.arange(start, start + num_timed)))
+    batch = seconds(lambda: order.take(np.arange(start, start + 32)), num_repeats=200)
     randperm_rate = None
     if length <= MAX_RANDPERM_LENGTH:
         randperm_rate = length / seconds(lambda: torch.randperm(length))
@@ -66,7 +66,9 @@ def speed(length: int) -> dict[str, object]:
 
 
 def quality(length: int) -> dict[str, object]:
-    orders = [Permutation(length, key).slice(0, length) for key in range(NUM_KEYS)]
+    orders = [
+        Permutation(length, key).take(np.arange(length)) for key in range(NUM_KEYS)
+    ]
     positions = np.arange(length)
     fixed = [int(np.sum(order == positions)) for order in orders]
     distances = [

@@ -1,20 +1,21 @@
 """Measure restarts of the digits example: request or death to first batch; JSON lines.
 
-    python benchmarks/rescale.py [--rounds 10] \
-        [--only elasticrun|prepared|torchrun|launcher]
+    python benchmarks/rescale.py [--rounds 10] [--only NAME ...]
 
-"First batch" is the first one that rank 0 of the new generation is given. A request to
-scale is timed from the call in a program that is connected to the launcher, and as the
-command `elasticrun scale`, whose interpreter starts first. torchrun restarts after a
-`kill -9` by itself; to rescale, it is stopped and started again. A pause is from the
-last batch of the old generation to the first one of the new, of a script that prepares
-itself for some seconds before that, or compiles a model.
+"First batch" is the first one that rank 0 of the new generation is given. A pause is
+from the last batch of the old generation to that. A request to scale is timed from the
+call in a program that is connected to the launcher, and as the command `elasticrun
+scale`, whose interpreter starts first. torchrun restarts after a `kill -9` by itself;
+to rescale, it is stopped and started again. Scripts prepare themselves for some seconds
+before they train, or compile a model; replicas of them are killed beside spares. With
+20 rounds it takes about 45 minutes, and half of that without `scale-10` and `kill-10`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import statistics
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from machine import report
@@ -33,21 +34,33 @@ from elasticrun.launcher.talk.client import find_job
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]
-SLEEPING = "import time; time.sleep({})"
 COMPILING = """
 import torch
 compiled = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()))
 compiled(torch.randn(8, 64)).sum().backward()
 """
 PREPARATIONS = {
-    **{
-        f"{seconds} s of preparation": SLEEPING.format(seconds)
-        for seconds in (0, 3, 10)
-    },
-    "a compiled model": COMPILING,
+    "0": "",
+    "3": "import time; time.sleep(3)",
+    "10": "import time; time.sleep(10)",
+    "compiled": COMPILING,
 }
 DEADLINE = 120.0
 EPOCHS = 100_000
+
+
+class Restart(NamedTuple):
+    """One restart.
+
+    Attributes:
+        seconds: From the request, or the death, to the first batch.
+        pause: From the last batch before it.
+        is_first_try: Whether no generation in between came to no batch.
+    """
+
+    seconds: float
+    pause: float
+    is_first_try: bool
 
 
 class Job:
@@ -101,17 +114,8 @@ class Job:
         wait_until(lambda: self.checkpoint() != before)
         time.sleep(1.0)
 
-    def seconds_to_next(self, request: Callable[[], object]) -> tuple[float, bool]:
-        """Return the seconds to the next first batch, and whether no start failed."""
-        generation = self.newest + 1
-        begin = time.perf_counter()
-        request()
-        wait_until(lambda: self.newest >= generation and self.begun(self.newest))
-        return time.perf_counter() - begin, self.newest == generation
-
-    def pause(self, request: Callable[[], object]) -> tuple[float, bool]:
-        """Return the seconds without a batch, and whether no start failed."""
-        before = self.newest
+    def restart(self, request: Callable[[], object]) -> Restart:
+        before, begin = self.newest, time.time()
         request()
         wait_until(lambda: self.newest > before and self.begun(self.newest))
         first = time.time()
@@ -119,7 +123,18 @@ class Job:
             path.stat().st_mtime
             for path in (self.folder / "trace").glob(f"{before}-*.jsonl")
         )
-        return first - last, self.newest == before + 1
+        return Restart(first - begin, first - last, self.newest == before + 1)
+
+    def rescale(self, process: psutil.Popen, size: int) -> Restart:
+        """Request another size, as a program that is connected to the launcher."""
+        os.environ["XDG_RUNTIME_DIR"] = self.variables["XDG_RUNTIME_DIR"]
+        with find_job(str(process.pid)) as launcher:
+            return self.restart(functools.partial(next, launcher.scale(size)))
+
+    def status(self, process: psutil.Popen) -> dict[str, Any]:
+        os.environ["XDG_RUNTIME_DIR"] = self.variables["XDG_RUNTIME_DIR"]
+        with find_job(str(process.pid)) as launcher:
+            return launcher.status
 
     def ask(self, *arguments: str) -> None:
         subprocess.Popen(
@@ -169,86 +184,86 @@ def measure_elasticrun(rounds: int) -> None:
     command = [*ELASTICRUN, "run", "--replicas", "2", "--max-restarts", "1"]
     with job_of(command) as (job, process):
         requested, typed, killed = [], [], []
-        os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
         for _ in range(rounds):
             job.wait_until_steady()
-            with find_job(None) as launcher:
-                request = launcher.scale(3)
-                requested.append(job.seconds_to_next(lambda: next(request)))  # noqa: B023
+            requested.append(job.rescale(process, 3))
             job.wait_until_steady()
-            typed.append(job.seconds_to_next(lambda: job.ask("scale", "2")))
+            typed.append(job.restart(lambda: job.ask("scale", "2")))
             job.wait_until_steady()
-            killed.append(job.seconds_to_next(lambda: kill_a_rank(process)))
+            killed.append(job.restart(lambda: kill_a_rank(process)))
         tell("scale, requested", "elasticrun", requested)
         tell("scale, typed", "elasticrun", typed)
         tell("kill -9", "elasticrun", killed)
 
 
-def measure_prepared(rounds: int) -> None:
+def measure_scale(preparation: str, rounds: int) -> None:
     command = [*ELASTICRUN, "run", "--replicas", "2"]
-    for what, preparation in PREPARATIONS.items():
-        with job_of(command, preparation) as (job, process):
-            os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
-            scaled = []
-            for number in range(rounds):
-                job.wait_until_steady()
-                with find_job(str(process.pid)) as launcher:
-                    request = launcher.scale((3, 2)[number % 2])
-                    scaled.append(job.pause(lambda: next(request)))  # noqa: B023
-        tell(f"pause at scale, {what}", "elasticrun", scaled)
-        with job_of([*command, "--spares"], preparation) as (job, process):
-            os.environ["XDG_RUNTIME_DIR"] = job.variables["XDG_RUNTIME_DIR"]
-            killed = []
-            for _ in range(rounds):
-                job.wait_until_steady()
-                wait_until(lambda: status_of(process)["spares"] == 2)
-                pid = status_of(process)["members"][1]["pid"]
-                killed.append(job.pause(lambda: os.kill(pid, signal.SIGKILL)))  # noqa: B023
-        tell(f"pause at kill -9 with spares, {what}", "elasticrun", killed)
+    with job_of(command, preparation) as (job, process):
+        scaled = []
+        for number in range(rounds):
+            job.wait_until_steady()
+            scaled.append(job.rescale(process, (3, 2)[number % 2]))
+    tell("scale, requested", "elasticrun", scaled, preparation)
 
 
-def status_of(process: psutil.Popen) -> dict[str, Any]:
-    with find_job(str(process.pid)) as launcher:
-        return launcher.status
+def measure_kill(preparation: str, rounds: int) -> None:
+    command = [*ELASTICRUN, "run", "--replicas", "2", "--spares"]
+    with job_of(command, preparation) as (job, process):
+        killed = []
+        for _ in range(rounds):
+            job.wait_until_steady()
+            wait_until(lambda: job.status(process)["spares"] == 2)
+            pid = job.status(process)["members"][1]["pid"]
+            kill = functools.partial(os.kill, pid, signal.SIGKILL)
+            killed.append(job.restart(kill))
+    tell("kill -9 with spares", "elasticrun", killed, preparation)
 
 
-def measure_torchrun(rounds: int) -> None:
+def measure_torchrun(preparation: str, rounds: int) -> None:
     def command(size: int) -> list[str]:
         options = ["--standalone", "--max-restarts=1000", f"--nproc-per-node={size}"]
         return [sys.executable, "-m", "torch.distributed.run", *options]
 
-    with job_of(command(2)) as (job, process):
+    with job_of(command(2), preparation) as (job, process):
         killed = []
         for _ in range(rounds):
             job.wait_until_steady()
-            killed.append(job.seconds_to_next(lambda: kill_a_rank(process)))
-        tell("kill -9", "torchrun", killed)
-    with job_of(command(2)) as (job, process):
+            killed.append(job.restart(lambda: kill_a_rank(process)))
+        tell("kill -9", "torchrun", killed, preparation)
+    with job_of(command(2), preparation) as (job, process):
+
+        def relaunch(size: int) -> None:
+            nonlocal process
+            process.terminate()
+            process.wait()
+            process = job.start(command(size))
+
         scaled = []
         for number in range(rounds):
             job.wait_until_steady()
-
-            def relaunch() -> None:
-                nonlocal process
-                process.terminate()
-                process.wait()
-                process = job.start(command((3, 2)[number % 2]))  # noqa: B023
-
-            scaled.append(job.seconds_to_next(relaunch))
+            size = (3, 2)[number % 2]
+            scaled.append(job.restart(functools.partial(relaunch, size)))
         kill_tree(process)
-        tell("scale", "torchrun stopped and started", scaled)
+        tell("scale", "torchrun stopped and started", scaled, preparation)
 
 
-def tell(what: str, launcher: str, runs: list[tuple[float, bool]]) -> None:
-    seconds = [run[0] for run in runs]
+def tell(
+    what: str, launcher: str, restarts: list[Restart], preparation: str = ""
+) -> None:
+    (name,) = (name for name, text in PREPARATIONS.items() if text == preparation)
+    seconds = [restart.seconds for restart in restarts]
+    pauses = [restart.pause for restart in restarts]
     report(
         "restart_to_first_batch",
         what=what,
+        preparation=name,
         launcher=launcher,
         median_seconds=round(statistics.median(seconds), 3),
         worst_seconds=round(max(seconds), 3),
-        rounds=len(runs),
-        first_generation_worked=sum(run[1] for run in runs),
+        median_pause=round(statistics.median(pauses), 3),
+        worst_pause=round(max(pauses), 3),
+        rounds=len(restarts),
+        first_generation_worked=sum(restart.is_first_try for restart in restarts),
     )
 
 
@@ -285,22 +300,26 @@ def seconds_of(command: list[str], job: Job) -> float:
     return round(time.perf_counter() - begin, 3)
 
 
-MEASURES = {
+MEASURES: dict[str, Callable[[int], None]] = {
     "launcher": measure_launcher,
     "elasticrun": measure_elasticrun,
-    "prepared": measure_prepared,
-    "torchrun": measure_torchrun,
+    **{
+        f"{name}-{prepared}": functools.partial(measure, PREPARATIONS[prepared])
+        for name, measure in (("scale", measure_scale), ("kill", measure_kill))
+        for prepared in PREPARATIONS
+    },
+    "torchrun": functools.partial(measure_torchrun, PREPARATIONS["0"]),
+    "torchrun-3": functools.partial(measure_torchrun, PREPARATIONS["3"]),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", choices=MEASURES)
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=[*MEASURES])
     options = parser.parse_args()
-    for name, measure in MEASURES.items():
-        if options.only in (None, name):
-            measure(options.rounds)
+    for name in options.only:
+        MEASURES[name](options.rounds)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.replicas.agreement import CHECKPOINT
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import (
     Exchange,
@@ -51,13 +50,14 @@ from elasticrun.replicas.exchange import (
     save_ended,
     save_written,
 )
-from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.gate import CHECKPOINT, Decision, Gate
 from elasticrun.replicas.links import Hub, Spoke
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.messages import Answer, Ask, Farewell, HasLeft, decode, encode
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.replicas.store import Address, JobStore
 from elasticrun.replicas.watcher import Watcher
+from elasticrun.saving.capturing import Capture
 from elasticrun.saving.opening import Start
 from elasticrun.saving.saver import Saver
 from elasticrun.saving.writing import Written
@@ -99,16 +99,17 @@ class CountedClient:
         return counts
 
 
-_connect = JobStore.connect
+_begin = JobStore.__init__
+
+
+def _begin_counting(store: JobStore, *args: Any, **options: Any) -> None:
+    _begin(store, *args, **options)
+    store.client = CountedClient(store.client)  # type: ignore[assignment]
 
 
 def counting() -> Any:
     """Return a context in which the store's clients count."""
-    return mock.patch.object(
-        JobStore,
-        "connect",
-        lambda store, *args: CountedClient(_connect(store, *args)),
-    )
+    return mock.patch.object(JobStore, "__init__", _begin_counting)
 
 
 # The process that answers for the other replicas.
@@ -155,7 +156,8 @@ class Others:
         for end in self._exchanges.values():
             end.hear(save_begun(number), timeout=PATIENCE)
         CheckpointStore(self._directory, job="scale").join(number)
-        written = Written(position, gathered={"random": self._random})
+        capture = Capture(number, position, gathered={"random": self._random})
+        written = Written(capture)
         report, parts = written.encode(), written.encode_gathered()
         for rank, end in self._exchanges.items():
             end.forget(said[rank])

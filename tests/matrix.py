@@ -1,5 +1,7 @@
 """Run the fast tests on each Python, and on what is oldest: `make matrix`.
 
+With names, as `python tests/matrix.py 3.10-torch-2.7`, only those of them.
+
 Found are the versions that pyenv has installed, and every `python3.N` on the path. Each
 gets an environment of its own, `.matrix/3.N`, by the rule that makes `.venv`; the first
 gets another one, with the oldest torch that setup.py allows, and one with the oldest
@@ -138,6 +140,8 @@ def main() -> int:
     """Return 1 if the tests failed on any Python, or ran on none."""
     results = {}
     for name, interpreter, requirements, tests in rows():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         print(f"Python {name}: {interpreter}", flush=True)
         venv = FOLDER / name
         results[name] = run_tests_on(interpreter, venv, requirements, tests)
