@@ -100,9 +100,7 @@ class Paired(Net):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch["a"][0])
-        if (
-            batch["b"] is not None
-        ):  # Or that loader is through, and waits for the other.
+        if batch["b"] is not None:  # Or that loader is through.
             loss = loss + self.loss(batch["b"][0]) / 2
         self.log("train", loss, on_step=True, on_epoch=True, sync_dist=True)
         return loss

@@ -67,10 +67,13 @@ def run(directory: Path, fit: Fit, **options: Any) -> Any:
 
 
 class StopsInValidation(StopOnce):
-    """Lets the last rank ask for a stop in the last loader of the first validation."""
+    """Lets the last rank ask for a stop in the second of a validation's three loaders.
+
+    It comes there or in the third, when the first one's averages are complete.
+    """
 
     def __call__(self, trainer: Any) -> None:
-        if trainer.validating and trainer._results.dataloader_idx == 2:
+        if trainer.validating and trainer._results.dataloader_idx == 1:
             super().__call__()
 
 

@@ -41,7 +41,10 @@ def environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(root: Path, num_held: int) -> tuple[int, int, int]:
-    """Be held in the first generations until there is a mark, or a stop is due."""
+    """Be held in the first generations until there is a mark, or a stop is due.
+
+    Each is held a batch later than the one before, which has left its own behind.
+    """
     import torch
     from torch.utils.data import TensorDataset
 
@@ -54,7 +57,7 @@ def train(root: Path, num_held: int) -> tuple[int, int, int]:
     for _ in loader:
         seen.number += loader.global_batch_size
         (root / f"seen-{generation}").touch()
-        if generation < num_held and loader.batch_index == 3:
+        if generation < num_held and loader.batch_index == 3 + generation:
             wait_until(lambda: is_stop_due() or go.exists())
     return elasticrun.rank(), elasticrun.world_size(), seen.number
 
