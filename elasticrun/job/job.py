@@ -17,7 +17,7 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.boundary import Boundary, LateError
-from elasticrun.job.loop import Loop
+from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
 from elasticrun.job.pace import Pace
 from elasticrun.job.progress import Progress
@@ -82,7 +82,7 @@ class Job:
         self.environment = self._membership.environment
         self.device = self._membership.device
         self.pid = os.getpid()
-        self.loader: Loop | None = None
+        self.loader: LoopedLoader | None = None
         self.loops = OpenLoops()
         self.is_in_epoch = False
         self.is_closed = False
@@ -265,7 +265,7 @@ class Job:
         return num_turns
 
     def begin_loop(
-        self, loader: Loop, where: str, *, start: int = 0
+        self, loader: LoopedLoader, where: str, *, start: int = 0
     ) -> Position | None:
         """Begin a loop outside of others.
 
@@ -284,7 +284,7 @@ class Job:
             self._restores_at_loop = was_replaying
         return position
 
-    def begin_inside(self, loader: Loop, where: str) -> tuple[int, ...]:
+    def begin_inside(self, loader: LoopedLoader, where: str) -> tuple[int, ...]:
         """Begin a loop in the body of another one, whose batch it belongs to.
 
         Returns:
@@ -295,7 +295,7 @@ class Job:
         self.loader = loader
         return key
 
-    def reopen_loop(self, loader: Loop, where: str, index: int) -> bool:
+    def reopen_loop(self, loader: LoopedLoader, where: str, index: int) -> bool:
         """Enter the loop again that was skipped, if nothing has come after it."""
         if not self.progress.reopen_loop(loader.name, index):
             return False
@@ -316,7 +316,7 @@ class Job:
         self.loader = None
         self.progress.end_loop(is_finished=is_finished)
 
-    def end_inside(self, loader: Loop) -> None:
+    def end_inside(self, loader: LoopedLoader) -> None:
         """Leave a loop in the body of another one, which goes on."""
         self.loops.end(loader)
         self.loader = self.loops.innermost

@@ -32,7 +32,7 @@ class Part(NamedTuple):
 MicroBatch = tuple[int, Any, Part]
 
 
-class Loop(Protocol):
+class LoopedLoader(Protocol):
     """A loader while it is looped over; `AdaptiveDataLoader` is one."""
 
     @property
@@ -80,7 +80,7 @@ class Loop(Protocol):
         ...
 
     @property
-    def running_loop(self) -> Turns:
+    def running_loop(self) -> Loop:
         """The running loop over the loader: a new object for each loop."""
         ...
 
@@ -93,7 +93,7 @@ class Loop(Protocol):
         ...
 
 
-class Turns(Protocol):
+class Loop(Protocol):
     """One loop over a loader, which turns once for each micro-batch."""
 
     @property
@@ -132,7 +132,7 @@ class LoopOfSteps:
         self.current: MicroBatch = (number, [], self._whole)
 
     @property
-    def running_loop(self) -> Turns:
+    def running_loop(self) -> Loop:
         return self
 
     @property

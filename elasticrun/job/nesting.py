@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticrun.errors import LoopOrderError
-from elasticrun.job.loop import Loop
+from elasticrun.job.loop import LoopedLoader
 
 
 @dataclass
 class _Open:
-    """An open loop.
+    """An open loop over a loader.
 
     Attributes:
         key: What tells a loop inside another one from all others there: for each loop
@@ -19,7 +19,7 @@ class _Open:
         num_inside: How many have begun in that batch.
     """
 
-    loop: Loop
+    loader: LoopedLoader
     key: tuple[int, ...]
     batch: int = -1
     num_inside: int = 0
@@ -36,7 +36,7 @@ class OpenLoops:
         """What a boundary waits for, if it is the end of an inner loop."""
         if len(self._open) < 2:
             return None
-        outer, inner = self._open[0].loop, self._open[1].loop
+        outer, inner = self._open[0].loader, self._open[1].loader
         return (
             f"the loop over `{inner.name}` ({inner.where}) runs in the body of that "
             f"over `{outer.name}` ({outer.where}), and a stop waits for its end"
@@ -45,18 +45,18 @@ class OpenLoops:
     @property
     def inside(self) -> list[int]:
         """The number of the current batch of each inner loop."""
-        return [each.loop.batch_index for each in self._open[1:]]
+        return [each.loader.batch_index for each in self._open[1:]]
 
     @property
-    def innermost(self) -> Loop | None:
-        """The loop whose body runs."""
-        return self._open[-1].loop if self._open else None
+    def innermost(self) -> LoopedLoader | None:
+        """The loader of the loop whose body runs."""
+        return self._open[-1].loader if self._open else None
 
-    def has(self, loop: Loop) -> bool:
-        """Return whether a loop is open."""
-        return any(each.loop is loop for each in self._open)
+    def has(self, loader: LoopedLoader) -> bool:
+        """Return whether a loop over a loader is open."""
+        return any(each.loader is loader for each in self._open)
 
-    def begin(self, loop: Loop, where: str) -> tuple[int, ...]:
+    def begin(self, loader: LoopedLoader, where: str) -> tuple[int, ...]:
         """Open a loop in the body of the innermost one; return its key.
 
         Raises:
@@ -64,30 +64,31 @@ class OpenLoops:
         """
         key: tuple[int, ...] = ()
         for each in self._open:
-            if each.loop is loop:
+            if each.loader is loader:
                 raise LoopOrderError(
-                    f"the loop over `{loop.name}` ({where}) began while another one "
-                    f"over it ({loop.where}) was at batch {loop.batch_index}. A loader "
-                    "is at one place at a time. Leave the first loop before you start "
-                    "the second, and do not keep its iterator; or make another loader."
+                    f"the loop over `{loader.name}` ({where}) began while another one "
+                    f"over it ({loader.where}) was at batch {loader.batch_index}. A "
+                    "loader is at one place at a time. Leave the first loop before you "
+                    "start the second, and do not keep its iterator; or make another "
+                    "loader."
                 )
         if self._open:
             outer = self._open[-1]
-            batch = outer.loop.batch_index
+            batch = outer.loader.batch_index
             if batch != outer.batch:
                 outer.batch, outer.num_inside = batch, 0
             key = (*outer.key, batch, outer.num_inside)
             outer.num_inside += 1
-        self._open.append(_Open(loop, key))
+        self._open.append(_Open(loader, key))
         return key
 
-    def end(self, loop: Loop) -> None:
+    def end(self, loader: LoopedLoader) -> None:
         """Close a loop and what is open inside it; one that is not open stays so.
 
         Whoever has kept an iterator may close it after the loop around it has ended.
         """
         for number, each in enumerate(self._open):
-            if each.loop is loop:
+            if each.loader is loader:
                 del self._open[number:]
                 return
 
@@ -95,20 +96,20 @@ class OpenLoops:
         """Close all."""
         self._open.clear()
 
-    def overlap(self, loop: Loop) -> LoopOrderError:
-        """Return the error of a loop that goes on and is not the innermost one."""
+    def overlap(self, loader: LoopedLoader) -> LoopOrderError:
+        """Return the error of a loop that goes on though it is not the innermost."""
         inner = self.innermost
-        if inner is None or not self.has(loop):
+        if inner is None or not self.has(loader):
             return LoopOrderError(
-                f"the loop over `{loop.name}` ({loop.where}) went on after the loop "
-                "around it had ended. It belongs to one batch of that loop, so it "
+                f"the loop over `{loader.name}` ({loader.where}) went on after the "
+                "loop around it had ended. It belongs to one batch of that loop, so it "
                 "could not resume. Do not keep its iterator."
             )
         return LoopOrderError(
-            f"the loop over `{loop.name}` ({loop.where}) went on while the loop over "
-            f"`{inner.name}` ({inner.where}) was at batch {inner.batch_index}, which "
-            "had begun in its body. A job has one position, so it cannot resume two "
-            "loops at once. Let the inner loop end, or leave it, before the outer one "
-            "goes on, and do not keep its iterator. To draw from two loaders in one "
-            "step, iterate both together with a CombinedLoader."
+            f"the loop over `{loader.name}` ({loader.where}) went on while the loop "
+            f"over `{inner.name}` ({inner.where}) was at batch {inner.batch_index}, "
+            "which had begun in its body. A job has one position, so it cannot resume "
+            "two loops at once. Let the inner loop end, or leave it, before the outer "
+            "one goes on, and do not keep its iterator. To draw from two loaders in "
+            "one step, iterate both together with a CombinedLoader."
         )

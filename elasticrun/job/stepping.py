@@ -156,7 +156,7 @@ def _stepping_scaler(method: Method) -> Method:
         if not is_between_micro_batches():
             return method(scaler, optimizer, *args, **kwargs)
         if _acts_once(optimizer.step):
-            optimizer.step()  # Now it only notes that what was accumulated counts.
+            optimizer.step()  # Now it only notes that its gradients are due.
         return None
 
     return step

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
-from elasticrun.job.loop import Turns
+from elasticrun.job.loop import Loop
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import Method, step_between_micro_batches, wrap_method
 from elasticrun.parallel.partial_gradients import PartialGradients, parameters_of
@@ -31,9 +31,10 @@ class FollowedOptimizer:
         pace: Is told of its steps where there are several replicas, else None.
 
     Attributes:
-        counted_in: The last turn in which it was to step in an incomplete global batch.
+        put_off_in: The last turn in which its step was put off, to that of the last
+            micro-batch.
         unstepped: Whether gradients wait for its step.
-        rehearsal: Is told of its steps.
+        rehearsal: Is told of its steps; None once it is over.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class FollowedOptimizer:
         pace: Pace | None,
         rehearsal: Rehearsal | None,
     ) -> None:
-        self.counted_in: object = None
+        self.put_off_in: object = None
         self.unstepped = Unstepped()
         self.rehearsal = rehearsal
         self._partial = partial
@@ -64,7 +65,7 @@ class FollowedOptimizer:
             if loader is not None:
                 loop = loader.running_loop
                 if not loop.current[2].is_step:
-                    return self._count(optimizer, loop.current, *args, **kwargs)
+                    return self._put_off(optimizer, loop.current, *args, **kwargs)
                 if pace is not None:
                     pace.begin(loop)
             if args or kwargs:
@@ -78,7 +79,7 @@ class FollowedOptimizer:
                 self.rehearsal.note_step(optimizer)
             result = method(optimizer)
             if hides:
-                partial.drop_counted(optimizer)
+                partial.drop_due(optimizer)
             return result
 
         return step
@@ -87,7 +88,7 @@ class FollowedOptimizer:
         self,
         method: Method,
         optimizer: Optimizer,
-        loop: Turns | None,
+        loop: Loop | None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -98,23 +99,23 @@ class FollowedOptimizer:
         hides = self._partial.hides
         result = method(optimizer, *args, **kwargs)
         if hides:
-            self._partial.drop_counted(optimizer)
+            self._partial.drop_due(optimizer)
         return result
 
-    def _count(
+    def _put_off(
         self, optimizer: Optimizer, turn: object, *args: Any, **kwargs: Any
     ) -> Any:
-        """Let what has been accumulated count; the global batch is incomplete."""
+        """Note that gradients are due: the global batch is incomplete."""
         result = step_between_micro_batches(optimizer, *args, **kwargs)
-        self._partial.count(optimizer, is_again=self.counted_in is turn)
-        self.counted_in = turn
+        self._partial.make_due(optimizer, is_again=self.put_off_in is turn)
+        self.put_off_in = turn
         return result
 
     def _of_all(self, closure: Callable[[], Any]) -> Callable[[], Tensor]:
         """Return a closure that returns the loss of the whole global batch.
 
-        By which LBFGS decides how often it calls that; with their own losses, replicas
-        would do so differently often, and wait for each other without end.
+        LBFGS decides by it how often it calls the closure. With losses of their own,
+        replicas would call it differently often, and wait for each other without end.
         """
 
         def evaluate() -> Tensor:
@@ -151,7 +152,7 @@ class FollowedOptimizer:
         return zero_grad
 
 
-def running_loop() -> Turns | None:
+def running_loop() -> Loop | None:
     """Return the loop that is running, None outside of loops."""
     loader = running_loader()
     return None if loader is None else loader.running_loop

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from elasticrun.errors import ElasticRunError, warn_at_program
 from elasticrun.job.current import running_loader
-from elasticrun.job.loop import Loop, Part
+from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.crossing import crossing_node, reaches_unweighed
@@ -78,17 +78,19 @@ class GradientHooks:
         self._searches_unused = (
             reduction is not None and reduction.ddp.find_unused_parameters
         )
-        self._awaits_backward = False
-        self._hooked: list[bool] = []
+        self._awaits_backward = False  # DDP does, after its forward pass.
+        self._hooked: list[bool] = []  # For each parameter.
         self._hooks: list[Any] = []
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._settled: object = _NEVER  # The part for which nothing is left to prepare.
-        self._sole_part: Part | None = None  # Is to be weighed, and nothing besides.
-        self._sole_weights: dict[torch.dtype, Tensor] = {}  # Each from its first use.
+        # The part whose gradients are only to be multiplied, all with one weight, and
+        # that weight by their dtypes, from the first gradient of each on.
+        self._sole_part: Part | None = None
+        self._sole_weights: dict[torch.dtype, Tensor] = {}
         self._hides_too = False  # Whether the hooks are also those that hide.
-        self._micro_batch: object = None
-        self._checked_loop: object = None
-        self._checked_mix: object = None
+        self._micro_batch: object = None  # In which the earlier ones' were hidden.
+        self._checked_loop: object = None  # The last one of `_check_own`.
+        self._checked_mix: object = None  # That of `_check_mix`.
         self._has_warned = False
         self._followed: list[FollowedOptimizer] = []
         self._unstepped: list[Unstepped] = []  # Of these.
@@ -105,7 +107,7 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
-        self._weighing.parts = None  # In case that an exception has left them.
+        self._weighing.counts_met = None  # In case that an exception has left them.
         if self._rehearsal is not None:
             self._rehearse(self._rehearsal, loader)
         part = None
@@ -119,7 +121,8 @@ class GradientHooks:
             return True
         return self._settle(loader, part)
 
-    def _settle(self, loader: Loop | None, part: Part | None) -> bool:
+    def _settle(self, loader: LoopedLoader | None, part: Part | None) -> bool:
+        """Put the hooks that a part needs in place; return whether it is the last."""
         is_step = True
         weight: float | None = 1.0  # None where each loss has its own.
         if loader is not None:
@@ -142,7 +145,7 @@ class GradientHooks:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def _rehearse(self, rehearsal: Rehearsal, loader: Loop | None) -> None:
+    def _rehearse(self, rehearsal: Rehearsal, loader: LoopedLoader | None) -> None:
         rehearsal.note_forward(is_step=loader is None or loader.is_step)
         if rehearsal.is_over:
             self._rehearsal = None
@@ -194,7 +197,7 @@ class GradientHooks:
 
         def before(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor] | None:
             gradient, weight = gradients[0], weights.get(dtype)
-            if weight is None or gradient is None or weighing.parts is not None:
+            if weight is None or gradient is None or weighing.counts_met is not None:
                 return self._before_adding(parameter, gradient)
             return (gradient * weight,)  # What most have to do.
 
@@ -228,7 +231,7 @@ class GradientHooks:
         self, parameter: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor] | None:
         loader = running_loader()
-        parts = self._weighing.parts
+        counts_met = self._weighing.counts_met
         with self._lock:
             if loader is None or loader.is_step:
                 self._awaits_backward = False
@@ -237,10 +240,10 @@ class GradientHooks:
             else:
                 self._hide_earlier(loader)
                 self._partial.make_room(parameter)
-                self._partial.parts |= {None} if parts is None else parts
+                self._partial.counts_met |= counts_met or {None}
         if loader is None:
             return None
-        if parts is None:
+        if counts_met is None:
             weight = self._own_weight(loader)
         else:
             weight = self._weight_of_weighed(loader)
@@ -249,19 +252,19 @@ class GradientHooks:
         if weight == 0.0:  # A padding sample's, which may be infinite.
             return (torch.zeros_like(gradient),)
         factor = _factor(weight, gradient.dtype)
-        if parts is None and loader.running_loop.current[2] is self._sole_part:
+        if counts_met is None and loader.running_loop.current[2] is self._sole_part:
             self._settled = self._sole_part
             self._sole_weights[gradient.dtype] = factor
         return (gradient * factor,)
 
-    def _own_weight(self, loader: Loop) -> float:
+    def _own_weight(self, loader: LoopedLoader) -> float:
         """Return the weight of gradients whose losses were not weighed."""
         weight = loader.loss_weight
         if loader.running_loop is not self._checked_loop:
             self._check_own(loader, weight)
         return weight
 
-    def _weight_of_weighed(self, loader: Loop) -> float:
+    def _weight_of_weighed(self, loader: LoopedLoader) -> float:
         """Return 0 or 1: what comes through a weighed loss was weighed on its way."""
         if loader.running_loop is not self._checked_mix:
             self._check_mix(loader)
@@ -272,7 +275,7 @@ class GradientHooks:
         if is_between_micro_batches():
             self._partial.hide(parameter)
 
-    def _check_own(self, loader: Loop, weight: float) -> None:
+    def _check_own(self, loader: LoopedLoader, weight: float) -> None:
         """Refuse a loss that reads other replicas' outputs, which has no own weight."""
         if weight == 1.0:
             return
@@ -288,7 +291,7 @@ class GradientHooks:
                 "model.weigh(loss).backward()."
             )
 
-    def _check_mix(self, loader: Loop) -> None:
+    def _check_mix(self, loader: LoopedLoader) -> None:
         """Warn, once a loop, of a part that is not weighed where each needs its own."""
         self._checked_mix = loader.running_loop
         if not loader.has_one_weight and reaches_unweighed({*self._parameters}):
@@ -300,10 +303,10 @@ class GradientHooks:
                 "batch (a penalty on parameters) with any of the members."
             )
 
-    def _hide_earlier(self, loader: Loop) -> None:
+    def _hide_earlier(self, loader: LoopedLoader) -> None:
         """Hide what `.grad` held before this micro-batch's first gradient."""
         micro_batch = loader.running_loop.current
-        has_stepped = any(each.counted_in is micro_batch for each in self._followed)
+        has_stepped = any(each.put_off_in is micro_batch for each in self._followed)
         if has_stepped and not self._has_warned:
             self._has_warned = True
             warn_at_program(_STEP_BEFORE_LOSS)

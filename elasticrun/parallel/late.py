@@ -12,8 +12,8 @@ from torch.autograd.graph import get_gradient_edge
 class LateGradients:
     """Notices a second backward pass after one forward pass.
 
-    DDP takes part in the first only. It watches the first parameter that is trained,
-    to which most losses reach.
+    DDP takes part in the first only. One parameter is watched, the first that is
+    trained: most losses reach it.
 
     Args:
         parameters: Those of one module.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elasticrun.job.current import current_job
-from elasticrun.job.loop import Loop
+from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.states import state_of
 from elasticrun.job.stepping import act_once_per_global_batch
 from elasticrun.parallel.arguments import (
@@ -102,8 +102,8 @@ class AdaptiveDataParallel(nn.Module):
         check_belong(module, optimizers.values(), schedulers.values())
         self.module = module
         self.training = module.training
-        # Past nn.Module, in which DDP would bring all parameters a second time, and
-        # which takes a while to find a module.
+        # Past nn.Module's own __setattr__, by which a DDP would bring all parameters a
+        # second time, and whose modules take longer to be found.
         object.__setattr__(self, "_replica", module)
         object.__setattr__(self, "_reduction", None)
         if job.world_size > 1:
@@ -135,7 +135,7 @@ class AdaptiveDataParallel(nn.Module):
         if reduction is not None and reduction.is_outdated:
             if reduction.is_idle:  # Frozen, as in the step of another module.
                 return self.module(*args, **kwargs)
-            self._gradient_hooks.unhook()  # They come after those of DDP.
+            self._gradient_hooks.unhook()  # The new DDP's hooks come before them.
             reduction.renew()
             object.__setattr__(self, "_replica", reduction.ddp)
         is_step = self._gradient_hooks.prepare(is_training=self.training)
@@ -149,7 +149,7 @@ class AdaptiveDataParallel(nn.Module):
         count: Tensor | float | None = None,
         *,
         reduction: Literal["mean", "sum"] = "mean",
-        member: Loop | None = None,
+        member: LoopedLoader | None = None,
     ) -> Tensor:
         """Return a loss whose gradients are weighed by what it is a mean over.
 

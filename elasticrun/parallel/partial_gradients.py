@@ -23,8 +23,8 @@ class PartialGradients:
 
     A program may accumulate what no step is to see: in a GAN the generator's loss
     reaches the discriminator, which is zeroed before its own loss. So partial gradients
-    are fresh until an optimizer steps; then they count, and what `zero_grad` had taken
-    from the fresh ones is dropped. Counted ones stay until the optimizer has really
+    are fresh until an optimizer steps; then they are due, and what `zero_grad` had
+    taken from the fresh ones is dropped. Due ones stay until the optimizer has really
     stepped. Without a step between micro-batches (the loop asks for `is_step` itself)
     nothing is dropped.
 
@@ -33,22 +33,22 @@ class PartialGradients:
         is_reduced: Whether a reduction over replicas follows when the sums are back.
 
     Attributes:
-        hides: Whether something is kept.
-        parts: What the gradients that were hidden have come through, for `Weighing`.
+        hides: Whether any gradient is hidden.
+        counts_met: What the hidden gradients have come through, for `Weighing`.
     """
 
     def __init__(self, parameters: Sequence[Tensor], *, is_reduced: bool) -> None:
         self.hides = False
-        self.parts: set[int | None] = set()
+        self.counts_met: set[int | None] = set()
         self._parameters = parameters
         self._is_reduced = is_reduced
         self._global_batch: object = None
         self._stepped: set[Tensor] = set()  # Those of a known optimizer.
         self._fresh: dict[Tensor, Tensor] = {}
         self._zeroed: dict[Tensor, Tensor] = {}
-        self._counted: dict[Tensor, Tensor] = {}
-        self._shown: set[Tensor] = set()  # Counted ones that `.grad` contains.
-        self._has_strays = False
+        self._due: dict[Tensor, Tensor] = {}
+        self._shown: set[Tensor] = set()  # Due ones that `.grad` contains.
+        self._has_strays = False  # Whether a step is not to see all, as in a GAN.
         self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._stand_ins: dict[Tensor, Tensor] = {}
 
@@ -87,12 +87,12 @@ class PartialGradients:
     def correct(self, weighing: Weighing) -> None:
         """Weigh what is hidden by counts whose sums were not known yet."""
         self.drop_abandoned()
-        if self.parts - {None}:
-            self._multiply(weighing.correction(self.parts))
-        self.parts = set()
+        if self.counts_met - {None}:
+            self._multiply(weighing.correction(self.counts_met))
+        self.counts_met = set()
 
     def _multiply(self, factor: Tensor | float) -> None:
-        for hidden in (self._fresh, self._zeroed, self._counted):
+        for hidden in (self._fresh, self._zeroed, self._due):
             for gradient in hidden.values():
                 gradient.mul_(torch.as_tensor(factor).to(gradient))
 
@@ -104,15 +104,15 @@ class PartialGradients:
         for hidden in (self._zeroed, self._fresh):
             for parameter, gradient in hidden.items():
                 self._show_one(parameter, gradient)
-        for parameter, gradient in self._counted.items():
+        for parameter, gradient in self._due.items():
             if parameter not in self._shown:
                 keep = gradient.clone() if self._has_strays else gradient
                 self._show_one(parameter, keep)
         self._fresh, self._zeroed = {}, {}
         if self._has_strays:  # It may be zeroed with them, and then be due once more.
-            self._shown = set(self._counted)
+            self._shown = set(self._due)
         else:
-            self._counted, self.hides = {}, False
+            self._due, self.hides = {}, False
 
     def show_the_rest(self) -> None:
         """Put back what no gradient has met before the step.
@@ -132,7 +132,7 @@ class PartialGradients:
             )
         self.show()
 
-    def count(self, optimizer: Optimizer, *, is_again: bool) -> None:
+    def make_due(self, optimizer: Optimizer, *, is_again: bool) -> None:
         """Keep what the optimizer would step with now until it really steps.
 
         Raises:
@@ -154,14 +154,14 @@ class PartialGradients:
                     "after that. Leave out max_local_batch_size, or step once in each "
                     "turn of the loop."
                 )
-            _add(self._counted, parameter, gradient)
+            _add(self._due, parameter, gradient)
 
-    def drop_counted(self, optimizer: Optimizer) -> None:
+    def drop_due(self, optimizer: Optimizer) -> None:
         """Forget what the optimizer has stepped with."""
         for parameter in parameters_of(optimizer):
-            self._counted.pop(parameter, None)
+            self._due.pop(parameter, None)
             self._shown.discard(parameter)
-        self.hides = bool(self._fresh or self._zeroed or self._counted)
+        self.hides = bool(self._fresh or self._zeroed or self._due)
 
     def zero(self, parameters: Iterable[Tensor] | None = None) -> None:
         """Take fresh gradients for zeroed; without parameters, those of optimizers."""
@@ -172,7 +172,7 @@ class PartialGradients:
             gradient = self._fresh.pop(parameter, None)
             if gradient is None:
                 continue
-            if parameter in self._counted:
+            if parameter in self._due:
                 self._has_strays = True
             else:
                 _add(self._zeroed, parameter, gradient)
@@ -183,9 +183,9 @@ class PartialGradients:
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
-            self._fresh, self._zeroed, self._counted = {}, {}, {}
+            self._fresh, self._zeroed, self._due = {}, {}, {}
             self._shown, self.hides = set(), False
-            self.parts = set()
+            self.counts_met = set()
 
     def _is_stand_in(self, parameter: Tensor) -> bool:
         gradient = parameter.grad
@@ -213,8 +213,8 @@ class PartialGradients:
             parameter.grad = gradient if previous is None else _sum(previous, gradient)
 
     def _has_hidden(self) -> bool:
-        has_uncounted = bool(self._fresh or self._zeroed)
-        return has_uncounted or len(self._counted) > len(self._shown)
+        has_others = bool(self._fresh or self._zeroed)
+        return has_others or len(self._due) > len(self._shown)
 
 
 def _add(sums: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> None:

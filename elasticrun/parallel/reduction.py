@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
-from elasticrun.job.loop import Loop
+from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.pace import Pace
 from elasticrun.parallel.late import LateGradients
 
@@ -47,7 +47,7 @@ class Reduction:
         self._has_common_buffers = any(True for _ in module.buffers()) and bool(
             options.get("broadcast_buffers", True)
         )
-        self._even_loop: object = None  # The last one in which it was trained.
+        self._even_loop: object = None  # The last one that was looked at.
         self._parameters = list(module.parameters())
         self._trained: list[Tensor] = []
         self._frozen: list[Tensor] = []
@@ -68,9 +68,9 @@ class Reduction:
 
     def renew(self) -> None:
         """Make another DDP, for the parameters that are trained now. Collective."""
-        # They keep what has hooks at the parameters, in whose place others come.
+        # These keep the old DDP's hooks at the parameters.
         del self.ddp.reducer, self.ddp.logger
-        self.late.close()  # A pass that settles how gradients are packed is none.
+        self.late.close()  # The backward pass of settle_buckets is not the program's.
         self._make()
         self.late.watch()
 
@@ -179,7 +179,7 @@ def broadcast_buffers(ddp: DistributedDataParallel) -> None:
             buffer.data.copy_(part.view_as(buffer))
 
 
-def _check_even(loader: Loop) -> None:
+def _check_even(loader: LoopedLoader) -> None:
     """Refuse to train in a loop in which a replica may have no batch."""
     if loader.even_batches:
         return

@@ -18,8 +18,6 @@ from elasticrun.checkpoint.states.metrics import MetricState
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
 
-Tensors = dict[int, Tensor]  # By the number of DDP's bucket.
-
 _NUM_PARTS = 64  # What is sent does not grow with the number of tensors,
 _NUM_ELEMENTS = 4096  # nor what is read with their size.
 
@@ -110,7 +108,7 @@ def hook_states_of(prefix: str, state: object, device: torch.device) -> list[Bas
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
-    """Return the sum of magnitudes, and one that no two elements' change leaves."""
+    """Return the sum of magnitudes, and the plain sum: few changes leave both alike."""
     total = torch.zeros(2, dtype=torch.float64, device=tensors[0].device)
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
@@ -119,5 +117,6 @@ def _sums(tensors: list[Tensor]) -> Tensor:
     return total
 
 
-def _moved(tensors: Any, device: torch.device) -> Tensors:
+def _moved(tensors: Any, device: torch.device) -> dict[int, Tensor]:
+    """Return tensors on a device, by the numbers of DDP's buckets."""
     return {number: tensor.to(device) for number, tensor in tensors.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticrun.job.loop import Turns
+from elasticrun.job.loop import Loop
 
 _MANY = 2  # Times in a row that gradients were thrown away: it is meant so.
 
@@ -32,14 +32,14 @@ class Unstepped:
     )
 
     def __init__(self) -> None:
-        self.loop: Turns | None = None
+        self.loop: Loop | None = None
         self._turn: object = None
         self._since = 0  # The batch of the first one.
         self._stepped_loop: object = None
         self._stepped_turn: object = None
         self._num_thrown_away = 0
 
-    def note_forward(self, loop: Turns) -> None:
+    def note_forward(self, loop: Loop) -> None:
         """Note a forward pass for training, in a turn of a running loop."""
         turn = loop.current
         if turn is not self._stepped_turn:
@@ -47,13 +47,13 @@ class Unstepped:
                 self.loop, self._since = loop, turn[0]
             self._turn = turn
 
-    def note_zeroed(self, loop: Turns | None) -> None:
+    def note_zeroed(self, loop: Loop | None) -> None:
         """Note that the gradients are about to be zeroed, in a loop or (None) not."""
         if loop is not None and self.loop is loop and self._since != loop.current[0]:
             self._num_thrown_away += 1
             self.loop = None
 
-    def note_step(self, loop: Turns | None, *, has_closure: bool = False) -> None:
+    def note_step(self, loop: Loop | None, *, has_closure: bool = False) -> None:
         """Note that the optimizer is about to step, in a loop or (None) outside.
 
         Args:
@@ -66,7 +66,7 @@ class Unstepped:
         self.loop = None
         self._num_thrown_away = 0
 
-    def is_pending(self, running_loop: Turns | None) -> bool:
+    def is_pending(self, running_loop: Loop | None) -> bool:
         """Return whether a step is awaited, in the running loop or after it."""
         return (
             self.loop is not None

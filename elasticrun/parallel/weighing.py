@@ -13,7 +13,7 @@ from torch import Tensor
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Loop, Part
+from elasticrun.job.loop import LoopedLoader, Part
 
 Factor = Callable[[], Tensor | float]
 
@@ -32,14 +32,14 @@ class Weighing:
         world_size: Of the job.
 
     Attributes:
-        parts: What the backward pass that is under way has come through: the numbers of
+        counts_met: What the backward pass under way has come through: the numbers of
             counts whose sums are not known yet, None for losses of which nothing is to
             be corrected. Itself None in a pass that has come through no weighed loss.
         num_passes: How many backward passes have come through weighed losses.
     """
 
     def __init__(self, world_size: int) -> None:
-        self.parts: set[int | None] | None = None
+        self.counts_met: set[int | None] | None = None
         self.num_passes = 0
         self._world_size = world_size
         self._micro_batch: object = None
@@ -54,7 +54,7 @@ class Weighing:
         loss: Tensor,
         count: Tensor | float | None,
         reduction: str,
-        member: Loop | None,
+        member: LoopedLoader | None,
     ) -> Any:
         """Return the loss, whose gradients will be weighed; see the model's method."""
         _check(count, reduction)
@@ -63,34 +63,38 @@ class Weighing:
         loader = running_loader()
         if member is not None:
             _check_member(member, loader)
-        share = None if loader is None else loader.running_loop.current[2]
-        if self._world_size == 1 and (share is None or _is_whole(share)):
+        part = None if loader is None else loader.running_loop.current[2]
+        if self._world_size == 1 and (part is None or _is_whole(part)):
             return loss
-        factor, part = self._factor(loss, count, reduction, loader, member or loader)
+        factor, number = self._factor(loss, count, reduction, loader, member or loader)
         weigh: Any = _Weigh.apply
-        return weigh(loss, self, factor, part)
+        return weigh(loss, self, factor, number)
 
-    def note(self, part: int | None) -> None:
-        """Note that the backward pass has come through a weighed loss."""
-        if self.parts is None:
-            self.parts = set()
+    def note(self, number: int | None) -> None:
+        """Note that the backward pass has come through a weighed loss.
+
+        Args:
+            number: Of the count by which it was weighed, if its sum is not known yet.
+        """
+        if self.counts_met is None:
+            self.counts_met = set()
             self.num_passes += 1
             # In a reentrant checkpoint gradients come from passes within this one.
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self.end_pass)
-        self.parts.add(part)
+        self.counts_met.add(number)
 
     def end_pass(self) -> None:
         """Forget the backward pass that has ended, or was left by an exception."""
-        self.parts = None
+        self.counts_met = None
 
-    def correction(self, parts: Iterable[int | None]) -> Tensor | float:
-        """Return what to multiply with what came through `parts` in micro-batches.
+    def correction(self, counts_met: Iterable[int | None]) -> Tensor | float:
+        """Return what to multiply with what came through counts in micro-batches.
 
         Raises:
             ElasticRunError: It is not one number for all of them.
         """
-        first, *others = [self._correction_of(part) for part in parts]
+        first, *others = [self._correction_of(number) for number in counts_met]
         if any(bool(each != first) for each in others):
             raise ElasticRunError(
                 "losses that are means over different counts were weighed in one "
@@ -106,8 +110,8 @@ class Weighing:
         loss: Tensor,
         count: Tensor | float | None,
         reduction: str,
-        loader: Loop | None,
-        member: Loop | None,
+        loader: LoopedLoader | None,
+        member: LoopedLoader | None,
     ) -> tuple[Factor, int | None]:
         """Return what to multiply gradients with, and the number of the count.
 
@@ -115,11 +119,11 @@ class Weighing:
             member: Whose samples the loss is over: the loader, or a member of it.
         """
         world_size = self._world_size
-        weight, is_padding, share = 1.0, False, None
+        weight, is_padding, part = 1.0, False, None
         if loader is not None and member is not None:
             weight = member.loss_weight  # Raises if the members' losses differ.
             is_padding = member.running_loop.current[2].num_valid == 0
-            share = loader.running_loop.current[2]
+            part = loader.running_loop.current[2]
         if reduction == "sum":
             sum_weight = 0.0 if is_padding else float(world_size)
             return lambda: sum_weight, None
@@ -127,18 +131,18 @@ class Weighing:
             return lambda: weight, None
         own = torch.as_tensor(count, dtype=torch.float64, device=loss.device)
         own = torch.zeros_like(own) if is_padding else own.detach()
-        if loader is None or share is None or _is_whole(share):
+        if loader is None or part is None or _is_whole(part):
             total = _Total(own, world_size)
             return lambda: total.share_of(own), None
         number = self._number(loader)
         self._sums[number] = self._sums.get(number, 0) + own
-        if share.is_step:
+        if part.is_step:
             total = self._totals[number] = _Total(self._sums[number], world_size)
             return lambda: total.share_of(own), None
-        scale = world_size / share.global_batch_size
+        scale = world_size / part.global_batch_size
         return lambda: own * scale, number
 
-    def _number(self, loader: Loop) -> int:
+    def _number(self, loader: LoopedLoader) -> int:
         """Return which one of its micro-batch's counts this is."""
         loop = loader.running_loop
         if self._micro_batch is not loop.current:
@@ -150,10 +154,10 @@ class Weighing:
         self._num_counts += 1
         return self._num_counts - 1
 
-    def _correction_of(self, part: int | None) -> Tensor | float:
-        if part is None:
+    def _correction_of(self, number: int | None) -> Tensor | float:
+        if number is None:
             return 1.0
-        total = self._totals.get(part)
+        total = self._totals.get(number)
         if total is None:
             raise ElasticRunError(
                 "a loss was weighed by a count in the first micro-batches of a global "
@@ -188,14 +192,14 @@ class _Weigh(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loss: Tensor, weighing: Weighing, factor: Factor, part: int | None
+        ctx: Any, loss: Tensor, weighing: Weighing, factor: Factor, number: int | None
     ) -> Tensor:
-        ctx.weighing, ctx.factor, ctx.part = weighing, factor, part
+        ctx.weighing, ctx.factor, ctx.number = weighing, factor, number
         return loss.view_as(loss)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.weighing.note(ctx.part)
+        ctx.weighing.note(ctx.number)
         weighed = gradient.double() * ctx.factor()
         return weighed.to(gradient.dtype), None, None, None
 
@@ -221,7 +225,7 @@ def is_weighed(node: Any) -> bool:
     return getattr(type(node), "_forward_cls", None) is _Weigh
 
 
-def _check_member(member: Loop, loader: Loop | None) -> None:
+def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
     """Refuse a loader that delivers nothing in this step, so has no weight in it."""
     if loader is None or not member.running_loop.current[2].global_batch_size:
         where = "no loop is running" if loader is None else f"`{loader.name}` runs"

@@ -18,7 +18,7 @@ from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
 from elasticrun.errors import STOPPED
 from elasticrun.job.boundary import Boundary
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Loop
+from elasticrun.job.loop import LoopedLoader
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.gate import STOP
 from elasticrun.saving.settings import Settings
@@ -101,7 +101,7 @@ class CheckedJob(Job):
         self._set_zone("D")
 
     def begin_loop(
-        self, loader: Loop, where: str, *, start: int = 0
+        self, loader: LoopedLoader, where: str, *, start: int = 0
     ) -> Position | None:
         """Begin a loop, and note what everything is at."""
         was_replaying = self.progress.is_replaying
