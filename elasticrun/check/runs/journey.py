@@ -111,6 +111,7 @@ class Journey:
             offset=0,
             loop=self._loop,
             log_dir=options.log_dir,
+            audience=self,
             listener=self,
         )
         self.groups = [member.pid for member in generation.members]

@@ -29,8 +29,8 @@ from elasticrun.replicas.wire import Message, WireError
 _STACKS = b"(most recent call first)"
 
 
-class GenerationListener(Protocol):
-    """Who is told what happens in a generation."""
+class Audience(Protocol):
+    """Who is told what replicas print, and where they are."""
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """A replica printed a line."""
@@ -40,6 +40,10 @@ class GenerationListener(Protocol):
 
     def on_report(self, member: Member) -> None:
         """A replica said where it is."""
+
+
+class GenerationListener(Protocol):
+    """Who is told what a generation needs, and how it ends."""
 
     def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """The program has imported modules of installed packages, and set variables."""
@@ -103,6 +107,7 @@ class Generation:
         offset: int,
         loop: EventLoop,
         log_dir: Path,
+        audience: Audience,
         listener: GenerationListener,
     ) -> None:
         self.number = number
@@ -113,6 +118,7 @@ class Generation:
         self._has_log_failed = False
         self._kills_before = processes.num_out_of_memory_kills()
         self._loop = loop
+        self._audience = audience
         self._listener = listener
         self.members = [self._enroll(each, log_dir) for each in parked]
 
@@ -239,14 +245,14 @@ class Generation:
         def take(line: bytes) -> None:
             member.log.write(line)
             member.has_dumped = member.has_dumped or _STACKS in line
-            self._listener.on_output(member.rank, line, is_error=is_error)
+            self._audience.on_output(member.rank, line, is_error=is_error)
 
         return take
 
     def _on_log_failure(self, rank: int, error: OSError) -> None:
         if not self._has_log_failed:
             self._has_log_failed = True
-            self._listener.on_log_failure(rank, error)
+            self._audience.on_log_failure(rank, error)
 
     def _on_output(self, reader: LineReader) -> Callable[[], None]:
         def read() -> None:
@@ -273,7 +279,7 @@ class Generation:
                 # What was said during a pause of the launcher is older than that.
                 member.moved_at = max(member.moved_at, message["time"])
             member.report = message
-            self._listener.on_report(member)
+            self._audience.on_report(member)
         elif message["type"] == "failure":
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]

@@ -19,8 +19,9 @@ class News:
 
     Attributes:
         has_had_job: Whether a replica of any generation has made its job.
-        on_started: Called when a generation has started.
-        on_ready: Called when all replicas of a generation have made their job.
+        on_started: Called with each generation that has started.
+        on_ready: Called with it when all its replicas here have made their job.
+        on_trained: Called with it when all of them have trained a batch.
         on_not_rescaled: Called with the reason when a generation goes on that was to be
             rescaled.
         on_delayed: Called with the reason when replicas are waited for.
@@ -29,8 +30,9 @@ class News:
 
     def __init__(self, console: Console, crashes: CrashBook) -> None:
         self.has_had_job = False
-        self.on_started: list[Callable[[], None]] = []
-        self.on_ready: list[Callable[[], None]] = []
+        self.on_started: list[Callable[[Generation], None]] = []
+        self.on_ready: list[Callable[[Generation], None]] = []
+        self.on_trained: list[Callable[[Generation], None]] = []
         self.on_not_rescaled: list[Callable[[str], None]] = []
         self.on_delayed: list[Callable[[str], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
@@ -40,39 +42,43 @@ class News:
         self._repeats: dict[int, Repeats] = {}
         self._generation: Generation | None = None
         self._is_known_ready = False
+        self._has_known_trained = False
 
     def begin(self, generation: Generation) -> None:
         """Take a generation that has started."""
-        self._generation, self._is_known_ready = generation, False
+        self._generation = generation
+        self._is_known_ready = self._has_known_trained = False
         self._repeats.clear()
         for call in self.on_started:
-            call()
+            call(generation)
 
-    def note_not_rescaled(self, why: str) -> None:
-        """Tell that the generation goes on as it is."""
+    def tell_not_rescaled(self, why: str) -> None:
+        """Say that the generation goes on as it is, also to who asked for more."""
+        self._console.event(why)
         for call in self.on_not_rescaled:
             call(why)
 
-    def note_delay(self, why: str) -> None:
-        """Tell that replicas are waited for."""
+    def tell_delay(self, why: str) -> None:
+        """Say why something takes its time, also to who waits for a rescaling."""
+        self._console.event(why)
         for call in self.on_delayed:
             call(why)
 
-    def note_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
+    def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """Show a line that a replica printed."""
         if is_error:
             line = self._repeats.setdefault(rank, Repeats()).filtered(line)
         if line:
             self._console.output(marked(rank, line), is_error=is_error)
 
-    def note_log_failure(self, rank: int, error: OSError) -> None:
+    def on_log_failure(self, rank: int, error: OSError) -> None:
         """Say that what replicas print is not kept."""
         self._console.event(
             f"what rank {rank} prints is not kept, and perhaps that of others: "
             f"{error}; going on without"
         )
 
-    def note_report(self, member: Member) -> None:
+    def on_report(self, member: Member) -> None:
         """Take where a replica is."""
         generation = self._generation
         assert generation is not None
@@ -85,7 +91,7 @@ class News:
                     f"generation {generation.number}: resumed at {resumed_at}"
                 )
             for call in self.on_ready:
-                call()
+                call(generation)
         for report_to in self.on_reported:
             report_to(member)
         if member.report["has_trained"]:
@@ -93,3 +99,7 @@ class News:
         slow = self._stragglers.note([each.report for each in generation.members])
         if slow:
             self._console.event(slow)
+        if not self._has_known_trained and generation.has_trained:
+            self._has_known_trained = True
+            for call in self.on_trained:
+                call(generation)

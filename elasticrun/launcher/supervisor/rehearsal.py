@@ -42,7 +42,7 @@ class Rehearsal:
         on_waiting: Callable[[], None],
         on_late: Callable[[str], None],
         on_failure: Callable[[str, bool], None],
-        on_barred: Callable[[], None],
+        on_barred: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._on_waiting = on_waiting

@@ -161,7 +161,7 @@ class Server:
 
     def _dismiss_overruled(self) -> None:
         """Answer those who wait for a number that another caller has changed."""
-        size = self._supervisor.size
+        size = self._supervisor.takeover.size
         for channel, asked in self._waiting:
             if asked != size:
                 problem = f"the job goes on with {size} replicas, not {asked}: somebody"
@@ -169,10 +169,7 @@ class Server:
                 self._send(channel, {"error": error, "is_done": True})
         self._waiting = [each for each in self._waiting if each[1] == size]
 
-    def _on_started(self) -> None:
-        generation = self._supervisor.generation
-        assert generation is not None
-
+    def _on_started(self, generation: Generation) -> None:
         def look() -> None:
             is_same = self._supervisor.generation is generation
             if is_same and not (
@@ -184,9 +181,7 @@ class Server:
 
         self._supervisor.loop.call_later(_JOBLESS_SECONDS, look)
 
-    def _on_ready(self) -> None:
-        generation = self._supervisor.generation
-        assert generation is not None
+    def _on_ready(self, generation: Generation) -> None:
         self._answer_waiting(generation, "trains")
 
     def _on_not_rescaled(self, why: str) -> None:

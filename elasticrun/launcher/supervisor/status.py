@@ -62,7 +62,7 @@ class StatusBook:
         supervisor = self._supervisor
         options, generation = supervisor.options, supervisor.generation
         members, report = self._running, self._first_report
-        spares = supervisor.spares
+        spares = supervisor.successors.spares
         usage = self._usage_of([*(member.pid for member in members), *spares])
         saved_at = report.get("saved_at")
         return {
@@ -70,7 +70,7 @@ class StatusBook:
             "pid": os.getpid(),
             "state": supervisor.state,
             "replicas": len(members),
-            "target": supervisor.size,
+            "target": supervisor.takeover.size,
             **self._describe_nodes(),
             "generation": generation.number if generation is not None else None,
             "position": report.get("position"),
@@ -89,7 +89,7 @@ class StatusBook:
             "checkpoint_dir": str(options.checkpoint_dir),
             "log_dir": str(options.log_dir),
             "seconds": time.time() - supervisor.judge.started_at,
-            "spares": supervisor.num_ready_spares,
+            "spares": supervisor.successors.num_ready_spares,
             "spare_memory": sum(usage[pid][1] for pid in spares),
             "members": [
                 self._describe(member, *usage[member.pid]) for member in members

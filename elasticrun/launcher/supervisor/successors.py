@@ -32,11 +32,11 @@ class Successors:
         on_able: Called when those beside which they were prepared may give way.
         on_late: Called with the reason if that takes too long.
         on_failed: Called with the reason when their script has failed.
-        on_barred: Called when one could not use GPUs as a fork, and has begun anew.
 
     Attributes:
         is_asked: Whether they were asked for, and not taken since; spares are not.
         may_rehearse: Whether no script has failed beside a generation so far.
+        offered: Those that were offered for the next generation, until it begins.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class Successors:
         on_able: Callable[[], None],
         on_late: Callable[[str], None],
         on_failed: Callable[[str], None],
-        on_barred: Callable[[], None],
     ) -> None:
         self._starter = starter
         self._loop = loop
@@ -62,8 +61,8 @@ class Successors:
         self._on_able = on_able
         self._on_late = on_late
         self._on_failed = on_failed
-        self._on_barred = on_barred
         self._parked: list[Parked] = []
+        self.offered: list[Parked] = []
         self._size = 0
         self._num_asked = 0
         self._num_spares = 0
@@ -99,8 +98,8 @@ class Successors:
 
     @property
     def pids(self) -> set[int]:
-        """Their process numbers."""
-        return {each.pid for each in self._parked}
+        """The process numbers of all, those included that were offered."""
+        return {each.pid for each in (*self._parked, *self.offered)}
 
     def note_start(self, seconds: float) -> None:
         """Note how long it took until replicas had made their job, or needed it."""
@@ -170,20 +169,34 @@ class Successors:
 
         self._starter.park(size, on_forked)
 
+    def offer(self) -> list[Parked]:
+        """Return them; until `take` they wait for the others' offers."""
+        self.offered = self._release()
+        return self.offered
+
     def take(self) -> list[Parked]:
-        """Return them, to be let go."""
-        if self._rehearsal is not None:
-            self._rehearsal.end()
-            self._rehearsal = None
-        taken, self._parked = self._parked, []
-        self.is_asked, self._num_spares = False, 0
-        self._is_told_to_rehearse = False
+        """Return those that were offered, to be let go."""
+        taken, self.offered = self.offered, []
         return taken
+
+    def take_back(self) -> None:
+        """Let all end, those as well that were offered."""
+        self.discard()
+        _discard(self.take())
 
     def discard(self) -> None:
         """Let them end, and those that are on their way."""
         self._num_asked += 1
-        discard(self.take())
+        _discard(self._release())
+
+    def _release(self) -> list[Parked]:
+        if self._rehearsal is not None:
+            self._rehearsal.end()
+            self._rehearsal = None
+        released, self._parked = self._parked, []
+        self.is_asked, self._num_spares = False, 0
+        self._is_told_to_rehearse = False
+        return released
 
     def _can_rehearse(self, size: int, beside: Generation, *, otherwise: str) -> bool:
         if not self.may_rehearse or not beside.has_job:
@@ -211,7 +224,7 @@ class Successors:
                 on_waiting=self._on_waiting,
                 on_late=self._on_late,
                 on_failure=self._on_failure,
-                on_barred=self._on_barred,
+                on_barred=self._starter.fork_no_more,
             )
         self._rehearsal.begin(parked, self._orders_ahead[parked.rank])
 
@@ -225,7 +238,6 @@ class Successors:
         self._on_failed(why)
 
 
-def discard(parked: list[Parked]) -> None:
-    """Let replicas end that nobody needs."""
+def _discard(parked: list[Parked]) -> None:
     for each in parked:
         each.discard()

@@ -5,9 +5,9 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
 
     request        `scale`, from a command over the control socket; or a replica has
                    crashed, or another node wishes it
-    PREPARING      `_prepare`: successors are forked [the forkserver];
-                   `_rehearse`: they run their script beside the generation, up to where
-                   it needs the job, and wait there [their main threads]
+    TRAINING       `Takeover.prepare`: successors are forked [the forkserver]; they run
+                   their script beside the generation, up to where it needs the job, and
+                   wait there [their main threads]
     STOPPING       `on_prepared`: on all nodes all of them wait, so the generation is
                    asked to save and exit [rank 0's reporter thread asks its job, the
                    watchers of all replicas agree on a boundary, their main threads save
@@ -25,8 +25,6 @@ A job on one machine goes through the same steps, and waits for nobody in them.
 from __future__ import annotations
 
 import enum
-import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,26 +39,20 @@ from elasticrun.launcher.nodes.nodes import (
     END,
     LEAVE,
     LOOPBACK,
-    SCALE,
     Nodes,
     Offer,
     Round,
     plan_round,
 )
-from elasticrun.launcher.options import (
-    OptionError,
-    Options,
-    check_gpus,
-    check_open_files,
-)
+from elasticrun.launcher.options import Options
 from elasticrun.launcher.replica.functions import forget_results
 from elasticrun.launcher.supervisor.crashes import CrashBook
-from elasticrun.launcher.supervisor.generation import Generation, Member
+from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.hangs import HangClock
 from elasticrun.launcher.supervisor.judge import Judge, Next, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
 from elasticrun.launcher.supervisor.progress_news import News
-from elasticrun.launcher.supervisor.successors import Successors, discard
+from elasticrun.launcher.supervisor.takeover import Takeover
 from elasticrun.launcher.supervisor.watchdog import Watchdog
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import How, Verdict
@@ -69,7 +61,6 @@ from elasticrun.replicas.wire import Message
 
 _AFTER_GRACE_SECONDS = 3.0
 _REAP_SECONDS = 1.0
-_LEARNING_SECONDS = 1.0
 _ANNOUNCED = {number.name for number in ANNOUNCING}
 
 
@@ -81,8 +72,7 @@ class Phase(enum.Enum):
     GATHERING = "replicas that wait, and a seat for them"
     OFFERED = "the offers of the other nodes"
     # With one, from its start to the end of its last replica:
-    TRAINING = "a request, or an end"
-    PREPARING = "successors that can take over; what runs does not know of them yet"
+    TRAINING = "a request, successors that can take over, or an end"
     STOPPING = "all replicas to save and exit"
     # Without it again:
     JUDGING = "how it ended on the other nodes"
@@ -96,8 +86,9 @@ class Supervisor:
 
     Attributes:
         generation: The one that runs, or None between two.
-        size: How many replicas the next generation gets on this node.
         nodes: The machines of the job.
+        takeover: Has successors prepare beside the generation that runs.
+        successors: The replicas that wait for the next one.
         crashes: The crashes so far.
         judge: Decides what follows from the end of a generation.
         exit_code: The launcher's, once the job is over.
@@ -117,7 +108,6 @@ class Supervisor:
         self.options = options
         self.loop = loop
         self.generation: Generation | None = None
-        self.size = options.replicas.initial
         self.exit_code: int | None = None
         self.problem = ""
         newest = directory.newest_checkpoint(options.checkpoint_dir)
@@ -129,8 +119,6 @@ class Supervisor:
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
         self._stop_code = STOPPED
         self._is_hurried = False
-        self._is_spared = False
-        self._offered: list[Parked] = []
         # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
         self._strangers = set(processes.children())
         self._watchdog = Watchdog(
@@ -139,37 +127,25 @@ class Supervisor:
             HangClock(options.hang_timeout),
             on_hang=lambda: self.nodes.note_trouble(is_hang=True),
         )
-        self._starter = self._make_starter()
-        self._successors = Successors(
-            self._starter,
+        self._starter = Starter(
             loop,
-            # A node that waits for a seat gives up after a time.
-            most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
-            orders=self._orders_ahead,
-            say=self._tell,
-            on_ready=self._ask_for_seat,
-            on_able=self._on_able,
-            on_late=self._on_late,
-            on_failed=self._on_failed_rehearsal,
-            on_barred=self.on_barred,
-        )
-        self.news.on_ready.append(self._note_start)
-        self.nodes = meet(self)
-
-    def _make_starter(self) -> Starter:
-        options = self.options
-        return Starter(
-            self.loop,
             imports=[] if options.is_exec else imports_of(options.program),
             is_exec=options.is_exec,
-            say=self._tell,
+            say=self.news.tell_delay,
             on_failure=self._on_no_replicas,
         )
-
-    def _tell(self, text: str) -> None:
-        """Say why something takes its time, also to those who wait for a rescaling."""
-        self._console.event(text)
-        self.news.note_delay(text)
+        self.nodes = meet(self)
+        self.takeover = Takeover(
+            options,
+            loop,
+            starter=self._starter,
+            nodes=self.nodes,
+            console=console,
+            news=self.news,
+            orders=self._orders_ahead,
+            on_ready=self._ask_for_seat,
+        )
+        self.successors = self.takeover.successors
 
     # What the rest of the launcher asks for.
 
@@ -194,12 +170,16 @@ class Supervisor:
     def _reap(self) -> None:
         """Forget orphans that have ended, now and then; there may be any number."""
         running = self.generation.members if self.generation is not None else []
-        known = {each.pid for each in running} | {each.pid for each in self._offered}
         processes.reap(
-            but=known | {self._starter.pid} | self._successors.pids | self.nodes.pids,
+            but={each.pid for each in running} | self._waiting_pids,
             leaves_leaders=self._starter.is_forking,
         )
         self.loop.call_later(_REAP_SECONDS, self._reap)
+
+    @property
+    def _waiting_pids(self) -> set[int]:
+        """The processes that outlive the generation that runs."""
+        return {self._starter.pid} | self.successors.pids | self.nodes.pids
 
     @property
     def state(self) -> str:
@@ -212,28 +192,14 @@ class Supervisor:
         return "training" if has_job else "starting"
 
     @property
-    def spares(self) -> list[int]:
-        """The process numbers of replicas that are kept for a crash."""
-        return self._successors.spares
-
-    @property
-    def num_ready_spares(self) -> int:
-        """How many of them have come to where their script needs the job."""
-        return self._successors.num_ready_spares
-
-    @property
     def is_rescaling(self) -> bool:
         """Whether the generation that runs is to give way to one of another size."""
-        if self._phase is Phase.PREPARING:
-            assert self.generation is not None
-            return self.size != self.generation.size
+        if self.generation is not None and self.takeover.is_preparing:
+            return self.takeover.size != self.generation.size
         return self._stop is Stop.SCALE
 
     def scale(self, size: int) -> str:
-        """Go on with so many replicas; return what will happen.
-
-        Those that run go on until all of the others need the job. If not all come so
-        far, the job goes on with as many as before.
+        """Go on with so many replicas here; return what will happen.
 
         Raises:
             OptionError: The number is out of bounds, or too large for the launcher, or
@@ -242,22 +208,7 @@ class Supervisor:
         self.options.replicas.check(size)
         if self._stop is Stop.END:
             return "the job is stopping, so it is not rescaled"
-        if size == self.size:
-            return f"the job has {size} replicas already"
-        running = self.generation.size if self.generation is not None else 0
-        if self._phase is Phase.PREPARING and size == running:
-            return self._stay()
-        check_open_files(size, num_running=running)
-        if self.generation is not None and self.generation.uses_gpus:
-            check_gpus(size)
-        before, self.size = self.size, size
-        text = f"rescaling from {before} to {size} replicas"
-        self._console.event(text)
-        if self._phase is not Phase.OFFERED:  # Else `on_round` comes back to it.
-            self._prepare()
-            if self.size != size:
-                raise OptionError("no replica can be started; the launcher says why")
-        return text
+        return self.takeover.scale(size, self.generation)
 
     def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
         """Save and end the job here; the second time, end it at once.
@@ -292,115 +243,20 @@ class Supervisor:
 
     # From one generation to the next.
 
-    def _prepare(self) -> None:
-        """Have successors forked; what runs gives way once they can take over."""
-        if self._phase is Phase.TRAINING:
-            self._phase = Phase.PREPARING
-        if self._phase is not Phase.PREPARING:
-            self._successors.prepare(self.size)
-            return
-        generation = self.generation
-        assert generation is not None
-        if self.size != generation.size:
-            text = f"rescaling from {generation.size} to {self.size} replicas"
-            self.nodes.call(SCALE, text)
-        self.nodes.note_prepared(False)
-        self._successors.prepare(self.size, beside=generation)
-
-    def _stay(self) -> str:
-        """Give up a rescaling of which what runs knows nothing yet."""
-        assert self.generation is not None
-        before, self.size = self.size, self.generation.size
-        self.nodes.call_off(SCALE)
-        if self.nodes.is_called:
-            self._prepare()
-        else:
-            self._call_off()
-        text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
-        self._console.event(text)
-        return text
-
-    def _call_off(self) -> None:
-        assert self.generation is not None
-        self._phase = Phase.TRAINING
-        self.nodes.call_off(SCALE)
-        self.nodes.note_prepared(False)
-        self._discard_successors()
-        self.size = self.generation.size
-        self._keep_spares()
-
-    def _discard_successors(self) -> None:
-        self._successors.discard()
-        if self.generation is not None:
-            running = [member.pid for member in self.generation.running]
-            self._starter.note_running(running)
-
     def _orders_ahead(self, size: int, first: Parked) -> list[Message]:
         """Return the orders of the next generation, as far as they are known."""
         offer = self._offer(size, first)
         round_ = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
         return make_orders(self.options, round_, is_rehearsed=True)
 
-    def _on_failed_rehearsal(self, why: str) -> None:
-        """Go on with what runs if it has not been asked to give way.
-
-        Among nodes it gives way at once: another one may need the next generation.
-        """
-        may_rehearse = self._successors.may_rehearse
-        if self._phase is Phase.PREPARING and self.options.nodes is not None:
-            why = f"a new replica failed, so those that run stop first. It was {why}"
-            self._tell(why)
-            self._successors.prepare(self.size)
-        elif self._phase is Phase.PREPARING:
-            self._call_off()
-            first = "" if may_rehearse else "; the next rescaling stops them first"
-            why = f"a new replica failed, so those that run go on{first}. It was {why}"
-            self._console.event(why)
-            self.news.note_not_rescaled(why)
-        elif self._successors.is_asked:
-            self._console.event(f"a new replica failed, so others start. It was {why}")
-            self._successors.prepare(self.size)
-        else:
-            more = "others take their place" if may_rehearse else "there are no more"
-            self._console.event(f"a spare failed; {more}. It was {why}")
-            self._discard_successors()
-            self._keep_spares()
-
-    def _keep_spares(self) -> None:
-        """Have a whole generation wait for a crash of the one that trains."""
-        generation = self.generation
-        if (
-            self.options.has_spares
-            and self._phase is Phase.TRAINING
-            and generation is not None
-            and generation.has_trained
-        ):
-            self._successors.prepare_spares(generation)
-
-    def _on_late(self, why: str) -> None:
-        """Have what runs give way already, as others may not come so far beside it."""
-        if self._phase is Phase.PREPARING:
-            self._tell(f"{why}; those that run give way to them now")
-            self.nodes.hurry()
-
-    def _note_start(self) -> None:
-        assert self.generation is not None
-        self._successors.note_start(time.monotonic() - self.generation.started_at)
-
-    def _on_able(self) -> None:
-        """Tell that others can take over, or can only once what runs has ended."""
-        if self._phase is Phase.PREPARING and not self._successors.is_rehearsing:
-            self.nodes.hurry()
-        elif self._phase in (Phase.PREPARING, Phase.GATHERING):
-            self.nodes.note_prepared()
-
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
         """Have the generation save and exit; it may have been asked, or have ended."""
         generation = self.generation
         if stop is Stop.END:
-            self._successors.discard()
+            self.successors.discard()
         if generation is not None:
             self._phase = Phase.STOPPING
+            self.takeover.end()
             if stop is Stop.SCALE and not generation.has_begun:
                 generation.discard()  # It could save nothing, and loses nothing.
             else:
@@ -416,8 +272,9 @@ class Supervisor:
         generation, self.generation = self.generation, None
         assert generation is not None
         self._phase = Phase.JUDGING
+        self.takeover.end()
         self._watchdog.end()
-        self._starter.note_running(sorted(self._successors.pids))
+        self._starter.note_running(sorted(self.successors.pids))
         verdict = verdict_of(
             generation,
             reason=self._watchdog.reason,
@@ -450,8 +307,8 @@ class Supervisor:
         if next_.delay:
             self._phase = Phase.PAUSED
             self.loop.call_later(next_.delay, self._end_pause)
-        if not self._successors.is_asked:
-            self._successors.prepare(self.size)
+        if not self.successors.is_asked:
+            self.takeover.prepare()
         self._ask_for_seat()
 
     def _end_pause(self) -> None:
@@ -464,11 +321,11 @@ class Supervisor:
 
     def on_seat(self) -> None:
         """Offer the successors, or ask again when they wait."""
-        if self._phase is not Phase.GATHERING or not self._successors.is_ready:
+        if self._phase is not Phase.GATHERING or not self.successors.is_ready:
             return
         self._phase = Phase.OFFERED
-        self._offered = self._successors.take()
-        self.nodes.offer(self._offer(len(self._offered), self._offered[0]))
+        offered = self.successors.offer()
+        self.nodes.offer(self._offer(len(offered), offered[0]))
 
     def _offer(self, size: int, first: Parked) -> Offer:
         number = max(directory.next_generation(self.options.checkpoint_dir), 0)
@@ -486,12 +343,9 @@ class Supervisor:
 
     def on_round(self, round_: Round) -> None:
         """Let the replicas go that were offered."""
-        parked, self._offered = self._offered, []
-        pids = {each.pid for each in parked}
-        waiting = self._successors.pids | self.nodes.pids | self._strangers
-        processes.kill_children(but={self._starter.pid, *pids, *waiting})
+        processes.kill_children(but=self._waiting_pids | self._strangers)
+        parked = self.successors.take()
         self._phase, self._stop = Phase.TRAINING, Stop.NONE
-        self._is_spared = False
         self.crashes.adopt(round_)
         generation = self.generation = Generation(
             parked,
@@ -499,37 +353,21 @@ class Supervisor:
             offset=round_.offset,
             loop=self.loop,
             log_dir=self.options.log_dir,
+            audience=self.news,
             listener=self,
         )
+        self.takeover.begin(generation)
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
-        self._starter.note_running(sorted(pids))
+        self._starter.note_running([each.pid for each in parked])
         if self.options.program.kind == "function":
             forget_results(Path(self.options.program.target))
         self._console.event(round_.describe())
         self.news.begin(generation)
         generation.start(make_orders(self.options, round_))
-        if round_.share != self.size:  # Rescaled after it was offered.
-            self._prepare()
+        if round_.share != self.takeover.size:  # Rescaled after it was offered.
+            self.takeover.prepare()
 
     # What is heard from the generation that runs.
-
-    def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
-        """Show a line that a replica printed."""
-        self.news.note_output(rank, line, is_error=is_error)
-
-    def on_log_failure(self, rank: int, error: OSError) -> None:
-        """Say that what replicas print is not kept."""
-        self.news.note_log_failure(rank, error)
-
-    def on_report(self, member: Member) -> None:
-        """Note where a replica is; once all have trained, have spares."""
-        self.news.note_report(member)
-        if not self.options.has_spares or self._is_spared:
-            return
-        if self.generation is not None and self.generation.has_trained:
-            # What the forkserver is to learn of the program comes after the report.
-            self._is_spared = True
-            self.loop.call_later(_LEARNING_SECONDS, self._keep_spares)
 
     def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """Let the forkserver import what the program did, while nobody waits for it."""
@@ -548,27 +386,24 @@ class Supervisor:
 
     def on_call(self, cause: str) -> None:
         """Have successors prepare for a generation with other nodes."""
-        if self._phase is Phase.TRAINING:
-            self._console.event(f"{cause}: new replicas prepare beside those that run")
-            self._prepare()
-        elif self._phase is Phase.GATHERING:
+        if self._phase is Phase.GATHERING:
             self._console.event(f"{cause}: new replicas prepare here, too")
-            self._successors.rehearse()
+            self.successors.rehearse()
+        else:
+            self.takeover.on_call(cause)
 
     def on_called_off(self) -> None:
         """Go on with what runs: nobody needs another generation any more."""
-        if self._phase is Phase.PREPARING:
-            self._console.event("nothing is to change any more; those that run go on")
-            self._call_off()
+        self.takeover.on_called_off()
 
     def on_prepared(self, cause: str) -> None:
         """Have what runs save and exit: others can take over."""
-        if self._phase is Phase.PREPARING:
-            assert self.generation is not None
+        if self.generation is not None and self.takeover.is_preparing:
             if self.options.nodes is not None:
                 self._say_all_save(cause)
-            if self.size != self.generation.size:
-                cause = f"a rescaling to {self.size} replicas"
+            size = self.takeover.size
+            if size != self.generation.size:
+                cause = f"a rescaling to {size} replicas"
             self._ask_to_stop(Stop.SCALE, cause)
 
     def _say_all_save(self, cause: str) -> None:
@@ -578,14 +413,12 @@ class Supervisor:
         """Have replicas wait that other nodes can reach, and begin with them."""
         if bind != self._starter.outward:
             self._starter.outward = bind
-            self._successors.discard()
-            discard(self._offered)
-            self._offered = []
+            self.successors.take_back()
             if self._phase is Phase.OFFERED:
                 self._phase = Phase.GATHERING
         is_between = self.generation is None and self._phase is not Phase.OFFERED
-        if is_between and not self._successors.is_asked:
-            self._successors.prepare(self.size)
+        if is_between and not self.successors.is_asked:
+            self.takeover.prepare()
             self._ask_for_seat()
 
     def on_wish(self, kind: str, cause: str) -> None:
@@ -601,8 +434,8 @@ class Supervisor:
                 self.exit_code = STOPPED
         elif is_end or self._stop is Stop.NONE:
             self._say_all_save(cause)
-            if not (is_end or self._successors.is_asked):
-                self._successors.prepare(self.size, beside=self.generation)
+            if not (is_end or self.successors.is_asked):
+                self.successors.prepare(self.takeover.size, beside=self.generation)
             self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
 
     def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
@@ -630,19 +463,17 @@ class Supervisor:
     def _on_no_replicas(self, why: str) -> None:
         """Go on with as many as before, if there were any."""
         last = self.nodes.round
-        is_rescaling = last is not None and last.share != self.size
+        is_rescaling = last is not None and last.share != self.takeover.size
         if last is None or (self.generation is None and not is_rescaling):
             self._go_on(self.judge.fail(why))
             return
-        self._successors.discard()
-        if self._phase is Phase.PREPARING:
-            self._phase = Phase.TRAINING
-            self.nodes.call_off(SCALE)
+        self.takeover.give_up()
         why += f" The job goes on with {last.share} replica{'s' * (last.share > 1)}"
-        self._console.event(why)
         if is_rescaling and self._stop is not Stop.END:
-            self.size = last.share
-            self.news.note_not_rescaled(why)
+            self.takeover.size = last.share
+            self.news.tell_not_rescaled(why)
+        else:
+            self._console.event(why)
         if self.generation is None and self._phase is not Phase.JUDGING:
-            self._successors.prepare(self.size)
+            self.takeover.prepare()
             self._ask_for_seat()

@@ -60,9 +60,11 @@ def book_of(leaders: list[int], folder: Path) -> StatusBook:
         ),
         generation=SimpleNamespace(number=4, members=members, running=members),
         state="training",
-        size=3,
-        spares=leaders[:1],  # As if the first one were another one.
-        num_ready_spares=1,
+        takeover=SimpleNamespace(size=3),
+        successors=SimpleNamespace(
+            spares=leaders[:1],  # As if the first one were another one.
+            num_ready_spares=1,
+        ),
         news=SimpleNamespace(on_reported=[]),
         nodes=SimpleNamespace(round=None),
         crashes=CrashBook(3, newest_at_start=0),

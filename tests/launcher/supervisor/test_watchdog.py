@@ -54,6 +54,7 @@ class World:
             offset=0,
             loop=self.loop,
             log_dir=self.logs,
+            audience=listener,
             listener=listener,
         )
         self.watchdog.begin(self.generation)

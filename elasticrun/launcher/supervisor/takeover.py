@@ -1,0 +1,236 @@
+"""Whether what runs gives way to successors, which prepare beside it meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.nodes.nodes import SCALE, Nodes
+from elasticrun.launcher.options import (
+    OptionError,
+    Options,
+    check_gpus,
+    check_open_files,
+)
+from elasticrun.launcher.supervisor.generation import Generation
+from elasticrun.launcher.supervisor.progress_news import News
+from elasticrun.launcher.supervisor.successors import Successors
+from elasticrun.launcher.terminal.console import Console
+from elasticrun.replicas.wire import Message
+
+_LEARNING_SECONDS = 1.0
+
+
+class Takeover:
+    """Has successors prepare for another generation; what runs does not know of them.
+
+    Either they can take over on all nodes, and the supervisor asks what runs to stop;
+    or nobody needs them any more, or one of them fails, and what runs goes on. While no
+    other generation is asked for, the successors are spares, if the job has any.
+
+    Args:
+        orders: Makes successors' orders, from their number and the first of them.
+        on_ready: Called when all successors are there.
+
+    Attributes:
+        size: How many replicas the next generation gets on this node.
+        successors: The replicas that wait for it.
+        is_preparing: Whether what runs is to give way once successors can take over.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        loop: EventLoop,
+        *,
+        starter: Starter,
+        nodes: Nodes,
+        console: Console,
+        news: News,
+        orders: Callable[[int, Parked], list[Message]],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.size = options.replicas.initial
+        self.is_preparing = False
+        self._options = options
+        self._loop = loop
+        self._starter = starter
+        self._nodes = nodes
+        self._console = console
+        self._news = news
+        self._running: Generation | None = None  # Unless it was asked to stop.
+        self.successors = Successors(
+            starter,
+            loop,
+            # A node that waits for a seat gives up after a time.
+            most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
+            orders=orders,
+            say=news.tell_delay,
+            on_ready=on_ready,
+            on_able=self._on_able,
+            on_late=self._on_late,
+            on_failed=self._on_failed,
+        )
+        news.on_ready.append(self._note_start)
+        news.on_trained.append(self._on_trained)
+
+    def begin(self, generation: Generation) -> None:
+        """Take what runs from now on."""
+        self._running = generation
+
+    def end(self) -> None:
+        """Leave what ran: it has ended, or is asked to."""
+        self._running = None
+        self.is_preparing = False
+
+    def prepare(self) -> None:
+        """Have successors forked; what runs gives way once they can take over."""
+        generation = self._running
+        if generation is None:
+            self.successors.prepare(self.size)
+            return
+        self.is_preparing = True
+        if self.size != generation.size:
+            text = f"rescaling from {generation.size} to {self.size} replicas"
+            self._nodes.call(SCALE, text)
+        self._nodes.note_prepared(False)
+        self.successors.prepare(self.size, beside=generation)
+
+    def scale(self, size: int, generation: Generation | None) -> str:
+        """Go on with so many replicas; return what will happen.
+
+        Those that run go on until all of the others need the job. If not all come so
+        far, the job goes on with as many as before.
+
+        Args:
+            generation: The one that runs; it may have been asked to stop.
+
+        Raises:
+            OptionError: The number is too large for the launcher, or no replica can be
+                started.
+        """
+        if size == self.size:
+            return f"the job has {size} replicas already"
+        num_running = generation.size if generation is not None else 0
+        if self.is_preparing and size == num_running:
+            return self._stay()
+        check_open_files(size, num_running=num_running)
+        if generation is not None and generation.uses_gpus:
+            check_gpus(size)
+        before, self.size = self.size, size
+        text = f"rescaling from {before} to {size} replicas"
+        self._console.event(text)
+        if not self.successors.offered:  # Else it is done once these have begun.
+            self.prepare()
+            if self.size != size:
+                raise OptionError("no replica can be started; the launcher says why")
+        return text
+
+    def _stay(self) -> str:
+        """Give up a rescaling of which what runs knows nothing yet."""
+        assert self._running is not None
+        before, self.size = self.size, self._running.size
+        self._nodes.call_off(SCALE)
+        if self._nodes.is_called:
+            self.prepare()
+        else:
+            self._call_off()
+        text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
+        self._console.event(text)
+        return text
+
+    def give_up(self) -> None:
+        """Need no successors: none can be started."""
+        self.successors.discard()
+        if self.is_preparing:
+            self.is_preparing = False
+            self._nodes.call_off(SCALE)
+
+    def on_call(self, cause: str) -> None:
+        """Prepare for a generation with other nodes."""
+        if self._running is not None and not self.is_preparing:
+            self._console.event(f"{cause}: new replicas prepare beside those that run")
+            self.prepare()
+
+    def on_called_off(self) -> None:
+        """Go on with what runs: no node needs another generation any more."""
+        if self.is_preparing:
+            self._console.event("nothing is to change any more; those that run go on")
+            self._call_off()
+
+    def _call_off(self) -> None:
+        assert self._running is not None
+        self.is_preparing = False
+        self._nodes.call_off(SCALE)
+        self._nodes.note_prepared(False)
+        self._discard_successors()
+        self.size = self._running.size
+        self._keep_spares()
+
+    def _discard_successors(self) -> None:
+        self.successors.discard()
+        if self._running is not None:
+            self._starter.note_running([each.pid for each in self._running.running])
+
+    def _keep_spares(self) -> None:
+        """Have a whole generation wait for a crash of the one that trains."""
+        generation = self._running
+        if (
+            self._options.has_spares
+            and not self.is_preparing
+            and generation is not None
+            and generation.has_trained
+        ):
+            self.successors.prepare_spares(generation)
+
+    # What is heard from the generation that runs.
+
+    def _note_start(self, generation: Generation) -> None:
+        self.successors.note_start(time.monotonic() - generation.started_at)
+
+    def _on_trained(self, _: Generation) -> None:
+        # What the forkserver is to learn of the program comes after the report.
+        self._loop.call_later(_LEARNING_SECONDS, self._keep_spares)
+
+    # What is heard from the successors.
+
+    def _on_able(self) -> None:
+        """Tell that they can take over, or can only once what runs has ended."""
+        if self.is_preparing and not self.successors.is_rehearsing:
+            self._nodes.hurry()
+        elif self.is_preparing or self._running is None:
+            self._nodes.note_prepared()
+
+    def _on_late(self, why: str) -> None:
+        """Have what runs give way already, as they may not come so far beside it."""
+        if self.is_preparing:
+            self._news.tell_delay(f"{why}; those that run give way to them now")
+            self._nodes.hurry()
+
+    def _on_failed(self, why: str) -> None:
+        """Go on with what runs if it has not been asked to give way.
+
+        Among nodes it gives way at once: another one may need the next generation.
+        """
+        may_rehearse = self.successors.may_rehearse
+        if self.is_preparing and self._options.nodes is not None:
+            why = f"a new replica failed, so those that run stop first. It was {why}"
+            self._news.tell_delay(why)
+            self.successors.prepare(self.size)
+        elif self.is_preparing:
+            self._call_off()
+            first = "" if may_rehearse else "; the next rescaling stops them first"
+            why = f"a new replica failed, so those that run go on{first}. It was {why}"
+            self._news.tell_not_rescaled(why)
+        elif self.successors.is_asked:
+            self._console.event(f"a new replica failed, so others start. It was {why}")
+            self.successors.prepare(self.size)
+        else:
+            more = "others take their place" if may_rehearse else "there are no more"
+            self._console.event(f"a spare failed; {more}. It was {why}")
+            self._discard_successors()
+            self._keep_spares()
