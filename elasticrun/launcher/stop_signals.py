@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from elasticrun.errors import BY_SIGNAL
-from elasticrun.replicas.signals import STOP_SIGNALS, is_impatient
-
-_SAME_SECONDS = 1.0
+from elasticrun.replicas.signals import SAME_SECONDS, STOP_SIGNALS, is_impatient
 
 
 class StopSignals:
@@ -47,7 +45,7 @@ class StopSignals:
         if number not in self._numbers:
             return
         last = self._counted_at.get(number)
-        is_same = last is not None and now - last < _SAME_SECONDS
+        is_same = last is not None and now - last < SAME_SECONDS
         is_first = not self._counted_at
         means_more = any(is_impatient(number, before=n) for n in self._counted_at)
         self._counted_at.setdefault(number, now)

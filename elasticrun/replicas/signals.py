@@ -32,6 +32,7 @@ _ALWAYS = (signal.SIGTERM, signal.SIGINT)
 # impatience; and these are sent twice, as when a terminal is closed.
 ANNOUNCING = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
+SAME_SECONDS = 1.0  # Of one signal that is sent to a process and to its group.
 _FLUSH_SECONDS = 1.0
 _LOOK_FOR_PARENT_SECONDS = 1.0
 

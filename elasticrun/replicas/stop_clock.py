@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable
 
 from elasticrun.errors import BY_SIGNAL
-from elasticrun.replicas.signals import ANNOUNCING, exit_at_once, is_impatient
+from elasticrun.replicas.signals import (
+    ANNOUNCING,
+    SAME_SECONDS,
+    exit_at_once,
+    is_impatient,
+)
 
 logger = logging.getLogger(__name__)
 
-_SAME_SIGNAL_SECONDS = 0.2
 NAMING_SECONDS = 2.0  # For an agreement that fails to say first who was silent.
 
 
@@ -51,7 +55,7 @@ class StopClock:
         now = time.monotonic()
         if self._first_signal is not None:
             first, when = self._first_signal
-            is_other = number != first or now - when > _SAME_SIGNAL_SECONDS
+            is_other = number != first or now - when > SAME_SECONDS
             if is_other and is_impatient(number, before=first):
                 exit_at_once(BY_SIGNAL[signal.Signals(number)])
             if is_other and is_impatient(number, before=number):

@@ -140,7 +140,7 @@ def test_a_hang_that_one_node_sees_prints_the_stacks_of_all(
 def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
     options = ["--max-restarts", 0, "--", *HOLDS]
     stays, goes = (start(*options, nodes="2") for _ in range(2))
-    stays.wait_until_held(0, 2)
+    goes.wait_until_held(0, 2)
     goes.process.send_signal(signal.SIGINT)
     stays.wait_until_said("SIGINT: saving at the next boundary, on all nodes")
     stage.mark("stop-0")
@@ -179,7 +179,8 @@ def test_scaling_on_one_node_never_forms_a_smaller_world(
 ) -> None:
     options = ["--max-restarts", 0, "--", *HOLDS]
     nodes = [start(*options, nodes="3:4") for _ in range(3)]
-    nodes[0].wait_until_held(0, 3)
+    for node in nodes:
+        node.wait_until_held(0, 3)
     with ThreadPoolExecutor(1) as threads:
         scaling = threads.submit(nodes[1].ask, "scale", 2, nodes[1].pid)
         for node in nodes:
@@ -277,7 +278,7 @@ def test_a_budget_is_spent_on_all_nodes_together(stage: Stage, start: Start) -> 
 
 def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
     nodes = [start("--", *HOLDS, nodes="2") for _ in range(2)]
-    nodes[0].wait_until_held(0, 2)
+    nodes[1].wait_until_held(0, 2)
     with ThreadPoolExecutor(1) as threads:
         stopping = threads.submit(nodes[1].ask, "stop", nodes[1].pid)
         for node in nodes:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from elasticrun import AdaptiveDataLoader, State, init, rank, request_stop
+from elasticrun import AdaptiveDataLoader, State, init, rank
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.replicas.environment import read_environment
 from elasticrun.testing import (
@@ -27,6 +27,7 @@ from elasticrun.testing import (
     use_job,
 )
 from tests.support.loops import Loop, held, hold_at, value_after
+from tests.support.programs import request_stop_and_wait
 from tests.support.stage import DEADLINE, Stage
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ def small(stage: Stage, **changes: Any) -> Loop:
 def stop_at(batch: int) -> Callable[[AdaptiveDataLoader], None]:
     def body(loader: AdaptiveDataLoader) -> None:
         if loader.batch_index == batch and rank() == 0:
-            request_stop()
+            request_stop_and_wait()
 
     return body
 

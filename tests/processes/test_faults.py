@@ -92,7 +92,7 @@ def test_the_next_generation_delivers_again_what_came_after_the_checkpoint(
 
 
 def test_the_others_do_not_go_on_without_the_dead(stage: Stage) -> None:
-    loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
+    loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
     with start_generation(loop, 3, variables=stage.variables()) as generation:
         wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
         generation.send_signal(1, signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_the_others_do_not_go_on_without_the_dead(stage: Stage) -> None:
 
 
 def test_a_stop_whose_answer_died_ends_at_once(stage: Stage) -> None:
-    loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
+    loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
     with start_generation(loop, 3, variables=stage.variables()) as generation:
         wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
         freeze(generation.pid(1))  # So that it never answers.
@@ -118,7 +118,7 @@ def test_a_stop_whose_answer_died_ends_at_once(stage: Stage) -> None:
 
 
 def test_without_rank_0_the_others_say_so_and_end(stage: Stage) -> None:
-    loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
+    loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
     with start_generation(loop, 3, variables=stage.variables()) as generation:
         wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
         generation.send_signal(0, signal.SIGKILL)

@@ -15,11 +15,11 @@ from elasticrun import (
     Variables,
     rank,
     remaining_epochs_until,
-    request_stop,
     save_all_states,
 )
 from elasticrun.testing import run_generation
 from tests.support.data import Numbers
+from tests.support.programs import request_stop_and_wait
 from tests.support.stage import Stage
 
 
@@ -45,7 +45,7 @@ def script(stop_before: int | None, *, even_batches: bool) -> Callable[[], Any]:
                     total["samples"] += loader.num_valid
                     here = epoch * 10 + loader.batch_index
                     if here == stop_before and loader is valid and rank() == 0:
-                        request_stop()
+                        request_stop_and_wait()
                 with total.synchronized():
                     seen.append((epoch, loader.name, sorted(total.items())))
                     total.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from elasticrun import (
     request_stop,
     world_size,
 )
+from elasticrun.replicas import stop_clock
 from elasticrun.testing import Outcome, run_generation, start_generation
 from elasticrun.testing.replicas import StartedGeneration
 from tests.support.data import Numbers
@@ -169,8 +171,12 @@ def test_the_same_signal_twice_in_a_moment_is_one(stage: Stage) -> None:
         generation.send_signal(0)
         generation.send_signal(0)
 
+    def script() -> None:
+        stop_clock.SAME_SECONDS = DEADLINE  # However late the second one comes.
+        loop()
+
     loop = Loop(stage, on_batch=stop_at(stage, 5, 0, 1))
-    first = stopped(stage, loop, 2, at=held([0, 1]), by=signal_twice)
+    first = stopped(stage, script, 2, at=held([0, 1]), by=signal_twice)
     assert exit_codes(first) == [143, 143]
     check_stopped_at_one_boundary(stage, loop, 2)
 
@@ -287,15 +293,28 @@ class Stalling(Numbers):
 def test_a_data_set_that_stalls_cannot_keep_a_stop_for_ever(
     stage: Stage, num_workers: int
 ) -> None:
+    def mark_after_it(loader: AdaptiveDataLoader) -> None:
+        """Mark that the boundary after the first batch was passed."""
+        gate = current_job()._gate
+        before = gate.number
+
+        def watch() -> None:
+            wait_until(lambda: gate.number > before)
+            stage.mark("waits for a batch")
+
+        if loader.batch_index == 0:
+            threading.Thread(target=watch, daemon=True).start()
+
     loop = Loop(
         stage,
         dataset=Stalling(1200, stage, (0,)),
         options={"num_workers": num_workers},
+        on_batch=mark_after_it,
     )
     workers: list[psutil.Process] = []
 
     def interrupt(generation: StartedGeneration) -> None:
-        wait_until(lambda: stage.num_delivered(0) >= 1)
+        stage.wait_for("waits for a batch")
         workers.extend(psutil.Process(generation.pid(0)).children(recursive=True))
         generation.send_signal(0)
 
@@ -340,10 +359,24 @@ def test_the_others_say_which_rank_never_came(
 def test_a_stalled_rank_keeps_nobody_in_a_collective_for_ever(
     stage: Stage, signalled: int
 ) -> None:
-    loop = Loop(stage, dataset=Stalling(1200, stage, (1,)))
+    def script() -> None:
+        if os.environ["RANK"] == "1":
+            let_leave_last()
+        Loop(stage, dataset=Stalling(1200, stage, (1,)))()
+
+    def let_leave_last() -> None:
+        """Else the end of rank 1 might end the collective before the clock does."""
+        leave = stop_clock._exit_telling
+
+        def leave_last(*arguments: Any) -> None:
+            wait_until(lambda: "no boundary came" in stage.log(0))
+            leave(*arguments)
+
+        stop_clock._exit_telling = leave_last
+
     first = stopped(
         stage,
-        loop,
+        script,
         2,
         at=["stalled"],
         by=lambda g: g.send_signal(signalled),
@@ -357,7 +390,7 @@ def test_a_stalled_rank_keeps_nobody_in_a_collective_for_ever(
 
 @pytest.mark.parametrize("signalled", [0, 2])
 def test_a_stopped_replica_is_named(stage: Stage, signalled: int) -> None:
-    loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
+    loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
     with start_generation(
         loop, 3, variables=stage.variables(ELASTICRUN_GRACE=1)
     ) as generation:
@@ -375,7 +408,7 @@ def test_a_stopped_replica_is_named(stage: Stage, signalled: int) -> None:
 
 
 def test_a_stopped_rank_0_is_named(stage: Stage) -> None:
-    loop = Loop(stage, num_samples=60_000, is_lock_step=False, pace=0.001)
+    loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
     with start_generation(
         loop, 2, variables=stage.variables(ELASTICRUN_GRACE=1)
     ) as generation:
