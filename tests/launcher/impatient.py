@@ -2,8 +2,9 @@
 
     impatient.py STAGE run ...
 
-The test leaves the mark `hung`, which is taken away when the clock has gone off. Stacks
-are waited for as long as the test likes.
+The test leaves the mark `hung`, which is taken away when the clock has gone off, and
+the mark `dumped` when it has seen the stacks, before which no replica is ended. Where
+`--hang-timeout` is "off" nothing is seen, but what another node sees is heard.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from pathlib import Path
 
 from elasticrun.__main__ import main
 from elasticrun.launcher.supervisor import supervisor, watchdog
+from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.hangs import HangClock
+from elasticrun.launcher.supervisor.watchdog import Watchdog
 from tests.support.stage import DEADLINE
 
-MARK = Path(sys.argv.pop(1), "marks", "hung")
+MARKS = Path(sys.argv.pop(1), "marks")
+HUNG, DUMPED = MARKS / "hung", MARKS / "dumped"
+LOOK_SECONDS = 0.02
 
 
 class MarkedClock(HangClock):
@@ -24,13 +29,25 @@ class MarkedClock(HangClock):
 
     @property
     def timeout(self) -> float | None:
-        return 0.0 if MARK.exists() else None
+        return 0.0 if self.setting is not None and HUNG.exists() else None
 
     def note_hang(self) -> None:
-        MARK.unlink()
+        HUNG.unlink()
+
+
+class PatientWatchdog(Watchdog):
+    """Ends nothing in trouble before its stacks are known."""
+
+    def on_trouble(self) -> None:
+        if DUMPED.exists():
+            super().on_trouble()
+        else:
+            self._loop.call_later(LOOK_SECONDS, self.on_trouble)
 
 
 if __name__ == "__main__":
     supervisor.HangClock = MarkedClock  # type: ignore[misc]
+    supervisor.Watchdog = PatientWatchdog  # type: ignore[misc]
+    Generation.has_dumped = property(lambda _: DUMPED.exists())  # type: ignore[assignment,method-assign]
     watchdog._MOST_STACKS_SECONDS = DEADLINE
     sys.exit(main())

@@ -23,6 +23,14 @@ from tests.support.stage import DEADLINE, Stage, wait_until
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "tests" / "launcher" / "program.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]
+# An `elasticrun` that waits for a launcher's answer, however slow all is.
+PATIENT = f"""
+import sys
+from elasticrun.__main__ import main
+from elasticrun.launcher.talk import client
+client._ANSWER_SECONDS = {DEADLINE}
+sys.exit(main())
+"""
 
 
 class Running:
@@ -79,7 +87,8 @@ class Running:
 
     def ask(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run another command of this user, and wait for its end."""
-        return elasticrun(self.stage, *arguments)
+        command = [sys.executable, "-c", PATIENT]
+        return elasticrun(self.stage, *arguments, command=command)
 
     def status(self) -> dict[str, Any]:
         answer = self.ask("status", self.pid, "--json")
@@ -112,9 +121,11 @@ def _temporary() -> str:
     return folder
 
 
-def elasticrun(stage: Stage, *arguments: object) -> subprocess.CompletedProcess[str]:
+def elasticrun(
+    stage: Stage, *arguments: object, command: Sequence[str] = ELASTICRUN
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*ELASTICRUN, *map(str, arguments)],
+        [*command, *map(str, arguments)],
         env=variables(stage),
         cwd=stage.root,
         capture_output=True,
@@ -174,7 +185,10 @@ def split(options: tuple[object, ...]) -> tuple[list[object], list[object]]:
 
 
 def impatient(stage: Stage) -> list[object]:
-    """Return an `elasticrun` whose hang clock `take_for_hung` lets go off."""
+    """Return an `elasticrun` whose hang clock `take_for_hung` lets go off.
+
+    It ends no replica before the mark `dumped`.
+    """
     return [sys.executable, "-m", "tests.launcher.impatient", stage.root]
 
 

@@ -183,10 +183,10 @@ def forkserver_of(launcher: int) -> int:
                 command = Path(f"/proc/{name}/cmdline").read_bytes()
                 status = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2]
                 leads = os.getsid(int(name)) == int(name)
+                is_child = int(status.split()[1]) == launcher
+                has_launchers_pipes = is_child and leads and not is_replica(int(name))
             except OSError:
                 continue
-            is_child = int(status.split()[1]) == launcher
-            has_launchers_pipes = is_child and leads and not is_replica(int(name))
             if has_launchers_pipes and b"forkserver" in command:
                 return int(name)
     raise AssertionError("there is no forkserver")
@@ -206,6 +206,7 @@ def test_a_stop_does_not_put_off_the_end_of_a_replica_that_hangs(stage: Stage) -
         job.wait_until_said("printing the stacks")
         job.process.terminate()
         job.wait_until_said("SIGTERM: saving")
+        stage.mark("dumped")
         os.kill(job.pid_of(0, 0), signal.SIGCONT)
         assert job.wait() == 143, job.events
     assert job.events.count("printing the stacks") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -63,7 +64,8 @@ def test_a_signal_to_every_process_of_the_job_saves_as_well(
     with running(stage, *nodes, *given, "--replicas", 2, *program) as job:
         job.wait_until_held(0, 2)
         for pid in sorted(processes_of(stage), reverse=True):
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # It has ended by itself.
+                os.kill(pid, number)
         stage.mark("stop-0")
         assert job.wait() == code
         assert processes_of(stage) == []
@@ -213,7 +215,7 @@ def test_what_a_killed_rank_had_started_does_not_survive_it(stage: Stage) -> Non
         kept = {job.pid, forkserver_of(job.pid)}
         os.kill(victim, signal.SIGKILL)
         job.wait_until_held(1, 2)
-        assert before & set(processes_of(stage)) == kept
+        wait_until(lambda: before & set(processes_of(stage)) == kept, "the end of all")
         stage.mark("go-1")
         assert job.wait() == 0
         assert processes_of(stage) == []
@@ -257,22 +259,35 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
         wait_until(lambda: stage.has("hangs-0-1") and is_held_up(job))
         wait_until(lambda: stage.committed()[-1]["number"] == 5)
         take_for_hung(stage, since)
+        logs = stage.checkpoints / "logs" / "generation-0000"
+        wait_until(lambda: "in act" in (logs / "rank-1.log").read_text(), "a stack")
+        wait_until(lambda: "in main" in (logs / "rank-0.log").read_text(), "a stack")
+        stage.mark("dumped")
         assert job.wait() == 0, job.events
         wait_until_nothing_is_left(stage)
     assert "rank 1 passed no boundary for" in job.events
     assert "restart 1 of 3 from checkpoint 5" in job.events
-    logs = stage.checkpoints / "logs" / "generation-0000"
-    assert "in act" in (logs / "rank-1.log").read_text()
-    assert "in main" in (logs / "rank-0.log").read_text()
     for epoch in range(NUM_EPOCHS):
         assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
 
 
+# An `elasticrun` that waits long before a second restart.
+SLOW_TO_RESTART = """
+import sys
+from elasticrun.__main__ import main
+from elasticrun.launcher.supervisor.crashes import Budget
+wait = Budget.on_crash
+Budget.on_crash = lambda budget, newest: 1000 * wait(budget, newest)
+sys.exit(main())
+"""
+
+
 def test_a_stop_between_two_crashes_says_what_is_kept(stage: Stage) -> None:
     assert run(stage, "--replicas", 1, "--", "--at", "0:0:5:stop").wait() == 75
-    crashes = [f"--at={generation}:0:39:exit" for generation in (1, 2, 3)]
-    with running(stage, "--replicas", 1, "--", *crashes) as job:
-        job.wait_until_said("restart 3 of 3 in 2 s")
+    crashes = [f"--at={generation}:0:39:exit" for generation in (1, 2)]
+    slow = [sys.executable, "-c", SLOW_TO_RESTART]
+    with running(stage, "--replicas", 1, "--", *crashes, command=slow) as job:
+        job.wait_until_said("restart 2 of 3 in 1000 s")
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait() == 143
     end = "SIGTERM: ending; checkpoint 1 is the newest; the same command goes on"
