@@ -177,8 +177,6 @@ class GradientHooks:
             hook.remove()
         self._hooks, self._hooked = [], []
         self._settled = _NEVER
-        self._sole_part = None
-        self._sole_weights.clear()
 
     def _hook(self, *, hides: bool) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import linecache
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +341,20 @@ def test_gradients_from_before_are_hidden_with_them() -> None:
     assert earlier == 1.0
 
 
+def test_hooks_that_went_with_moved_parameters_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AdaptiveDataLoader, "loss_weight", 0.5)
+    net = linear()
+    model = AdaptiveDataParallel(net)
+    for number, batch in enumerate(loader(None, size=12)):
+        net.zero_grad()
+        if number == 2:
+            model.double()
+        model(torch.ones(len(batch), 1).to(net.weight.dtype)).mean().backward()
+        assert net.weight.grad == 0.5
+
+
 def test_two_passes_in_a_micro_batch_both_count() -> None:
     net = linear()
     model = AdaptiveDataParallel(net)
@@ -417,6 +433,31 @@ def test_a_step_outside_of_loops_sees_nothing_of_an_abandoned_batch() -> None:
     assert net.weight == 0.0
 
 
+def test_an_abandoned_batch_holds_nothing_in_an_evaluation() -> None:
+    net = linear()
+    model = AdaptiveDataParallel(net)
+    for batch in loader(1):
+        backward(model, batch)
+        break
+    assert hooks_of(model)
+    model(torch.ones(1, 1))  # Without a backward pass, though it could have one.
+    assert not hooks_of(model)
+    assert net.weight.grad is None
+
+
+def test_a_step_alone_in_an_abandoned_batch_takes_nothing_from_what_follows() -> None:
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = AdaptiveDataParallel(net, optimizer)
+    backward(model, torch.tensor([100]))
+    for _ in loader(1):
+        optimizer.step()
+        break
+    backward(model, torch.tensor([2]))
+    optimizer.step()
+    assert net.weight == -2.0
+
+
 def test_gradient_of_an_earlier_micro_batch_alone_counts_in_the_step() -> None:
     net = linear()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
@@ -462,17 +503,31 @@ def test_a_loss_after_a_step_is_warned_of_where_batches_are_cut() -> None:
     net = linear()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     model = AdaptiveDataParallel(net, optimizer)
-    for batch in loader(None):
-        backward(model, batch)
-        optimizer.step()
-        backward(model, batch)
-    batches = iter(loader())
-    batch = next(batches)
-    backward(model, batch)
-    optimizer.step()
-    with pytest.warns(UserWarning, match="a loss was computed after an optimizer had"):
-        backward(model, batch)
-    assert next(batches) is not None
+    for size, texts in [(None, []), (2, ["a loss was computed after an optimizer"])]:
+        with warned() as caught:
+            for batch in loader(size):
+                backward(model, batch)
+                optimizer.step()
+                loss = model(batch[:, None].float()).mean()
+                loss.backward()  # warned of
+        assert_at_line(caught, texts)
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    """Return a list that gets the warnings, which are no errors for once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def assert_at_line(caught: list[warnings.WarningMessage], texts: list[str]) -> None:
+    """Compare warnings, each of which is to name a line of this file that says so."""
+    assert len(caught) == len(texts)
+    for each, text in zip(caught, texts, strict=True):
+        assert text in str(each.message)
+        assert each.filename == __file__
+        assert linecache.getline(__file__, each.lineno).endswith("# warned of\n")
 
 
 # What one replica is told of several.
@@ -482,31 +537,106 @@ def test_unused_parameters_and_late_gradients_are_warned_of() -> None:
     net = nn.ModuleList([linear(1.0), linear(1.0)])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = AdaptiveDataParallel(Chosen(net), optimizer)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as caught:
         for batch in loader(None):
             optimizer.zero_grad()
             output = model(batch[:, None].float())
             output.mean().backward(retain_graph=True)
-            output.sum().backward()
-            optimizer.step()
-    late, unused = caught
-    assert "Chosen has had two backward passes after one forward" in str(late.message)
-    assert "SGD steps without a gradient of net.1.weight, on" in str(unused.message)
-    assert {each.filename for each in caught} == {__file__}
-    assert unused.lineno == late.lineno + 1
+            output.sum().backward()  # warned of
+            optimizer.step()  # warned of
+    assert_at_line(
+        caught,
+        [
+            "Chosen has had two backward passes after one forward",
+            "SGD steps without a gradient of net.1.weight, on which",
+        ],
+    )
+
+
+def test_two_heads_with_two_backward_passes_are_warned_of() -> None:
+    net = nn.ModuleList([linear(1.0), linear(1.0), linear(1.0)])
+    model = AdaptiveDataParallel(TwoHeads(net))
+    with warned() as caught:
+        for batch in loader(None):
+            first, second = model(batch[:, None].float())
+            first.mean().backward(retain_graph=True)
+            second.mean().backward()  # warned of
+    assert_at_line(caught, ["TwoHeads has had two backward passes after one"])
+
+
+def test_only_some_names_of_many_unused_parameters_are_told() -> None:
+    for number in (6, 7):
+        net = nn.ModuleList([linear(1.0) for _ in range(number)])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        model = AdaptiveDataParallel(Chosen(net), optimizer, name=f"model-{number}")
+        with warned() as caught:
+            for batch in loader(None):
+                backward(model, batch)
+                optimizer.step()
+        (only,) = caught
+        names, _ = str(only.message).split(", on which")
+        more = " and 1 more" * (number == 7)
+        assert names.endswith(f", net.5.weight{more}")
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_frozen_parameters_and_those_that_may_be_unused_are_not_warned_of(
+    *, is_frozen: bool
+) -> None:
+    net = nn.ModuleList([linear(1.0), linear(1.0)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = AdaptiveDataParallel(
+        Chosen(net), optimizer, find_unused_parameters=not is_frozen
+    )
+    for _ in loader(None):
+        optimizer.step()  # Without a forward pass of the model.
+    if is_frozen:
+        net[1].requires_grad_(False)
+    for batch in loader(None):
+        optimizer.zero_grad()
+        backward(model, batch)
+        optimizer.step()
+
+
+def test_what_comes_after_the_first_steps_is_not_looked_for() -> None:
+    net = nn.ModuleList([linear(1.0), linear(1.0)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    chosen = Chosen(net, chosen=2)
+    model = AdaptiveDataParallel(chosen, optimizer)
+    for number, batch in enumerate(loader(None, size=44)):
+        optimizer.zero_grad()
+        output = model(batch[:, None].float())
+        if number == 9:
+            chosen.chosen = 1
+            output.mean().backward(retain_graph=True)
+        output.mean().backward()
+        optimizer.step()
+    assert chosen.chosen == 1
+    assert model._gradient_hooks._rehearsal is None
 
 
 class Chosen(nn.Module):
-    """Uses the first of its layers."""
+    """Uses the first of its layers, one or as many as it is told."""
 
+    def __init__(self, net: nn.ModuleList, chosen: int = 1) -> None:
+        super().__init__()
+        self.net = net
+        self.chosen = chosen
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.net[: self.chosen]:
+            x = layer(x)
+        return x
+
+
+class TwoHeads(nn.Module):
     def __init__(self, net: nn.ModuleList) -> None:
         super().__init__()
         self.net = net
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.net[0](x)
-        return y
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.net[0](x)
+        return self.net[1](y), self.net[2](y)
 
 
 # What a loss is a mean over.
@@ -537,19 +667,47 @@ def test_a_count_that_the_last_micro_batch_lacks_is_refused() -> None:
     assert next(batches) is not None
 
 
+def test_a_count_is_of_its_global_batch_alone() -> None:
+    net = linear()
+    model = AdaptiveDataParallel(net)
+    numbers = loader(2, size=12)
+    for is_left in [True, False]:
+        for number, batch in numbers.enumerate():
+            model.zero_grad()
+            loss = model(batch[:, None].float()).mean()
+            if number == (0 if is_left else 1):
+                loss = model.weigh(loss, 3)
+            loss.backward()
+            if is_left:
+                break
+    assert net.weight.grad == 9.5
+
+
+def test_counts_count_where_the_last_micro_batch_has_no_backward_pass() -> None:
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = AdaptiveDataParallel(net, optimizer)
+    numbers = loader(2, size=4)
+    for batch in numbers:
+        loss = model.weigh(model(batch[:, None].float()).mean(), 3)
+        if not numbers.is_step:
+            loss.backward()
+        optimizer.step()
+    assert net.weight == -0.5 * 3 / (3 + 3)
+
+
 @pytest.mark.parametrize("weighs_both", [True, False])
 def test_a_sum_of_weighed_and_other_losses_is_warned_of(weighs_both: bool) -> None:
     model = AdaptiveDataParallel(linear(1.0))
     a, b = loader(2, size=7), AdaptiveDataLoader(Numbers(16), 8, name="b")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as caught:
         for first, second in CombinedLoader([a, b], name="both"):
             loss = model.weigh(model(first[:, None].float()).mean(), member=a)
             other = model(second[:, None].float()).mean()
-            (loss + (model.weigh(other, member=b) if weighs_both else other)).backward()
-    texts = [str(each.message) for each in caught]
-    assert [("a part is not" in text) for text in texts] == [True] * (not weighs_both)
-    assert {each.filename for each in caught} <= {__file__}
+            if weighs_both:
+                other = model.weigh(other, member=b)
+            (loss + other).backward()  # warned of
+    assert_at_line(caught, ["a part is not"] * (not weighs_both))
 
 
 def test_what_is_weighed_is_checked() -> None:

@@ -13,10 +13,15 @@ from torch import Tensor, nn
 from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
+    ElasticRunError,
     finished_epochs,
     remaining_epochs_until,
     request_stop,
 )
+from elasticrun.job.pace import Pace
+from elasticrun.parallel.followed import FollowedOptimizer
+from elasticrun.parallel.partial_gradients import PartialGradients
+from elasticrun.parallel.weighing import Weighing
 from tests.support.data import Numbers
 from tests.support.generations import run_once
 
@@ -84,6 +89,33 @@ def test_an_optimizer_whose_gradients_are_thrown_away_delays_no_stop(
 
     assert run_once(train_one_half, tmp_path) is None
     assert numbers[-1] == 5
+
+
+@pytest.mark.usefixtures("group", "job")
+def test_a_closure_of_lbfgs_returns_what_it_has_weighed() -> None:
+    """As with several replicas, who decide by the loss of all of them."""
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.LBFGS(net.parameters())
+    weighing = Weighing(2)
+    FollowedOptimizer(
+        optimizer,
+        partial=PartialGradients([*net.parameters()], is_reduced=True),
+        weighing=weighing,
+        pace=Pace(),
+        rehearsal=None,
+    )
+
+    def closure(*, returns_weighed: bool) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(torch.ones(1, 1)).square().mean()
+        weighed = weighing.weigh(loss, None, "mean", None)
+        weighed.backward()
+        return weighed if returns_weighed else loss
+
+    loss = optimizer.step(functools.partial(closure, returns_weighed=True))
+    assert loss is not None
+    with pytest.raises(ElasticRunError, match="LBFGS weighed a loss, but returned som"):
+        optimizer.step(functools.partial(closure, returns_weighed=False))
 
 
 def train_and_unfreeze(*, stop_in: int | None = None) -> list[Tensor]:
