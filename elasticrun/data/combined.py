@@ -12,8 +12,7 @@ from elasticrun.data.arguments import check_place, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.loop import NO_BATCH, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
-from elasticrun.data.order.batches import Batches, EqualBatches
-from elasticrun.data.order.of_loader import MAX_LISTS
+from elasticrun.data.order.batches import MAX_LISTS, Batches, EqualBatches
 from elasticrun.data.order.plan import NOTHING, Order
 from elasticrun.data.order.together import Participant, Together
 from elasticrun.errors import ElasticRunError, LoopOrderError

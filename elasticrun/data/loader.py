@@ -23,12 +23,8 @@ from elasticrun.data.arguments import (
 from elasticrun.data.loop import LoopStart, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import SizePlan
-from elasticrun.data.order.of_loader import (
-    ListedOrder,
-    NoBatchSampler,
-    SampleOrder,
-    check_sampler,
-)
+from elasticrun.data.order.loop_orders import ListedOrder, SampleOrder
+from elasticrun.data.order.maps import NoBatchSampler, check_sampler
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding
 from elasticrun.data.order.together import Together

@@ -16,7 +16,7 @@ from elasticrun.data.order.batches import (
     PlannedBatches,
     SizePlan,
 )
-from elasticrun.data.order.of_loader import passes
+from elasticrun.data.order.loop_orders import passes
 from elasticrun.data.order.permutation import Permutation
 
 sizes = st.integers(1, 30)

@@ -21,16 +21,11 @@ from elasticrun.data.order.batches import (
     PlannedBatches,
     SizePlan,
 )
-from elasticrun.data.order.of_loader import order_of_map
+from elasticrun.data.order.maps import order_of_map
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.permutation import Permutation
-from elasticrun.data.order.plan import (
-    NOTHING,
-    LoopPlan,
-    Order,
-    Seeding,
-    loop_key,
-)
+from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding, loop_key
+from elasticrun.job.loop import Part
 
 KEY = loop_key(0, 3, 1)
 
@@ -52,17 +47,11 @@ class Setting:
 
 
 class Micro(NamedTuple):
-    """A micro-batch, flat: the plan itself keeps its parts apart, for speed."""
+    """A micro-batch, with names for what the plan keeps as a plain tuple."""
 
     batch: int
     indices: list[int]
-    micro: int
-    num_valid: int
-    local_batch_size: int
-    global_batch_size: int
-    is_step: bool
-    num_read: int
-    advance: int
+    part: Part
 
 
 sizes = st.integers(1, 40)
@@ -127,9 +116,9 @@ def plan_of(
 def batches_of_rank(plan: LoopPlan) -> list[list[Micro]]:
     """Return the micro-batches of each global batch, all those that a loop walks."""
     asked = list(plan)
-    in_flight = [Micro(batch, own, *part) for batch, own, part in plan.in_flight]
+    in_flight = [Micro(*each) for each in plan.in_flight]
     assert asked == [micro.indices for micro in in_flight if micro.indices]
-    assert all((m.indices is NOTHING) == (m.num_read == 0) for m in in_flight)
+    assert all((m.indices is NOTHING) == (m.part.num_read == 0) for m in in_flight)
     batches: list[list[Micro]] = []
     for micro in in_flight:
         if not batches or batches[-1][0].batch != micro.batch:
@@ -144,7 +133,7 @@ def real_samples(ranks: Sequence[list[Micro]]) -> list[int]:
         index
         for micros in ranks
         for micro in micros
-        for index in micro.indices[: micro.num_valid]
+        for index in micro.indices[: micro.part.num_valid]
     ]
 
 
@@ -168,7 +157,7 @@ def through_restarts(setting: Setting) -> list[list[int]]:
         assert len({len(batches) for batches in by_rank}) == 1
         for ranks in islice(zip(*by_rank, strict=True), num_boundaries):
             delivered.append(real_samples(ranks))
-            index += ranks[0][0].advance
+            index += ranks[0][0].part.advance
     return delivered
 
 
@@ -206,11 +195,14 @@ def test_padding_is_only_where_a_replica_has_nothing(
     ]
     for ranks in zip(*by_rank, strict=True):
         for micro in (micro for micros in ranks for micro in micros):
-            num_padding = len(micro.indices) - micro.num_valid
-            assert num_padding == (setting.is_padded and micro.num_valid == 0)
+            num_padding = len(micro.indices) - micro.part.num_valid
+            assert num_padding == (setting.is_padded and micro.part.num_valid == 0)
         first_sample = ranks[0][0].indices[0]
         padding = {
-            m.indices[0] for ms in ranks for m in ms if m.indices and not m.num_valid
+            m.indices[0]
+            for ms in ranks
+            for m in ms
+            if m.indices and not m.part.num_valid
         }
         assert padding <= {first_sample}
 
@@ -222,7 +214,7 @@ def test_padded_replicas_take_equally_many_steps(
     padded = replace(setting, is_padded=True)
     numbers = [
         [
-            (micro.batch, micro.micro, micro.is_step)
+            (micro.batch, micro.part.micro, micro.part.is_step)
             for batch in batches_of_rank(
                 plan_of(padded, rank=rank, world_size=world_size)
             )
@@ -244,20 +236,21 @@ def test_what_a_micro_batch_says_of_its_batch_is_true(
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
         assert {micro.batch for micros in ranks for micro in micros} == {number}
         size = len(real_samples(ranks))
-        assert {micro.global_batch_size for micros in ranks for micro in micros} == {
-            size
-        }
+        assert {
+            micro.part.global_batch_size for micros in ranks for micro in micros
+        } == {size}
         for micros in ranks:
-            local_size = sum(micro.num_valid for micro in micros)
-            assert {micro.local_batch_size for micro in micros} == {local_size}
-            assert [micro.micro for micro in micros] == list(range(len(micros)))
-            assert [micro.is_step for micro in micros] == [
+            local_size = sum(micro.part.num_valid for micro in micros)
+            assert {micro.part.local_batch_size for micro in micros} == {local_size}
+            assert [micro.part.micro for micro in micros] == list(range(len(micros)))
+            assert [micro.part.is_step for micro in micros] == [
                 *[False] * (len(micros) - 1),
                 True,
             ]
             if setting.max_local_batch_size is not None:
                 assert all(
-                    micro.num_valid <= setting.max_local_batch_size for micro in micros
+                    micro.part.num_valid <= setting.max_local_batch_size
+                    for micro in micros
                 )
 
 
@@ -272,7 +265,7 @@ def test_ten_samples_stay_ten(world_size: int) -> None:
     assert sorted(real_samples(ranks)) == list(range(10))
     sizes = [len(micros[0].indices) for micros in ranks]
     assert sizes == ([3, 3, 2, 2] if world_size == 4 else [1] * 16)
-    weights = [micros[0].num_valid for micros in ranks]
+    weights = [micros[0].part.num_valid for micros in ranks]
     assert sum(weights) == 10
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits.
+MAX_LISTS = 2**29  # Batches of such a loop that are lists: places fit 62 bits.
 
 
 class Batches(Protocol):

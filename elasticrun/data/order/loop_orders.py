@@ -1,29 +1,19 @@
-"""What a loader's arguments make of its order, and of its cut into batches."""
+"""The order of each loop over a loader, and its cut into global batches."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import operator
 import zlib
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.batches import (
     MAX_INDEX,
+    MAX_LISTS,
     Batches,
     CycledBatches,
     EqualBatches,
@@ -31,98 +21,14 @@ from elasticrun.data.order.batches import (
     PlannedBatches,
     SizePlan,
 )
+from elasticrun.data.order.maps import batch_at, order_of_map
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
 
-_WHAT_A_SAMPLER_IS = (
-    "Give the data-set indices themselves, whole numbers in one dimension; of weights "
-    "torch.multinomial(weights, num_samples, generator=...), of a mask "
-    "mask.nonzero().flatten()."
-)
-MAX_LISTS = 1 << 29  # Batches of lists without an end: places fit 62 bits.
 _NUM_BATCHES_CHECKED = 20
 _NUM_CHECKED = 1000  # Entries of a user's order that its checksum looks at.
-
-
-def check_sampler(
-    sampler: Any, batch_sampler: Any, *, shuffle: bool, batch_size: Any, drop_last: bool
-) -> None:
-    """Refuse what cannot be read at a position.
-
-    Raises:
-        TypeError: A sampler that can only be iterated, or whose entries are no indices.
-        ValueError: Arguments that exclude each other, or an empty sampler.
-    """
-    if batch_sampler is not None:
-        if sampler is not None or batch_size != 1 or drop_last:
-            raise ValueError(
-                "batch_sampler= excludes batch_size, sampler and drop_last: it gives "
-                "the batches itself. Leave the others out."
-            )
-        _check_map(batch_sampler, "batch_sampler")
-        batch_at(batch_sampler, 0)
-        return
-    if sampler is None:
-        return
-    if shuffle:
-        raise ValueError(
-            "sampler= and shuffle=True exclude each other: the sampler is the order. "
-            "Leave one of them out."
-        )
-    _check_map(sampler, "sampler")
-    if isinstance(sampler, (torch.Tensor, np.ndarray)):
-        _check_array(sampler)
-    else:
-        order_of_map(sampler, key=0)(np.zeros(1, np.int64))
-
-
-def _check_map(given: Any, name: str) -> None:
-    """Refuse what has no length, or can only be iterated; say what to write instead."""
-    kind = type(given).__name__
-    if (line := _line_for(given)) is not None:
-        raise TypeError(
-            f"{name}={kind} draws its order as it is iterated, so a loop could not "
-            "resume in its middle without drawing everything before it again, nor be "
-            f"shared out among replicas. Write instead: {line}"
-        )
-    is_map = any(hasattr(given, n) for n in ("keyed", "take", "__getitem__"))
-    if not (hasattr(given, "__len__") and is_map):
-        raise TypeError(
-            f"{name}={kind} has no length, or cannot be read at a position, so a loop "
-            "could not resume in its middle without drawing everything before it "
-            "again. Draw the order in advance and give it as a list or array: "
-            f"{name}=list(your_sampler), made from a fixed seed."
-        )
-    if len(given) == 0:
-        raise ValueError(
-            f"the {name.replace('_', ' ')} ({kind}) is empty, so no loop can deliver "
-            "anything. Look at how it was made."
-        )
-
-
-def _line_for(given: Any) -> str | None:
-    """Return the line that does what one of torch's samplers is for."""
-    if isinstance(given, WeightedRandomSampler):
-        return (
-            f"sampler=WeightedDraws(weights, num_samples={given.num_samples}, "
-            f"replacement={given.replacement}), from elasticrun."
-        )
-    if isinstance(given, SubsetRandomSampler):
-        return (
-            "AdaptiveDataLoader(Subset(dataset, indices), ..., shuffle=True), with "
-            "Subset from torch.utils.data."
-        )
-    if isinstance(given, BatchSampler):
-        return (
-            f"batch_size={given.batch_size}, drop_last={given.drop_last}, and the "
-            "order as shuffle=True or sampler=; or, for batches of your own, "
-            "batch_sampler= with a list of lists of indices."
-        )
-    if isinstance(given, (RandomSampler, DistributedSampler)):
-        return "shuffle=True; every replica gets its part."
-    if isinstance(given, SequentialSampler):
-        return "neither sampler nor shuffle: that is the order of the data set."
-    return None
+# From the number of a batch to its indices.
+Lists = Callable[[int], NDArray[np.int64]]
 
 
 class SampleOrder:
@@ -298,7 +204,6 @@ class ListedOrder:
 
 
 # From the number of a batch to its indices.
-Lists = Callable[[int], NDArray[np.int64]]
 
 
 def _order_of_lists(lists: Lists) -> Order:
@@ -308,35 +213,6 @@ def _order_of_lists(lists: Lists) -> Order:
         return lists(number)[places % ListedBatches.span]
 
     return order
-
-
-def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
-    """Return one of the user's batches.
-
-    Raises:
-        TypeError: It is no list of indices.
-        ValueError: It is empty.
-    """
-    batch = batch_sampler[number]
-    if not hasattr(batch, "__len__"):
-        raise TypeError(
-            f"batch {number} of batch_sampler={type(batch_sampler).__name__} is "
-            f"{batch!r}, but a batch is a list of data-set indices. An order of single "
-            "samples is given as sampler=, with a batch_size."
-        )
-    if isinstance(batch, torch.Tensor):
-        batch = batch.cpu().numpy()
-    if isinstance(batch, np.ndarray):
-        _check_array(batch)
-        indices = batch.astype(np.int64)
-    else:
-        indices = _indices_at(batch, list(range(len(batch))))
-    if len(indices) == 0:
-        raise ValueError(
-            f"batch {number} of batch_sampler={type(batch_sampler).__name__} is empty, "
-            "so there is nothing to step with. Leave empty batches out."
-        )
-    return indices
 
 
 def passes(length: int, order_of_pass: Callable[[int], Order]) -> Order:
@@ -364,86 +240,3 @@ def _checksum(indices: NDArray[np.int64]) -> int:
 def _unchanged(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Be the order of the data set."""
     return positions
-
-
-def order_of_map(sampler: Any, *, key: int) -> Order:
-    """Return the order that a user's map is.
-
-    Args:
-        key: For a map that has another order in each loop (`keyed`).
-    """
-    if hasattr(sampler, "keyed"):
-        sampler = sampler.keyed(key)
-    if isinstance(sampler, torch.Tensor):
-        sampler = sampler.cpu().numpy()
-    if isinstance(sampler, np.ndarray):
-        array = sampler
-        return lambda positions: array[positions].astype(np.int64)
-    if hasattr(sampler, "take"):
-        return functools.partial(_taken, sampler)
-    return lambda positions: _indices_at(sampler, positions.tolist())
-
-
-def _taken(sampler: Any, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    taken = sampler.take(positions)
-    if isinstance(taken, torch.Tensor):
-        taken = taken.cpu().numpy()
-    indices = np.asarray(taken)
-    if indices.shape != positions.shape or indices.dtype.kind not in "iu":
-        raise TypeError(
-            f"take() of sampler={type(sampler).__name__} returned "
-            f"{type(taken).__name__} of {indices.dtype} with the shape "
-            f"{indices.shape} for {len(positions)} positions. Return one data-set "
-            "index, a whole number, for each position."
-        )
-    return indices.astype(np.int64, copy=False)
-
-
-def _check_array(sampler: torch.Tensor | NDArray[Any]) -> None:
-    is_whole = str(sampler.dtype).removeprefix("torch.").startswith(("int", "uint"))
-    if sampler.ndim != 1 or not is_whole:
-        raise TypeError(
-            f"sampler={type(sampler).__name__} of {sampler.dtype} with the shape "
-            f"{tuple(sampler.shape)} is no order. {_WHAT_A_SAMPLER_IS}"
-        )
-
-
-def _indices_at(sampler: Any, positions: list[int]) -> NDArray[np.int64]:
-    """Return what stands at positions; not with `int`, which makes weights to 0."""
-    entries = [sampler[position] for position in positions]
-    with contextlib.suppress(TypeError):
-        if bool not in map(type, entries):
-            return np.fromiter(map(operator.index, entries), np.int64, len(entries))
-    position, entry = next(
-        (position, entry)
-        for position, entry in zip(positions, entries, strict=True)
-        if not _is_index(entry)
-    )
-    raise TypeError(
-        f"sampler={type(sampler).__name__} is no order: at position {position} it has "
-        f"{entry!r}. {_WHAT_A_SAMPLER_IS}"
-    )
-
-
-def _is_index(entry: Any) -> bool:
-    try:
-        operator.index(entry)
-    except TypeError:
-        return False
-    return not isinstance(entry, bool)
-
-
-class NoBatchSampler:
-    """Stands for the loader's batch sampler, and refuses to be taken for one.
-
-    Others make a loader of their own from it, as `accelerator.prepare` does; that one
-    would deal each batch out once more, and have neither order nor position.
-    """
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError(
-            "something makes another loader from the batch sampler of an "
-            "AdaptiveDataLoader, as accelerator.prepare(loader) does. That would deal "
-            "each global batch out to the replicas once more, and forget its place. "
-            "Use the AdaptiveDataLoader itself: it delivers this replica's part."
-        )
