@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import accelerate
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
@@ -22,6 +24,12 @@ _SUPPORTED = (
     DistributedType.MULTI_CPU,
     DistributedType.MULTI_GPU,
 )
+# What is not public of an Accelerator, and what for it is needed here.
+INTERNALS = {
+    "ddp_handler": "has the options of DDP",
+    "gradient_state._add_dataloader": "says which loader ends accumulation",
+    "scaler": "is kept in checkpoints",
+}
 
 
 def prepare(
@@ -109,8 +117,8 @@ class _Accumulation:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        # Accelerate asks the last of these, and keeps no strong reference to it.
-        accelerator.gradient_state.dataloader_references += [self]
+        # Accelerate asks the last one that was added, and holds it weakly.
+        accelerator.gradient_state._add_dataloader(self)
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -156,7 +164,15 @@ def _check_kinds(model: Any, optimizer: Any, scheduler: Any) -> None:
 
 
 def _check(accelerator: Accelerator, job: Job) -> None:
-    """Refuse accelerators that train otherwise, and a second one."""
+    """Refuse accelerators that train otherwise, a second one, and unknown ones."""
+    for path, use in INTERNALS.items():
+        try:
+            attrgetter(path)(accelerator)
+        except AttributeError:
+            raise ElasticRunError(
+                f"Accelerate {accelerate.__version__} has no accelerator.{path}, which "
+                f"{use}. Install a version that setup.py names."
+            ) from None
     kind = accelerator.distributed_type
     if kind not in _SUPPORTED:
         raise ElasticRunError(

@@ -19,13 +19,13 @@ from elasticrun.integrations.transformers_evaluation import (
     gather_rows,
 )
 from elasticrun.integrations.transformers_loaders import (
-    Batches,
     LocalBatch,
+    LocalBatches,
     check_length,
     order,
     without_rows,
 )
-from elasticrun.integrations.transformers_state import Progress
+from elasticrun.integrations.transformers_state import TrainingState
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
@@ -84,7 +84,7 @@ class ElasticMixin(Trainer):
                 "batch of a device, so it is 1 at least."
             )
         self.num_devices = num_devices
-        self._progress: Progress | None = None
+        self._training: TrainingState | None = None
         self._evaluation: Evaluation | None = None
         self._is_in_step = False
         # Batches of the step that is trained; those of the epoch up to it.
@@ -112,7 +112,7 @@ class ElasticMixin(Trainer):
                 "number of devices. Leave it out; to begin with the weights of a "
                 "Trainer's checkpoint, make the model from_pretrained(checkpoint)."
             )
-        if self._progress is not None:
+        if self._training is not None:
             raise ElasticRunError(
                 "train() was called a second time in a job, which has one place and "
                 "one state for it. Give the later training a job of its own, with "
@@ -167,11 +167,11 @@ class ElasticMixin(Trainer):
     ) -> tuple[int, int]:
         """Load what the Trainer knows; return the epoch at which to go on."""
         super()._init_training_state(max_steps, *args, **kwargs)
-        self._progress = progress = Progress(self)
+        self._training = training = TrainingState(self)
         self._loop = ForeignLoop("Trainer.train")
-        progress.restore_state()
-        has_ended = progress.has_ended or self.state.global_step >= max_steps
-        num_epochs = self.state.num_train_epochs if has_ended else progress.num_epochs
+        training.restore_state()
+        has_ended = training.has_ended or self.state.global_step >= max_steps
+        num_epochs = self.state.num_train_epochs if has_ended else training.num_epochs
         return num_epochs, 0
 
     def _prepare_for_training(
@@ -209,9 +209,9 @@ class ElasticMixin(Trainer):
         **others: Any,
     ) -> None:
         """Train the rest of an epoch, between its place in the job and its end."""
-        progress, loop = self._progress, self._loop
-        assert progress is not None
-        progress.restore_sums(start_time)
+        training, loop = self._training, self._loop
+        assert training is not None
+        training.restore_sums(start_time)
         epoch_of_job, step = loop.begin(steps_in_epoch)
         accumulated = self.args.gradient_accumulation_steps
         if step % accumulated:
@@ -229,9 +229,9 @@ class ElasticMixin(Trainer):
         try:
             super()._run_epoch(
                 epoch=epoch,
-                train_dataloader=Batches(train_dataloader, epoch_of_job, step),
+                train_dataloader=LocalBatches(train_dataloader, epoch_of_job, step),
                 steps_in_epoch=steps_in_epoch,
-                start_time=progress.began,
+                start_time=training.began,
                 **others,
             )
         except JobStopped:
@@ -239,9 +239,9 @@ class ElasticMixin(Trainer):
         except BaseException:
             loop.leave()
             raise
-        progress.num_epochs += 1
+        training.num_epochs += 1
         is_cut = self._num_taken < steps_in_epoch
-        progress.has_ended = self.control.should_training_stop and (
+        training.has_ended = self.control.should_training_stop and (
             is_cut or self.state.global_step < self.state.max_steps
         )
         loop.end()
@@ -263,12 +263,12 @@ class ElasticMixin(Trainer):
     def _finalize_training(
         self, trial: Any, num_train_samples: Any, start_time: float
     ) -> Any:
-        progress = self._progress
-        assert progress is not None
-        progress.restore_sums(start_time)
+        training = self._training
+        assert training is not None
+        training.restore_sums(start_time)
         self._loop.finish()
-        self._tr_loss.fill_(progress.mean_loss())
-        return super()._finalize_training(trial, num_train_samples, progress.began)
+        self._tr_loss.fill_(training.mean_loss())
+        return super()._finalize_training(trial, num_train_samples, training.began)
 
     # A step.
 

@@ -37,7 +37,7 @@ def without_rows(inputs: Any) -> dict[str, Any]:
     }
 
 
-class Batches:
+class LocalBatches:
     """Stands for the loader where the Trainer iterates an epoch.
 
     Args:
@@ -60,7 +60,7 @@ class Batches:
 
 def _skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     """Skip batches as the Trainer does; ours begin where the job is."""
-    if isinstance(dataloader, Batches):
+    if isinstance(dataloader, LocalBatches):
         return dataloader
     return _skip_of_accelerate(dataloader, num_batches)
 

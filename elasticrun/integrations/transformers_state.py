@@ -22,7 +22,7 @@ _NOT_KEPT = {
 }
 
 
-class Progress(State):
+class TrainingState(State):
     """What a Trainer knows of its training.
 
     Attributes:

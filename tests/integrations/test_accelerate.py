@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +21,7 @@ from elasticrun import (
     rank,
     world_size,
 )
-from elasticrun.integrations.accelerate import prepare
+from elasticrun.integrations.accelerate import INTERNALS, prepare
 from elasticrun.testing import run_generation, start_generation
 from tests.integrations.accelerated import (
     ACCUMULATED,
@@ -183,3 +184,21 @@ def test_other_accelerators_are_refused(
     monkeypatch.setitem(AcceleratorState._shared_state, "distributed_type", kind)
     with pytest.raises(ElasticRunError, match="trains by FSDP"):
         prepare(script.accelerator, script.net, name="fourth")
+
+
+@pytest.mark.parametrize("path", INTERNALS)
+def test_what_accelerate_has_no_more_is_named(job: Any, path: str) -> None:
+    script = Script()
+    script._make()
+    owner, _, name = path.rpartition(".")
+    part = attrgetter(owner)(script.accelerator) if owner else script.accelerator
+
+    class Without(type(part)):  # type: ignore[misc]
+        def __getattribute__(self, asked: str) -> Any:
+            if asked == name:
+                raise AttributeError(asked)
+            return super().__getattribute__(asked)
+
+    part.__class__ = Without
+    with pytest.raises(ElasticRunError, match=f"has no accelerator.{path}, which"):
+        prepare(script.accelerator, script.net)
