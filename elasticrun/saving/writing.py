@@ -172,21 +172,24 @@ class CheckpointWriter:
                 raise own.error
             heard, capture = gather(), own.capture
             others = _files_of_others(heard, capture)
-            assert self._draft is not None
-            files: list[FileRecord] = []
-            for name, content in capture.gathered.items():
-                files += write_gathered(
-                    self._draft,
-                    name,
-                    partial(_gathered, name, content, fetch),
-                    world_size=self._world_size,
-                )
-            files += [*own.files, *others]
+            files = [*self._write_gathered(capture, fetch), *own.files, *others]
             _check_complete(capture, files)
+            assert self._draft is not None
             made = self._made = self._draft.commit(self._manifest(capture, files))
         self._draft = None
         self._warn_of_differences(capture.checksums, heard)
         return {"digest": made.manifest.digest, "time": made.time}
+
+    def _write_gathered(
+        self, capture: Capture, fetch: Callable[[str, Iterable[int]], list[str]]
+    ) -> Iterator[FileRecord]:
+        """Write the small states of all ranks, many of them in one file."""
+        assert self._draft is not None
+        for name, content in capture.gathered.items():
+            each = partial(_gathered, name, content, fetch)
+            yield from write_gathered(
+                self._draft, name, each, world_size=self._world_size
+            )
 
     def committed(self, number: int, told: dict[str, Any]) -> Checkpoint:
         """Return the checkpoint that rank 0 has committed, of which it has told this.
