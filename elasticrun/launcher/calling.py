@@ -199,16 +199,7 @@ def launch(
         ElasticRunError: The job failed or was stopped.
         TypeError: `function` is none.
     """
-    if not callable(function):
-        raise TypeError(
-            f"launch needs a function to call on every replica, not {function!r}"
-        )
-    folder = Path(tempfile.mkdtemp(prefix="elasticrun-launch-"))
-    try:
-        keep_function(folder, function, args)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    folder = _folder_with(function, args)
     reader, writer = os.pipe()
     options = {
         "--replicas": replicas,
@@ -224,8 +215,26 @@ def launch(
     }
     process = _start(folder, options, fresh=fresh, lifeline=reader)
     job = LaunchedJob(process, folder, writer, is_temporary=checkpoint_dir is None)
-    if not wait:
-        return job
+    return _result_of(job) if wait else job
+
+
+def _folder_with(function: Callable[..., Any], args: tuple[Any, ...]) -> Path:
+    """Return a new folder, from which replicas take what to call."""
+    if not callable(function):
+        raise TypeError(
+            f"launch needs a function to call on every replica, not {function!r}"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="elasticrun-launch-"))
+    try:
+        keep_function(folder, function, args)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _result_of(job: LaunchedJob) -> list[Any]:
+    """Wait for a job; if the user interrupts that, let it save and end first."""
     try:
         return job.result()
     except KeyboardInterrupt:

@@ -70,22 +70,24 @@ def call_before_reading(
 ) -> Callable[[], None]:
     """Call before this process's Python code looks at one of some variables.
 
-    Who copies all variables, as for a process to be started, asks for none of them; and
-    is known by having looked at those before in the same thread just now.
+    Who copies all variables, as for a process to be started, asks for none of them. A
+    copy is known by looking at one after the other in their order, in one thread.
 
     Returns:
         What takes it back.
     """
-    places = {name: place for place, name in enumerate(os.environ)}
+    numbers = {name: number for number, name in enumerate(os.environ)}
     encode = os.environ.encodekey  # Every access by name goes through it.
-    looks: dict[int, tuple[int, int]] = {}  # By thread: the last place, how many so.
+    looks: dict[
+        int, tuple[int, int]
+    ] = {}  # By thread: the last one, how many in a row.
 
     def call_and_encode(name: str) -> Any:
         thread = threading.get_ident()
-        place = places.get(name, -1)
+        number = numbers.get(name, -1)
         last, in_a_row = looks.get(thread, (-1, 0))
-        in_a_row = in_a_row + 1 if place == last + 1 else 0
-        looks[thread] = place, in_a_row
+        in_a_row = in_a_row + 1 if number == last + 1 else 0
+        looks[thread] = number, in_a_row
         if name in names and in_a_row < _LOOKS_OF_A_COPY:
             call(name)
         return encode(name)

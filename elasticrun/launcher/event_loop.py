@@ -30,7 +30,7 @@ class Timer:
 
 
 class EventLoop:
-    """Calls back from `turn`, one callback after another, all in one thread."""
+    """Calls back from `run_once`, one callback after another, all in one thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -52,7 +52,7 @@ class EventLoop:
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Wait for the next event, and call back for all that have come."""
         timeout = None
         if self._timers:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from elasticrun.replicas.signals import stops_held_back
 
 # As with `python FILE`, modules that lie in the working directory are not found.
 _BOOT = """
@@ -27,3 +31,28 @@ def command(module: str, function: str, *arguments: object) -> list[str]:
     """
     code = _BOOT.format(module=module, function=function)
     return [sys.executable, "-c", code, _PACKAGE_PARENT, *map(str, arguments)]
+
+
+def start_beside(
+    module: str, descriptor: int, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process with a session of its own that serves the launcher.
+
+    It ends when the launcher hangs up. A stop signal to every process of the job is not
+    for it, so it holds these back: the last save still needs it.
+
+    Args:
+        module: Whose `main` it runs.
+        descriptor: Its end of a socket, whose number it finds in sys.argv.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    with stops_held_back():
+        return subprocess.Popen(
+            command(module, "main", descriptor),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            start_new_session=True,
+        )

@@ -73,8 +73,8 @@ class Linting:
             return  # a linter that failed has nothing to warn of
         errors = [each for each in findings if each["severity"] == "E"]
         for each in errors:
-            place = f"{each['path']}:{each['line']}:{each['column']}"
-            self._console.event(f"warning: {place}: {each['code']} {each['message']}")
+            where = f"{each['path']}:{each['line']}:{each['column']}"
+            self._console.event(f"warning: {where}: {each['code']} {each['message']}")
         if errors:
             codes = " ".join(sorted({each["code"] for each in errors}))
             self._console.event(

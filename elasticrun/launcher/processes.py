@@ -18,6 +18,7 @@ _LOOK_SECONDS = 0.02
 _TRACKER = b"resource_tracker import main"  # Also of libraries that copy it.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PARENT, _GROUP, _SESSION = 1, 2, 3  # Fields of `_stat`.
 
 
 def die_with_parent(parent: int) -> None:
@@ -45,7 +46,7 @@ def adopt_orphans() -> None:
 def children() -> list[int]:
     """Return the children of this process, ended ones that nobody waited for too."""
     own = os.getpid()
-    return [pid for pid in _all_processes() if _parent_of(pid) == own]
+    return [pid for pid in _all_processes() if _number_of(_PARENT, pid) == own]
 
 
 def kill_groups(leaders: Iterable[int]) -> None:
@@ -58,7 +59,9 @@ def kill_groups(leaders: Iterable[int]) -> None:
     while victims := [
         pid
         for pid in (_all_processes() if groups else [])
-        if pid not in killed and _group_of(pid) in groups and not _cleans_up(pid)
+        if pid not in killed
+        and _number_of(_GROUP, pid) in groups
+        and not _cleans_up(pid)
     ]:
         _kill(victims)
         killed.update(victims)
@@ -81,7 +84,7 @@ def kill_children(*, but: set[int], patience: float = 0.0) -> None:
     while left := [
         pid
         for pid in children()
-        if not {pid, _session_of(pid)} & but and _is_of_job(pid)
+        if not {pid, _number_of(_SESSION, pid)} & but and _is_of_job(pid)
     ]:
         victims = [pid for pid in left if not _cleans_up(pid)]
         if not victims and not patience:
@@ -111,9 +114,9 @@ def reap(*, but: set[int], leaves_leaders: bool) -> None:
         return
     for pid in children():
         fields = _stat(pid)
-        if pid in but or fields[:1] != ["Z"] or int(fields[3]) == os.getsid(0):
+        if pid in but or fields[:1] != ["Z"] or int(fields[_SESSION]) == os.getsid(0):
             continue
-        if not (leaves_leaders and int(fields[3]) == pid):
+        if not (leaves_leaders and int(fields[_SESSION]) == pid):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -136,7 +139,7 @@ def _has_members(group: int) -> bool:
 
 def _is_of_job(pid: int) -> bool:
     """Return whether a child comes from a replica."""
-    if _session_of(pid) == os.getsid(0):
+    if _number_of(_SESSION, pid) == os.getsid(0):
         return False
     return os.getpid() != 1 or environment.has_mark(_initial_variables(pid))
 
@@ -178,7 +181,7 @@ def usage_of_groups(leaders: Iterable[int]) -> dict[int, tuple[float, int]]:
     tick = os.sysconf("SC_CLK_TCK")
     for pid in _all_processes() if usage else []:
         fields = _stat(pid)
-        if len(fields) > 21 and (leader := int(fields[2])) in usage:
+        if len(fields) > 21 and (leader := int(fields[_GROUP])) in usage:
             seconds, memory = usage[leader]
             seconds += (int(fields[11]) + int(fields[12])) / tick
             usage[leader] = seconds, memory + _own_memory(pid)
@@ -292,19 +295,10 @@ def _all_processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _parent_of(pid: int) -> int:
+def _number_of(field: int, pid: int) -> int:
+    """Return the parent, group or session of a process; 0 if it is gone."""
     fields = _stat(pid)
-    return int(fields[1]) if len(fields) > 1 else 0
-
-
-def _group_of(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[2]) if len(fields) > 2 else 0
-
-
-def _session_of(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[3]) if len(fields) > 3 else 0
+    return int(fields[field]) if fields else 0
 
 
 def _stat(pid: int) -> list[str]:

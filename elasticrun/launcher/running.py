@@ -62,7 +62,7 @@ def run_job(options: Options) -> int:
                 stack.callback(Linting(options.program, console, loop).close)
             supervisor.start()
             while supervisor.exit_code is None:
-                loop.turn()
+                loop.run_once()
             return supervisor.exit_code
 
 

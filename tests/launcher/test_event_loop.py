@@ -11,7 +11,7 @@ def test_a_cancelled_timer_does_not_fire() -> None:
     loop, fired = EventLoop(), []
     loop.call_later(0.0, lambda: fired.append(1)).cancel()
     loop.call_later(0.0, lambda: fired.append(2))
-    loop.turn()
+    loop.run_once()
     assert fired == [2]
 
 
@@ -28,7 +28,7 @@ def test_what_was_forgotten_is_not_called() -> None:
     loop.watch(second, lambda: on_readable(second, first))
     for _, writer in pipes:
         os.write(writer, b"x")
-    loop.turn()
+    loop.run_once()
     assert len(called) == 1
     for descriptor in (*pipes[0], *pipes[1]):
         os.close(descriptor)

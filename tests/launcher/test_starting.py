@@ -193,7 +193,7 @@ def test_a_forkserver_that_does_not_answer_is_replaced() -> None:
     def wait_for_replica() -> None:
         starter.park(1, parked.append)
         while not (parked or "no replica" in "".join(said)):
-            loop.turn()
+            loop.run_once()
 
     starter.start()
     wait_for_replica()

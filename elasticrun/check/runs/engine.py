@@ -136,7 +136,7 @@ class Engine:
         return journey
 
     def _turn(self) -> None:
-        self._loop.turn()
+        self._loop.run_once()
         if self._problem:
             raise EngineError(self._problem)
 

@@ -15,7 +15,6 @@ from elasticrun.launcher import environment, interpreter
 from elasticrun.launcher.event_loop import EventLoop, Timer
 from elasticrun.launcher.forks.forkserver import MAX_MESSAGE
 from elasticrun.launcher.forks.parked import Batch, Parked
-from elasticrun.replicas.signals import stops_held_back
 from elasticrun.replicas.wire import Channel, Message
 
 _MAX_ATTEMPTS = 3
@@ -108,18 +107,10 @@ class Starter:
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as stack, other:
             stack.callback(own.close)
-            # A signal to every process of the job is not for this one: it ends when
-            # the launcher hangs up.
-            with stops_held_back():
-                self._process = subprocess.Popen(
-                    interpreter.command(
-                        "launcher.forks.forkserver", "main", other.fileno()
-                    ),
-                    env=environment.of_forkserver(is_bare=self.is_exec),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[other.fileno()],
-                    start_new_session=True,
-                )
+            variables = environment.of_forkserver(is_bare=self.is_exec)
+            self._process = interpreter.start_beside(
+                "launcher.forks.forkserver", other.fileno(), variables
+            )
             stack.pop_all()
         return own
 

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from elasticrun.launcher import environment, interpreter
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.options import NodeSettings
-from elasticrun.replicas.signals import stops_held_back
 from elasticrun.replicas.wire import Channel, Message, WireError
 
 _SILENCE_SECONDS = 5.0  # Less than after which the others take this node for dead.
@@ -50,18 +49,9 @@ class Meeting:
         self._has_spoken = False
         own, other = socket.socketpair()
         own.settimeout(_SILENCE_SECONDS)
-        # The nodes are met until the launcher ends that, whatever signal all processes
-        # of the job are sent: its last save has to be agreed there.
-        with stops_held_back():
-            self._process = subprocess.Popen(
-                interpreter.command(
-                    "launcher.nodes.rendezvous", "main", other.fileno()
-                ),
-                env=environment.of_rendezvous(),
-                stdin=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-            )
+        self._process = interpreter.start_beside(
+            "launcher.nodes.rendezvous", other.fileno(), environment.of_rendezvous()
+        )
         other.close()
         self.pid = self._process.pid
         self._channel = Channel(own, limit=_MAX_BYTES)
@@ -119,7 +109,10 @@ class Meeting:
             self._on_message(message)
 
     def _tick(self) -> None:
-        """It speaks several times a second, unless the network holds it up."""
+        """Give it up once it is silent: it speaks several times a second.
+
+        Unless the network holds it up, as when the endpoint does not answer.
+        """
         assert self._heard_at is not None
         if not self._is_open:
             return

@@ -14,7 +14,6 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import TracebackType
@@ -67,9 +66,8 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         channel.send({"type": "barred"})
         execute(control, listeners)
     order = channel.receive_one()
-    if order is None:
+    if order is None:  # The launcher has hung up: this replica is not needed.
         os._exit(0)
-    processes.die_with_parent(order["launcher"])
     _prepare_process(order, changed)
     stores = [_serve_store(order, listeners)] if order["has_rank"] else []
     inherited = frozenset(sys.modules)
@@ -78,21 +76,18 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         files = files_of_program(but=inherited)
         channel.send({"type": "waiting", "files": files})
 
-    hold = Hold(tell_waiting)
-    if order["is_rehearsed"]:
-        hold.begin()
+    def on_begun(begun: Message) -> None:  # In the reporter's thread.
+        hold.end(lambda: take_up(begun))
 
     def take_up(begun: Message) -> None:
         _take_up(order, begun)
         if not stores:
             stores.append(_serve_store(order, listeners))
 
-    reporter = Reporter(
-        channel,
-        connection,
-        inherited=inherited,
-        on_begun=lambda begun: hold.end(partial(take_up, begun)),
-    )
+    hold = Hold(tell_waiting)
+    if order["is_rehearsed"]:
+        hold.begin()
+    reporter = Reporter(channel, connection, inherited=inherited, on_begun=on_begun)
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_interpreter(code)
@@ -114,6 +109,7 @@ def _is_barred_from_gpus() -> bool:
 
 
 def _prepare_process(order: Message, changed: environment.Changes) -> None:
+    processes.die_with_parent(order["launcher"])
     environment.replace_variables(order["environment"])
     environment.apply_changes(changed, but=order["own_variables"])
     sys.path[:0] = order["path"]

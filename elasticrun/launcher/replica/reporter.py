@@ -36,7 +36,7 @@ _OF_NO_IMPORT = (
 _VENDORED = os.path.join("setuptools", "_vendor")
 _MOST_VARIABLES = 1 << 13  # Characters, for the forkserver takes short messages.
 
-_Place = tuple[int, int, int]
+_Counts = tuple[int, int, int]
 
 
 class Reporter:
@@ -95,7 +95,7 @@ class Reporter:
         self._ask_to_stop(job)
         try:
             self._report(job)
-        except Exception:  # The next wish to stop must still get through.
+        except Exception:  # The next request to stop must still get through.
             self._note_failure()
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
 
@@ -115,21 +115,21 @@ class Reporter:
             self._on_begun(message)
 
     def _ask_to_stop(self, job: Job) -> None:
-        """Pass the launcher's wish on, once there is a job that can be asked."""
+        """Pass the launcher's request on, once there is a job that can be asked."""
         if self._stop_cause is not None:
             job.boundary.request_stop(cause=self._stop_cause)
             self._stop_cause = None
 
     def _report(self, job: Job) -> None:
         position = job.progress.position
-        place = _place_of(position)
-        self._has_trained = self._has_trained or place > _place_of(job.start)
+        counts = _counts_of(position)
+        self._has_trained = self._has_trained or counts > _counts_of(job.start)
         loader, newest = job.loader, job.newest_checkpoint
         gpu_memory, gpu_utilization = gpu_use(job)
         report = {
             "type": "report",
             "generation": job.generation,
-            "place": place,
+            "counts": counts,
             "inside": job.loops.inside,
             "has_trained": self._has_trained,
             "position": str(position),
@@ -177,7 +177,8 @@ class Reporter:
                 )
 
 
-def _place_of(position: Position) -> _Place:
+def _counts_of(position: Position) -> _Counts:
+    """Return how far it is: epochs, loops, and samples of the loop after these."""
     return position.finished_epochs, position.finished_loops, position.index
 
 

@@ -195,7 +195,7 @@ class Generation:
                 reader.take(bytes(data))
 
     def ask_to_stop(self, cause: str) -> None:
-        """Let all save and exit at one boundary; one replica's wish is enough."""
+        """Let all save and exit at one boundary; it is enough to ask one of them."""
         for member in self.running[:1]:
             member.parked.channel.send({"type": "stop", "cause": cause})
 
@@ -274,8 +274,8 @@ class Generation:
 
     def _on_message(self, member: Member, message: dict[str, Any]) -> None:
         if message["type"] == "report":
-            before = member.report.get("place"), member.report.get("inside")
-            if (message["place"], message.get("inside")) != before:
+            before = member.report.get("counts"), member.report.get("inside")
+            if (message["counts"], message.get("inside")) != before:
                 # What was said during a pause of the launcher is older than that.
                 member.moved_at = max(member.moved_at, message["time"])
             member.report = message

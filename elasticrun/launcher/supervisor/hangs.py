@@ -64,4 +64,4 @@ def held_up_by(silent: Sequence[Member]) -> Member | None:
 
 def _progress(member: Member) -> tuple[list[int], int]:
     report = member.report
-    return list(report.get("place", ())), report.get("num_steps", 0)
+    return list(report.get("counts", ())), report.get("num_steps", 0)

@@ -30,10 +30,8 @@ def make_orders(
             until then.
     """
     inherited = environment.variables()
+    num_threads = _num_threads(round_, inherited)
     variables = _variables(options, round_, inherited)
-    given = inherited.get("OMP_NUM_THREADS", "")
-    num_threads = int(given) if given.isdecimal() and int(given) > 0 else 0
-    num_threads = num_threads or max(1, environment.num_cores() // round_.share)
     variables["OMP_NUM_THREADS"] = str(num_threads)
     program = options.program
     has_rank = not is_rehearsed or options.nodes is None
@@ -54,21 +52,31 @@ def make_orders(
         "num_threads": num_threads,
     }
     orders = []
-    for local_rank in range(round_.share):
-        rank = round_.offset + local_rank
-        own = variables | environment_of(
-            rank=rank,
-            world_size=round_.size,
-            port=round_.port,
-            local_rank=local_rank,
-            local_world_size=round_.share,
-            address=round_.address,
-        )
+    for rank in range(round_.offset, round_.offset + round_.share):
+        own = variables | _variables_of_rank(round_, rank)
         if not has_rank:  # Who does not wait for it, as a process started there, fails.
             own |= dict.fromkeys(_OF_ALL_NODES, _UNKNOWN)
         order = {"rank": rank, "environment": inherited | own}
         orders.append({**shared, **order, "own_variables": list(own)})
     return orders
+
+
+def _num_threads(round_: Round, inherited: Mapping[str, str]) -> int:
+    """Return what the user has set, or a replica's share of this machine's cores."""
+    given = inherited.get("OMP_NUM_THREADS", "")
+    number = int(given) if given.isdecimal() else 0
+    return number or max(1, environment.num_cores() // round_.share)
+
+
+def _variables_of_rank(round_: Round, rank: int) -> dict[str, str]:
+    return environment_of(
+        rank=rank,
+        world_size=round_.size,
+        port=round_.port,
+        local_rank=rank - round_.offset,
+        local_world_size=round_.share,
+        address=round_.address,
+    )
 
 
 def _variables(

@@ -27,8 +27,8 @@ class Server:
     """Serves the control socket in the launcher's loop.
 
     A caller that asked for a change stays connected until it is done, or the job ends.
-    One request is answered in each turn of the loop, after everything else that has
-    come in it: signals, and what is heard of replicas.
+    One request is answered each time the loop looks what has come, and after all that
+    has: signals, and what is heard of replicas.
     """
 
     def __init__(

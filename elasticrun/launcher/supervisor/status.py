@@ -17,24 +17,26 @@ _SHORTEST_LOOK = 0.4
 
 @dataclass
 class _Speed:
-    """How fast samples pass in the running loop.
+    """How fast samples pass.
 
     Attributes:
+        training_loop: The loop in which rank 0 was last, by what comes before it.
+        index: How far it was in that, `since` then.
         rate: Samples a second, over the last seconds; None before two looks at one
             loop.
     """
 
-    loop: object = None
+    training_loop: object = None
     index: int = 0
     since: float = 0.0
     rate: float | None = None
 
     def note(self, report: Message) -> None:
         """Take a look at rank 0's report."""
-        loop = (report["generation"], *report["place"][:2])
+        loop = (report["generation"], *report["counts"][:2])
         index, when = report["index"], report["time"]
-        if loop != self.loop or index < self.index:
-            self.loop, self.index, self.since = loop, index, when
+        if loop != self.training_loop or index < self.index:
+            self.training_loop, self.index, self.since = loop, index, when
         elif when - self.since >= _SHORTEST_LOOK:
             rate = (index - self.index) / (when - self.since)
             self.rate = rate if self.rate is None else (2 * self.rate + rate) / 3

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from elasticrun.launcher.terminal.screen import LiveScreen, Screen
 
@@ -71,7 +70,7 @@ class Console:
         size = len(text) + _LINE_BYTES
         with self._changed:
             if self._has_room(size):
-                self._add(size, partial(_output, text=text, is_error=is_error))
+                self._add(size, lambda screen: screen.output(text, is_error=is_error))
             else:
                 self._num_left_out += 1
 
@@ -132,10 +131,6 @@ class Console:
             with self._changed:
                 self._num_bytes -= size
                 self._changed.notify_all()
-
-
-def _output(screen: Screen, *, text: str, is_error: bool) -> None:
-    screen.output(text, is_error=is_error)
 
 
 def open_console() -> Console:

@@ -13,7 +13,7 @@ _FOLLOW_SECONDS = 0.2
 
 
 def show_logs(
-    directory: Path,
+    log_dir: Path,
     *,
     generation: int | None,
     rank: int | None,
@@ -24,13 +24,15 @@ def show_logs(
     Raises:
         JobError: There are none.
     """
-    logs = find_logs(directory)
+    logs = find_logs(log_dir)
     chosen = logs.get(max(logs, default=0) if generation is None else generation, {})
     paths = {r: path for r, path in chosen.items() if rank in (None, r)}
     if not paths:
-        known = ", ".join(f"{g} (ranks {_ranks(each)})" for g, each in logs.items())
+        known = ", ".join(
+            f"{g} (ranks {', '.join(map(str, each))})" for g, each in logs.items()
+        )
         raise JobError(
-            f"{directory} has no such log; it has generations: {known or 'none'}",
+            f"{log_dir} has no such log; it has generations: {known or 'none'}",
             exit_code=EXIT_NO_JOB,
         )
     for each, path in paths.items():
@@ -40,7 +42,7 @@ def show_logs(
 
 
 def follow_logs(
-    directory: Path,
+    log_dir: Path,
     *,
     generation: int | None,
     rank: int | None,
@@ -48,31 +50,30 @@ def follow_logs(
     write: Callable[[str], None],
 ) -> None:
     """Write logs as they grow, of every generation to come, until the job ends."""
-    places: dict[Path, int] = {}
-    first = max(find_logs(directory), default=0) if generation is None else generation
+    read_until: dict[Path, int] = {}
+    first = max(find_logs(log_dir), default=0) if generation is None else generation
     while True:
         is_last = has_ended()
-        for number, ranks in find_logs(directory).items():
+        for number, ranks in find_logs(log_dir).items():
             if number < first or (generation is not None and number != generation):
                 continue
             for each, path in ranks.items():
                 if rank in (None, each):
-                    places[path] = _write_new(path, places.get(path, 0), each, write)
+                    read_until[path] = _write_new(
+                        path, read_until.get(path, 0), each, write
+                    )
         if is_last:
             return
         time.sleep(_FOLLOW_SECONDS)
 
 
-def _write_new(path: Path, place: int, rank: int, write: Callable[[str], None]) -> int:
+def _write_new(path: Path, start: int, rank: int, write: Callable[[str], None]) -> int:
+    """Write the whole lines from a byte on; return the byte after the last one."""
     with open(path, "rb") as file:
-        file.seek(place)
+        file.seek(start)
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            place += len(line)
+            start += len(line)
             write(marked(rank, line) + "\n")
-    return place
-
-
-def _ranks(paths: dict[int, Path]) -> str:
-    return ", ".join(map(str, paths))
+    return start

@@ -136,15 +136,15 @@ class Repeats:
         return b"" if self._is_hiding else line
 
 
-def log_path(directory: Path, *, generation: int, rank: int) -> Path:
+def log_path(log_dir: Path, *, generation: int, rank: int) -> Path:
     """Return the file that keeps what a replica prints."""
-    return directory / f"generation-{generation:04d}" / f"rank-{rank}.log"
+    return log_dir / f"generation-{generation:04d}" / f"rank-{rank}.log"
 
 
-def find_logs(directory: Path) -> dict[int, dict[int, Path]]:
+def find_logs(log_dir: Path) -> dict[int, dict[int, Path]]:
     """Return the logs by generation and rank, both in their order."""
     found: dict[int, dict[int, Path]] = {}
-    for folder in directory.glob("generation-*"):
+    for folder in log_dir.glob("generation-*"):
         if match := _FOLDER.fullmatch(folder.name):
             ranks = {
                 int(file[1]): path

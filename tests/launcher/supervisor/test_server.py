@@ -37,7 +37,7 @@ class Launcher:
     def turn(self, times: int) -> None:
         for _ in range(times):
             self.loop.call_later(0.0, lambda: None)  # So that it never waits.
-            self.loop.turn()
+            self.loop.run_once()
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ class World:
         self.channels[rank].send(
             {
                 "type": "report",
-                "place": [0, 0, index],
+                "counts": [0, 0, index],
                 "num_steps": num_steps,
                 "is_in_loop": True,
                 "has_trained": True,
@@ -111,7 +111,7 @@ class World:
         while self.now < until:
             self.now += 0.5
             self.loop.call_later(0.0, lambda: None)  # So that it never waits.
-            self.loop.turn()
+            self.loop.run_once()
 
 
 @pytest.fixture
