@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +33,7 @@ from elasticrun.replicas.store import Address, JobStore, serve_store
 from elasticrun.saving.opening import open_checkpoints
 from elasticrun.saving.saver import Saver
 from tests.crash.victims import Life, count_calls, killing, trace
+from tests.support.stage import DEADLINE, wait_until
 
 # Those that change what is on the disk or what the other rank hears.
 NOTICED = frozenset(
@@ -41,8 +43,6 @@ NOTICED = frozenset(
     )
 )
 JOB = "pair"
-_PATIENCE = 60.0
-_PATIENCE_WITH_DEAD = 1.0  # Nobody says here that one was killed, as a watcher would.
 
 
 class Text(BaseState):
@@ -60,10 +60,23 @@ class Text(BaseState):
         """What it holds is looked at by others."""
 
 
-def pair(
-    directory: Path, *values: str, in_flight: bool, patience: float = _PATIENCE
-) -> tuple[Life, Life]:
+class Pair:
+    """Two ranks that are about to save.
+
+    Attributes:
+        lives: Theirs, by rank.
+        end_of_1: Written to when rank 1 has ended, of which rank 0 hears by it as a
+            watcher would tell it.
+    """
+
+    def __init__(self, lives: tuple[Life, Life], end_of_1: int) -> None:
+        self.lives = lives
+        self.end_of_1 = end_of_1
+
+
+def pair(directory: Path, *values: str, in_flight: bool, victim: int) -> Pair:
     """Return two ranks that are about to save each of the values."""
+    hears, tells = os.pipe()
     listener = socket.create_server(("127.0.0.1", 0))
     address = Address("127.0.0.1", listener.getsockname()[1])
 
@@ -75,30 +88,47 @@ def pair(
         listener.close()
         store = JobStore(address, server)
         saver, states = join(directory, rank, store)
+        if rank == 0 != victim:  # A victim has no calls but its own.
+            is_alone = hear_of_end(saver, hears)
         wait()
         warnings.simplefilter("ignore")
         for value in values:
             for state in states:
                 state.value = value
             try:
-                saver.save({}, timeout=patience, is_awaited=not in_flight)
+                saver.save({}, timeout=DEADLINE, is_awaited=not in_flight)
                 for state in states:
                     state.value = "changed since"
-                saver.finish(timeout=10 * patience)
+                saver.finish(timeout=DEADLINE)
             except AgreementError:
                 os._exit(1)
         if rank == 1:
             store.put("heard", True)
-            return
-        with suppress(TimeoutError):  # Rank 0 serves the store until then.
-            store.take("heard", timeout=patience)
+        elif victim == 0:  # It serves the store until then.
+            store.take("heard", timeout=DEADLINE)
+        else:
+            wait_until(lambda: is_alone.is_set() or store.has(["heard"]))
 
     lives = tuple(
         Life(lambda wait, rank=rank: run(rank, wait))  # type: ignore[misc]
         for rank in range(2)
     )
     listener.close()
-    return lives[0], lives[1]
+    os.close(hears)
+    return Pair((lives[0], lives[1]), tells)
+
+
+def hear_of_end(saver: Saver, descriptor: int) -> threading.Event:
+    """Tell a saver that rank 1 has ended, once somebody writes that."""
+    is_alone = threading.Event()
+
+    def hear() -> None:
+        os.read(descriptor, 1)
+        saver.note_gone(1, "its process died")
+        is_alone.set()
+
+    threading.Thread(target=hear, daemon=True).start()
+    return is_alone
 
 
 def join(directory: Path, rank: int, store: JobStore) -> tuple[Saver, list[Text]]:
@@ -118,22 +148,28 @@ def join(directory: Path, rank: int, store: JobStore) -> tuple[Saver, list[Text]
     return Saver(checkpoints, registry, membership, start), states
 
 
-def let_both_go(lives: tuple[Life, Life]) -> list[int]:
-    for life in lives:
+def let_both_go(both: Pair) -> list[int]:
+    for life in both.lives:
         life.wait_until_ready()
-    for life in lives:
+    for life in both.lives:
         life.let_go()
-    return [life.end() for life in lives]
+    codes = [life.end() for life in both.lives]
+    os.close(both.end_of_1)
+    return codes
 
 
-def trace_one(lives: tuple[Life, Life], rank: int, *options: str) -> list[int]:
+def trace_one(both: Pair, rank: int, *options: str) -> list[int]:
     """Let both go, one of them under strace; return both exit codes."""
-    other = lives[1 - rank]
+    other = both.lives[1 - rank]
     other.wait_until_ready()
     other.let_go()
     codes = [0, 0]
-    codes[rank] = trace(lives[rank], *options)
+    codes[rank] = trace(both.lives[rank], *options)
+    if rank == 1:
+        with suppress(BrokenPipeError):  # Rank 0 has ended as well.
+            os.write(both.end_of_1, b"\n")
     codes[1 - rank] = other.end()
+    os.close(both.end_of_1)
     return codes
 
 
@@ -141,13 +177,14 @@ def trace_calls(root: Path, rank: int, *, in_flight: bool) -> None:
     """Write the system calls of a rank whose pair both come to their end to a log."""
     directory = root / "traced"
     shutil.copytree(root / "old", directory)
-    lives = pair(directory, "new", in_flight=in_flight)
+    both = pair(directory, "new", in_flight=in_flight, victim=rank)
     options = ["-f"] if in_flight else []
-    assert trace_one(lives, rank, *options, "-o", str(root / "log")) == [0, 0]
+    assert trace_one(both, rank, *options, "-o", str(root / "log")) == [0, 0]
 
 
 def main(root: Path, rank: int, *, in_flight: bool) -> None:
-    old = pair(root / "old", "first", "second", "old", in_flight=in_flight)
+    values = ("first", "second", "old")
+    old = pair(root / "old", *values, in_flight=in_flight, victim=rank)
     assert let_both_go(old) == [0, 0]
     trace_calls(root, rank, in_flight=in_flight)
     for name, count in count_calls(root / "log").items():
@@ -155,10 +192,8 @@ def main(root: Path, rank: int, *, in_flight: bool) -> None:
             directory = root / f"{name}-{number}"
             shutil.copytree(root / "old", directory)
             options = [*(["-f"] if in_flight else []), *killing(name, number)]
-            lives = pair(
-                directory, "new", in_flight=in_flight, patience=_PATIENCE_WITH_DEAD
-            )
-            codes = trace_one(lives, rank, *options)
+            both = pair(directory, "new", in_flight=in_flight, victim=rank)
+            codes = trace_one(both, rank, *options)
             print(json.dumps([directory.name, codes]), flush=True)
 
 

@@ -16,7 +16,7 @@ from tests.launcher.running import (
     running,
     wait_until_nothing_is_left,
 )
-from tests.support.stage import Stage, freeze
+from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -177,6 +177,14 @@ def test_a_killed_forkserver_is_replaced_and_nobody_notices(stage: Stage) -> Non
 
 
 def forkserver_of(launcher: int) -> int:
+    """Return the forkserver, once there is one: it may just be replaced."""
+    wait_until(lambda: find_forkserver(launcher), "a forkserver")
+    found = find_forkserver(launcher)
+    assert found is not None
+    return found
+
+
+def find_forkserver(launcher: int) -> int | None:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
@@ -189,7 +197,7 @@ def forkserver_of(launcher: int) -> int:
                 continue
             if has_launchers_pipes and b"forkserver" in command:
                 return int(name)
-    raise AssertionError("there is no forkserver")
+    return None
 
 
 def is_replica(pid: int) -> bool:

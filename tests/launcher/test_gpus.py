@@ -68,17 +68,24 @@ def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(
     script = tmp_path / "train.py"
     script.write_text(TRAIN.format(top=top, module="asks_for_gpus"))
     with running(stage, "--replicas", 1, script=script, **ON_GPU) as job:
-        wait_until(lambda: (tmp_path / "held").exists(), "the second epoch")
+        pid = pid_of_held(stage)
         wait_until(lambda: job.status()["state"] == "training")
         [member] = job.status()["members"]
         assert (member["gpu_memory"], member["gpu_utilization"]) == (0, 7)
         refused = job.ask("scale", 2, job.pid)
         assert refused.returncode != 0
         assert "2 replicas: the job trains on GPUs, of which 1 can be" in refused.stderr
-        os.kill(int((tmp_path / "held").read_text()), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert job.wait() == 0, job.events
     assert devices(job) == ["0 cuda:0", "1 cuda:0"]
     assert "could not use GPUs" not in job.events  # It was known before the fork.
+
+
+def pid_of_held(stage: Stage) -> int:
+    """Return the replica that is held in the second epoch, once it is."""
+    path = stage.root / "held"
+    wait_until(lambda: path.exists() and path.read_text(), "the second epoch")
+    return int(path.read_text())
 
 
 def devices(job: Running) -> list[str]:
@@ -93,8 +100,7 @@ def test_a_fork_that_turns_out_to_be_barred_begins_anew(stage: Stage) -> None:
     script.write_text(TRAIN.format(top="", module="asks_later"))
     options = ["--replicas", 1, "--max-restarts", 1]
     with running(stage, *options, script=script, **ON_GPU) as job:
-        wait_until(lambda: (stage.root / "held").exists(), job.events)
-        os.kill(int((stage.root / "held").read_text()), signal.SIGKILL)
+        os.kill(pid_of_held(stage), signal.SIGKILL)
         assert job.wait() == 0, job.events
     assert devices(job) == ["0 cuda:0", "1 cuda:0"]
     assert job.events.count(OWN_INTERPRETER) == 1

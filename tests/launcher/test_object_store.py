@@ -18,7 +18,7 @@ from tests.launcher.running import PROGRAM, elasticrun, run, running
 from tests.launcher.test_starting import scaled
 from tests.support.object_store import Bucket
 from tests.support.places import Content
-from tests.support.stage import Stage
+from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +30,8 @@ def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> 
     ]
     with running(stage, *options) as job:
         job.wait_until_held(1, 2)
-        status = job.status()
-        assert status["checkpoint_dir"] == bucket.url
-        assert status["checkpoint"] >= 5
+        assert job.status()["checkpoint_dir"] == bucket.url
+        wait_until(lambda: job.status()["checkpoint"] >= 5, "checkpoint 5")
         assert scaled(job, 1, job.pid, held=1).returncode == 0
         assert job.wait() == 0, job.events
     assert f"checkpoints in {bucket.url}" in job.events

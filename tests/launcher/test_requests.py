@@ -110,7 +110,7 @@ def test_a_rescaling_that_could_not_save_is_no_crash(stage: Stage) -> None:
     with running(stage, *options, "--hold", "0:9", "--hold", "1:9") as job:
         job.wait_until_held(0, 1)
         assert job.ask("scale", 2).returncode == 0
-        assert "no boundary came within 0.5 s of a rescaling" in job.events
+        job.wait_until_said("no boundary came within 0.5 s of a rescaling")
         job.wait_until_held(1, 2)
         assert job.status()["restarts"] == 0
         stage.mark("go-1")

@@ -64,7 +64,7 @@ def test_nothing_stays_in_shared_memory(stage: Stage) -> None:
         assert of_first
         assert scaled(job, 2, held=1).returncode == 0
         job.wait_until_held(2, 2)
-        assert not set(of_spawned) & set(names_in(memory))
+        wait_until(lambda: not set(of_spawned) & set(names_in(memory)), str(of_spawned))
         wait_until(lambda: not set(of_first) & set(names_in(memory)), str(of_first))
         stage.mark("stop-2")
         job.process.terminate()
@@ -77,8 +77,15 @@ def zombies_of(pid: int) -> list[int]:
     return [
         child.pid
         for child in psutil.Process(pid).children()
-        if child.status() == psutil.STATUS_ZOMBIE
+        if status_of(child) == psutil.STATUS_ZOMBIE
     ]
+
+
+def status_of(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:  # It is forgotten since.
+        return "gone"
 
 
 ORPHANS = """
@@ -128,5 +135,6 @@ def sleepers(launcher: psutil.Process) -> list[psutil.Process]:
     return [
         child
         for child in launcher.children()
-        if child.status() != psutil.STATUS_ZOMBIE and child.name() == "sleep"
+        if status_of(child) not in ("gone", psutil.STATUS_ZOMBIE)
+        and child.name() == "sleep"
     ]

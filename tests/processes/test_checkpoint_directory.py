@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+import torch.distributed as dist
 
-from elasticrun import AdaptiveDataLoader, State, init, rank
+from elasticrun import AdaptiveDataLoader, State, current_job, init, rank
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.replicas.environment import read_environment
 from elasticrun.testing import (
@@ -28,7 +29,7 @@ from elasticrun.testing import (
 )
 from tests.support.loops import Loop, held, hold_at, value_after
 from tests.support.programs import request_stop_and_wait
-from tests.support.stage import DEADLINE, Stage
+from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -245,6 +246,10 @@ def overloaded(
         if loader.batch_index == 3:
             stage.mark("heavy")
         if loader.batch_index == 6:
+            saver = current_job()._saver
+            assert saver is not None
+            wait_until(lambda: not saver.is_busy, "the end of the last heavy save")
+            dist.barrier()  # What another one writes still has its room.
             stage.mark("relieved")
 
     class Later(Ballast):

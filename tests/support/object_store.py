@@ -95,6 +95,10 @@ class Door:
                 client, _ = listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
                 with self._guard:
+                    if listener.fileno() < 0:  # Shut since that was accepted.
+                        client.close()
+                        server.close()
+                        return
                     self._open |= {client, server}
                 for ends in ((client, server), (server, client)):
                     threading.Thread(
