@@ -391,8 +391,13 @@ def test_a_stalled_rank_keeps_nobody_in_a_collective_for_ever(
 @pytest.mark.parametrize("signalled", [0, 2])
 def test_a_stopped_replica_is_named(stage: Stage, signalled: int) -> None:
     loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
+
+    def script() -> None:
+        stop_clock.NAMING_SECONDS = DEADLINE  # However slow rank 0 is to name it.
+        loop()
+
     with start_generation(
-        loop, 3, variables=stage.variables(ELASTICRUN_GRACE=1)
+        script, 3, variables=stage.variables(ELASTICRUN_GRACE=1)
     ) as generation:
         wait_until(lambda: all(stage.num_delivered(rank) > 5 for rank in range(3)))
         freeze(generation.pid(1))
