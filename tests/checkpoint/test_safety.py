@@ -38,6 +38,7 @@ from elasticrun.checkpoint.states.values import (
 )
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.generations import run_once
+from tests.support.stores import Surprise
 
 
 class Custom:
@@ -66,16 +67,6 @@ class Holder:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.value = state_dict["value"]
-
-
-class Surprise:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
 
 
 # What executes

@@ -7,9 +7,8 @@ from pathlib import Path
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.memory import Memory, start_checksums
-from elasticrun.checkpoint.files.recorded import FileRecord
-from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
+from tests.support.stores import manifest
 
 REPOSITORY = Path(durable.__file__).parents[3]
 
@@ -46,7 +45,7 @@ def save(store: CheckpointStore, *, generation: int, carry: Checkpoint | None) -
             records.append(draft.copy(carry, "carried"))
         else:
             records.append(draft.write("carried", lambda file: file.write(b"carried")))
-        draft.commit(manifest(draft.number, generation, *records))
+        draft.commit(manifest(draft.number, *records, generation=generation))
     except OSError:
         draft.abandon()
         raise
@@ -59,20 +58,6 @@ def live(directory: Path) -> None:
         save(store, generation=generation, carry=newest)
     finally:
         store.release()
-
-
-def manifest(number: int, generation: int, *records: FileRecord) -> Manifest:
-    return Manifest(
-        job="digits",
-        number=number,
-        generation=generation,
-        world_size=1,
-        position={"index": number},
-        time=0.0,
-        torch_version="2.13.0",
-        elasticrun_version="0.1.0",
-        files=records,
-    )
 
 
 def make_old(directory: Path) -> None:

@@ -37,10 +37,10 @@ from tests.crash.lives import (
     assert_whole,
     live,
     make_old,
-    manifest,
     save,
     start,
 )
+from tests.support.stores import manifest
 
 OPERATIONS = ("open", "fsync", "ftruncate", "mkdir", "unlink", "rmdir", "replace")
 
@@ -330,7 +330,7 @@ def test_commit_forces_all_before_the_manifest_has_its_name(tmp_path: Path) -> N
     record = draft.write("model", lambda file: file.write(b"parameters"))
     done: list[str] = []
     with before_each_operation(done.append):
-        draft.commit(manifest(1, 0, record))
+        draft.commit(manifest(1, record))
     store.release()
     fsync_directory = ["open", "fsync"]
     assert done == [

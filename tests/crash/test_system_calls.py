@@ -19,8 +19,8 @@ from tests.crash.lives import (
     REPOSITORY,
     assert_survived,
     make_old,
-    manifest,
 )
+from tests.support.stores import manifest
 
 pytestmark = [
     pytest.mark.slow,
@@ -109,7 +109,7 @@ def find_value(directory: Path) -> str:
         assert found.number == (3 if text.startswith(b"old") else 4)
         draft = store.begin(store.next_number())
         record = draft.write("shared", lambda file: file.write(b"next"))
-        next_one = manifest(draft.number, 99, record)
+        next_one = manifest(draft.number, record, generation=99)
         draft.commit(replace(next_one, job="pair"))
         again = store.find_newest()
         assert again is not None

@@ -15,12 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticrun import AdaptiveDataLoader, Variables, init, remaining_epochs_until
 from elasticrun.integrations.accelerate import prepare
+from tests.support.foreign import Batches
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 23, 6, 2
 NUM_BATCHES = 4  # In an epoch: of 6, 6, 6 and 5 samples.
 ACCUMULATED = 3  # And the fourth by itself.
-
-Batches = dict[tuple[int, int], list[int]]  # By epoch and number.
 
 
 def nothing(count: Any) -> None:

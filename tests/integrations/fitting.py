@@ -24,14 +24,13 @@ from torchmetrics import MeanMetric
 
 from elasticrun import AdaptiveDataLoader, ElasticRunError, init
 from elasticrun.integrations.lightning import Elastic
+from tests.support.foreign import Batches, Listed
 
 # The oldest Lightning has another name for it.
 _Mixed = vars(plugins).get("MixedPrecision") or plugins.MixedPrecisionPlugin
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 23, 6, 2
 NUM_BATCHES = 4  # In an epoch: of 6, 6, 6 and 5 samples.
-
-Batches = dict[tuple[int, int], list[int]]  # By epoch and number.
 
 
 def nothing(trainer: Trainer) -> None:
@@ -354,7 +353,7 @@ class Fit:
         """Train with these batches and without elasticrun."""
         data, valid = datasets()
         loaders = {
-            "train_dataloaders": DataLoader(data, batch_sampler=_Listed(batches)),
+            "train_dataloaders": DataLoader(data, batch_sampler=Listed(batches)),
             "val_dataloaders": DataLoader(valid, 4),
         }
         return self._fit([], loaders, accelerator="cpu", num_sanity_val_steps=0)
@@ -466,19 +465,3 @@ def datasets() -> tuple[TensorDataset, TensorDataset]:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(NUM_SAMPLES, 4, generator=generator)
     return TensorDataset(x), TensorDataset(x[:17] / 2)
-
-
-class _Listed:
-    """The batches of each epoch, in turn."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self._epoch = -1
-
-    def __len__(self) -> int:
-        return NUM_BATCHES
-
-    def __iter__(self) -> Any:
-        self._epoch += 1
-        epoch = min(self._epoch, NUM_EPOCHS - 1)
-        return iter([self._batches[epoch, number] for number in range(NUM_BATCHES)])

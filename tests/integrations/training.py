@@ -24,12 +24,12 @@ from transformers import (
 
 from elasticrun import init
 from elasticrun.integrations.transformers import ElasticMixin
+from tests.support.foreign import Batches, Listed
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 16, 5, 2
 NUM_BATCHES = 4  # In an epoch: of 5, 5, 5 and 1 samples.
 NUM_WORDS, CONTEXT = 11, 8
 
-Batches = dict[tuple[int, int], list[int]]  # By epoch and number.
 Sample = dict[str, list[int]]
 
 
@@ -193,7 +193,7 @@ class Training:
             def get_train_dataloader(self) -> Any:
                 return DataLoader(
                     self.train_dataset,
-                    batch_sampler=_Listed(batches),
+                    batch_sampler=Listed(batches),
                     collate_fn=collate,
                 )
 
@@ -262,18 +262,3 @@ def without_time(line: dict[str, Any]) -> dict[str, Any]:
     """Return what was logged but for what the machine's speed decides."""
     timed = ("_runtime", "_per_second", "_preparation_time")
     return {name: value for name, value in line.items() if not name.endswith(timed)}
-
-
-class _Listed:
-    """The batches of each epoch, in turn."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self._epoch = -1
-
-    def __len__(self) -> int:
-        return NUM_BATCHES
-
-    def __iter__(self) -> Any:
-        self._epoch += 1
-        return iter([self._batches[self._epoch, n] for n in range(NUM_BATCHES)])

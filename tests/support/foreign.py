@@ -32,6 +32,7 @@ NUM_STEPS = 4  # In an epoch: batches of 6, 6, 6 and 5 samples.
 EVALUATED = 2  # Steps between two evaluations.
 
 Place = tuple[int, int]  # Epoch, global batch.
+Batches = dict[Place, list[int]]
 
 
 def nothing(trainer: Trainer) -> None:
@@ -142,7 +143,7 @@ def one_ahead(pairs: Iterator[Any]) -> Iterator[Any]:
         yield ahead
 
 
-def delivered(directory: str | Path) -> dict[Place, list[int]]:
+def delivered(directory: str | Path) -> Batches:
     """Return the samples of each global batch, as it was last trained with."""
     return {place: batch for (_, place), batch in sorted(deliveries(directory).items())}
 
@@ -155,6 +156,23 @@ def deliveries(directory: str | Path) -> dict[tuple[int, Place], list[int]]:
             key = (line["generation"], (line["epoch"], line["batch"]))
             batches[key] += line["indices"][: line["num_valid"]]
     return dict(batches)
+
+
+class Listed:
+    """The batches of each epoch in turn, and of the last one ever after."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._last, last_batch = max(batches)
+        self._num_batches = last_batch + 1
+        self._epoch = -1
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._epoch = min(self._epoch + 1, self._last)
+        return (self._batches[self._epoch, number] for number in range(len(self)))
 
 
 def position_of(trainer: Trainer) -> Place:

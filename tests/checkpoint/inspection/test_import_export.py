@@ -24,6 +24,7 @@ from elasticrun.checkpoint.store import CheckpointStore
 from tests.checkpoint.inspection.running import flip_byte, make_model, run, save_some
 from tests.support.data import Numbers
 from tests.support.generations import generation, run_once
+from tests.support.stores import Surprise
 
 
 def test_a_model_is_exported_for_plain_torch(tmp_path: Path) -> None:
@@ -293,14 +294,6 @@ def test_an_import_needs_a_job_and_no_live_one(tmp_path: Path) -> None:
         said = run(tmp_path / "job", "import", source)
     assert said.code == 2
     assert "is in use by a live job" in said.errors
-
-
-class Surprise:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
 
 
 def test_an_import_executes_nothing(tmp_path: Path) -> None:
