@@ -56,10 +56,7 @@ class LaunchedJob:
         self._error: Exception | None = None
         self._copiers = [
             threading.Thread(target=self._copy, args=streams, daemon=True)
-            for streams in (
-                (process.stdout, lambda: sys.stdout),
-                (process.stderr, lambda: sys.stderr),
-            )
+            for streams in ((process.stdout, "stdout"), (process.stderr, "stderr"))
         ]
         for copier in self._copiers:
             copier.start()
@@ -117,7 +114,7 @@ class LaunchedJob:
         return self._results
 
     def _explain(self, code: int) -> str:
-        """Say how the job ended, and give back what is of no use after that."""
+        """Return how the job ended, for people; remove what nobody needs after that."""
         logs = self._folder / "checkpoints" / "logs"
         is_failed = code not in STOP_CODES
         if is_failed and self._is_temporary and logs.exists():
@@ -156,14 +153,14 @@ class LaunchedJob:
                     ) from error
             time.sleep(0.01)
 
-    def _copy(self, source: IO[bytes], target: Callable[[], Any]) -> None:
+    def _copy(self, source: IO[bytes], target: str) -> None:
         """Print what the launcher prints where this process does: in the notebook."""
         with source:
             for data in source:
                 line = data.decode("utf-8", "replace")
                 self._lines.append(line)
                 with contextlib.suppress(OSError, ValueError):
-                    target().write(line)
+                    getattr(sys, target).write(line)
 
 
 def launch(

@@ -95,7 +95,7 @@ def _claim(directory: Path, *, is_shared: bool) -> int:
 
 
 def _wait_for_replicas(directory: Path) -> None:
-    """Give replicas whose launcher was killed the moment that their end takes."""
+    """Wait a moment for replicas whose launcher was killed: they end after it."""
     deadline = time.monotonic() + _REPLICAS_END_SECONDS
     with contextlib.suppress(OSError):  # Where nothing can be locked, nobody has.
         while (owner := find_owner(directory)) is not None:

@@ -75,7 +75,10 @@ def note_finished(place: Place, program: Program) -> None:
 
 
 def finished_at(place: Place, program: Program) -> float | None:
-    """Return when the same program ended here with what is the newest checkpoint."""
+    """Return when this program came to its end here, None if it has not.
+
+    With a newer checkpoint than it ended with, it has gone on since.
+    """
     try:
         note = json.loads(storage_at(place).read(_FINISHED))
         is_same = note["program"] == _fingerprint(program)

@@ -38,15 +38,9 @@ def start_beside(
 ) -> subprocess.Popen[bytes]:
     """Start a process with a session of its own that serves the launcher.
 
-    It ends when the launcher hangs up. A stop signal to every process of the job is not
-    for it, so it holds these back: the last save still needs it.
-
-    Args:
-        module: Whose `main` it runs.
-        descriptor: Its end of a socket, whose number it finds in sys.argv.
-
-    Raises:
-        OSError: It cannot be started.
+    It runs `main` of a module, which finds its end of a socket in sys.argv, and ends
+    when the launcher hangs up. A stop signal to every process of the job is not for it,
+    so it holds these back: the last save still needs it.
     """
     with stops_held_back():
         return subprocess.Popen(

@@ -35,7 +35,7 @@ class Parked:
     )
 
     def begin(self, order: Message) -> None:
-        """Let it run its program; or on, if it runs up to its generation's begin."""
+        """Let it run its program; or go on with it, if it waits for its generation."""
         self.channel.send({**order, "type": "begin"} if self.has_order else order)
         self.has_order = True
 

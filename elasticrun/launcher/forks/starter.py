@@ -174,9 +174,7 @@ class Starter:
             self._on_server_ready(answer["problem"], answer["num_sound"])
         elif answer["type"] == "unsound":
             self._may_learn, self._learned, self._variables = False, [], {}
-            self._num_attempts = 0
-            self._abandon()
-            self.start()
+            self._replace()
         else:
             self._on_forked(answer["pid"])
 
@@ -191,8 +189,6 @@ class Starter:
 
     def _replace_unsound(self, problem: str, num_sound: int) -> None:
         """Import only what stands before the cause, or fork no more."""
-        self._num_attempts = 0
-        self._abandon()
         if self._imports:
             self._imports = self._imports[:num_sound]
         else:
@@ -201,7 +197,7 @@ class Starter:
                 "an interpreter of its own instead (--start exec)"
             )
             self.is_exec = True
-        self.start()
+        self._replace()
 
     def _start_interpreters(self, why: str) -> None:
         self._say(
@@ -209,6 +205,10 @@ class Starter:
             "(--start exec)"
         )
         self.is_exec = True
+        self._replace()
+
+    def _replace(self) -> None:
+        """Start another forkserver for a reason that is no failure of this one."""
         self._num_attempts = 0
         self._abandon()
         self.start()

@@ -33,15 +33,15 @@ class Lobby:
         self._store.add(f"{self._prefix}/called/{turn}", 1)
 
     def num_called(self, turn: str) -> int:
-        """Return how many have told so; the rendezvous may not count them yet."""
+        """Return how many nodes have; the rendezvous may not count them yet."""
         return int(self._read(f"{self._prefix}/called/{turn}") or 0)
 
     def note_prepared(self, turn: str) -> None:
-        """Tell that this node is, for such a call."""
+        """Tell that this node's replicas are prepared, for such a call."""
         self._store.add(f"{self._prefix}/prepared/{turn}", 1)
 
     def num_prepared(self, turn: str) -> int:
-        """Return how many have told so."""
+        """Return how many nodes have told so."""
         return int(self._read(f"{self._prefix}/prepared/{turn}") or 0)
 
     def _read(self, key: str) -> str:

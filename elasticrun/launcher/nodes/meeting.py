@@ -109,10 +109,7 @@ class Meeting:
             self._on_message(message)
 
     def _tick(self) -> None:
-        """Give it up once it is silent: it speaks several times a second.
-
-        Unless the network holds it up, as when the endpoint does not answer.
-        """
+        """Give it up once it is silent, as it is only when the network holds it up."""
         assert self._heard_at is not None
         if not self._is_open:
             return

@@ -20,11 +20,6 @@ END = "end"
 WISHES = (SCALE, JOIN, LEAVE, END)
 
 
-def stronger(kind: str, other: str) -> str:
-    """Return which of two wishes is carried out when both are there."""
-    return max(kind, other, key=WISHES.index)
-
-
 @dataclass(frozen=True)
 class Offer:
     """What a node brings into the next generation.
@@ -141,10 +136,10 @@ class NodesListener(Protocol):
         """Another generation is to follow: let its replicas prepare."""
 
     def on_called_off(self) -> None:
-        """None is to follow any more."""
+        """No other generation is to follow any more."""
 
     def on_prepared(self, cause: str) -> None:
-        """They have on all nodes, or need not any more: save and exit."""
+        """Its replicas wait on all nodes, or nobody waits for them: save and exit."""
 
     def on_wish(self, kind: str, cause: str) -> None:
         """Another node wishes something that all must save and exit for."""

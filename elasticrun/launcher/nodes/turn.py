@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, WISHES, Offer, stronger
+from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, WISHES, Offer
 from elasticrun.launcher.verdict import How, Verdict
 from elasticrun.replicas.wire import Message
 
@@ -118,7 +118,7 @@ class Turn:
     def wish(self, kind: str, cause: str) -> None:
         """Put a wish into the own note, unless a stronger one is there."""
         there = self.own.get("wish")
-        if there is None or stronger(kind, there["kind"]) == kind:
+        if there is None or WISHES.index(kind) >= WISHES.index(there["kind"]):
             self.own["wish"] = {"kind": kind, "cause": cause}
 
     def new_wishes(self, *kinds: str) -> Iterator[tuple[str, str]]:

@@ -65,7 +65,7 @@ class Hold:
             self._is_over.wait()
 
     def end(self, take_up: Callable[[], None]) -> None:
-        """Let the program go on: its generation has begun.
+        """Let the program go on: its generation has begun. In the reporter's thread.
 
         Args:
             take_up: Called before, for what the program is to find.

@@ -88,7 +88,10 @@ class Reporter:
             interval = self.look()
 
     def look(self) -> float:
-        """Report where the job is now; return when to look again."""
+        """Report where the job is now; return after how many seconds to look again.
+
+        In this thread; at the program's end also in the main thread.
+        """
         job = running_job()
         if job is None:
             return _UNTIL_JOB

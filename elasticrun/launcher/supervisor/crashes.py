@@ -65,9 +65,14 @@ class CrashBook:
         self.num_restarts += 1
         return delay, (
             f"restart {self.budget.num_used} of {most}"
-            + (f" in {delay:.0f} s" if delay else "")
-            + (f" from checkpoint {newest}" if newest else " from the beginning")
+            + (f" in {delay:.0f} s " if delay else " ")
+            + start_from(newest)
         )
+
+
+def start_from(newest: int) -> str:
+    """Return where a restart begins, for people."""
+    return f"from checkpoint {newest}" if newest else "from the beginning"
 
 
 def _describe_spent(most: int) -> str:

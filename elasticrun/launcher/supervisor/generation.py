@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +44,7 @@ class Audience(Protocol):
 
 
 class GenerationListener(Protocol):
-    """Who is told what a generation needs, and how it ends."""
+    """Who is told what a generation has imported, and how it fails and ends."""
 
     def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
         """The program has imported modules of installed packages, and set variables."""
@@ -199,15 +200,11 @@ class Generation:
         for member in self.running[:1]:
             member.parked.channel.send({"type": "stop", "cause": cause})
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to each replica itself."""
-        for member in self.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, number)
-
     def dump_stacks(self) -> None:
         """Let each replica print its stacks; it can even where its program hangs."""
-        self.send_signal(DUMP_SIGNAL)
+        for member in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, DUMP_SIGNAL)
 
     @property
     def has_dumped(self) -> bool:
@@ -234,33 +231,28 @@ class Generation:
         pidfd = os.pidfd_open(parked.pid)
         member = Member(rank, parked.pid, parked, pidfd, now, log, moved_at=now)
         for descriptor, is_error in zip(parked.outputs, (False, True), strict=True):
-            reader = LineReader(descriptor, self._on_line(member, is_error=is_error))
+            on_line = partial(self._on_line, member, is_error=is_error)
+            reader = LineReader(descriptor, on_line)
             member.readers.append(reader)
-            self._loop.watch(reader, self._on_output(reader))
-        self._loop.watch(parked.channel, lambda: self._on_messages(member))
-        self._loop.watch(pidfd, lambda: self._on_end(member))
+            self._loop.watch(reader, partial(self._on_output, reader))
+        self._loop.watch(parked.channel, partial(self._on_messages, member))
+        self._loop.watch(pidfd, partial(self._on_end, member))
         return member
 
-    def _on_line(self, member: Member, *, is_error: bool) -> Callable[[bytes], None]:
-        def take(line: bytes) -> None:
-            member.log.write(line)
-            member.has_dumped = member.has_dumped or _STACKS in line
-            self._audience.on_output(member.rank, line, is_error=is_error)
-
-        return take
+    def _on_line(self, member: Member, line: bytes, *, is_error: bool) -> None:
+        member.log.write(line)
+        member.has_dumped = member.has_dumped or _STACKS in line
+        self._audience.on_output(member.rank, line, is_error=is_error)
 
     def _on_log_failure(self, rank: int, error: OSError) -> None:
         if not self._has_log_failed:
             self._has_log_failed = True
             self._audience.on_log_failure(rank, error)
 
-    def _on_output(self, reader: LineReader) -> Callable[[], None]:
-        def read() -> None:
-            reader.read()
-            if not reader.is_open:
-                self._loop.forget(reader)
-
-        return read
+    def _on_output(self, reader: LineReader) -> None:
+        reader.read()
+        if not reader.is_open:
+            self._loop.forget(reader)
 
     def _on_messages(self, member: Member) -> None:
         channel = member.parked.channel

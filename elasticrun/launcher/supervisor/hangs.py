@@ -52,7 +52,7 @@ class HangClock:
 
 
 def held_up_by(silent: Sequence[Member]) -> Member | None:
-    """Return who is behind of the replicas that are silent, or None if nobody is.
+    """Return the silent replica for which the others wait, None if none stands out.
 
     Where one hangs, the others soon wait for it: in a collective, a step further than
     it has come, or at a boundary that it has not reached.

@@ -11,7 +11,7 @@ from elasticrun.errors import BY_SIGNAL, STOP_CODES, STOPPED
 from elasticrun.launcher import directory
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.supervisor.causes import first_cause
-from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.crashes import CrashBook, start_from
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import How, Verdict
@@ -150,7 +150,7 @@ class Judge:
         return Next(STOPPED)
 
     def fail(self, why: str, *, trace: str = "") -> Next:
-        """Give up."""
+        """Say why the job fails, and end it."""
         if trace:
             self._console.detail(trace)
         self._console.event(f"failed: {why}")
@@ -191,7 +191,7 @@ class Judge:
             return self._finish(is_first=False)
         self._console.event(
             f"generation {number} has lost a node: {verdict.text}; going on "
-            f"{_start_from(verdict.newest)}"
+            f"{start_from(verdict.newest)}"
         )
         return Next()
 
@@ -200,7 +200,7 @@ class Judge:
         if verdict.kind == How.CRASHED:
             self._console.event(
                 f"generation {number} ended at {verdict.where} without saving: "
-                f"{_first_line(verdict.text)}; rescaling {_start_from(verdict.newest)}"
+                f"{_first_line(verdict.text)}; rescaling {start_from(verdict.newest)}"
             )
         elif verdict.is_unsaved:
             saved = _saved(verdict)
@@ -235,7 +235,3 @@ def _saved(verdict: Verdict) -> str:
         lost = f"what came after checkpoint {newest}" if newest else "everything"
         return f"the last save failed, as rank 0 says in its log: {lost} is lost"
     return f"checkpoint {newest} is saved" if newest else "nothing was saved"
-
-
-def _start_from(newest: int) -> str:
-    return f"from checkpoint {newest}" if newest else "from the beginning"

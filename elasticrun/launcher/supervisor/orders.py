@@ -30,9 +30,7 @@ def make_orders(
             until then.
     """
     inherited = environment.variables()
-    num_threads = _num_threads(round_, inherited)
     variables = _variables(options, round_, inherited)
-    variables["OMP_NUM_THREADS"] = str(num_threads)
     program = options.program
     has_rank = not is_rehearsed or options.nodes is None
     shared = {
@@ -49,7 +47,7 @@ def make_orders(
         "target": program.target,
         "argv": [program.target, *program.arguments],
         "path": list(program.path),
-        "num_threads": num_threads,
+        "num_threads": int(variables["OMP_NUM_THREADS"]),
     }
     orders = []
     for rank in range(round_.offset, round_.offset + round_.share):
@@ -85,6 +83,7 @@ def _variables(
     """Return what elasticrun sets for all replicas alike."""
     variables = {
         **environment.mark(),
+        "OMP_NUM_THREADS": str(_num_threads(round_, inherited)),
         "ELASTICRUN_CHECKPOINT_DIR": str(options.checkpoint_dir),
         # The launcher, which also sees a replica that hears nothing, is the last to
         # act.

@@ -42,12 +42,12 @@ class News:
         self._repeats: dict[int, Repeats] = {}
         self._generation: Generation | None = None
         self._is_known_ready = False
-        self._has_known_trained = False
+        self._is_known_trained = False
 
     def begin(self, generation: Generation) -> None:
         """Take a generation that has started."""
         self._generation = generation
-        self._is_known_ready = self._has_known_trained = False
+        self._is_known_ready = self._is_known_trained = False
         self._repeats.clear()
         for call in self.on_started:
             call(generation)
@@ -99,7 +99,7 @@ class News:
         slow = self._stragglers.note([each.report for each in generation.members])
         if slow:
             self._console.event(slow)
-        if not self._has_known_trained and generation.has_trained:
-            self._has_known_trained = True
+        if not self._is_known_trained and generation.has_trained:
+            self._is_known_trained = True
             for call in self.on_trained:
                 call(generation)

@@ -146,18 +146,11 @@ class Server:
             return {"error": str(error)}
         self._dismiss_overruled()
         generation = self._supervisor.generation
-        is_done = (
-            generation is not None and generation.size == size and self._is_settled
-        )
+        has_size = generation is not None and generation.size == size
+        is_done = has_size and self._supervisor.is_settled
         if not is_done:
             self._waiting.append((channel, size))
         return {"text": text, "is_done": is_done}
-
-    @property
-    def _is_settled(self) -> bool:
-        """Whether the running generation is not about to give way to another one."""
-        supervisor = self._supervisor
-        return not (supervisor.is_rescaling or supervisor.state == "stopping")
 
     def _dismiss_overruled(self) -> None:
         """Answer those who wait for a number that another caller has changed."""
@@ -196,7 +189,7 @@ class Server:
     def _answer_waiting(
         self, generation: Generation, what: str, more: str = ""
     ) -> None:
-        if not self._is_settled:
+        if not self._supervisor.is_settled:
             return  # They wait for the one after it.
         text = f"generation {generation.number} {what} with {generation.size}"
         text += f" replica{'s' * (generation.size > 1)}{more}"

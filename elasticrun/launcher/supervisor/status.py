@@ -121,10 +121,9 @@ class StatusBook:
 
     def _describe_nodes(self) -> Message:
         """Return what there is of a job on many machines."""
-        round_ = self._supervisor.nodes.round
-        if self._supervisor.options.nodes is None or round_ is None:
-            return {}
-        if self._supervisor.generation is None:
+        supervisor, round_ = self._supervisor, self._supervisor.nodes.round
+        is_among_nodes = supervisor.options.nodes is not None
+        if not is_among_nodes or supervisor.generation is None or round_ is None:
             return {}
         return {
             "node": round_.node,

@@ -18,11 +18,11 @@ _STARTS_IN_LIMIT = 3.0
 
 
 class Successors:
-    """The replicas that were asked for last, there or on their way; none before.
+    """The replicas that were asked for last, as far as they are forked by now.
 
     Beside a generation they run their script up to where it needs the job, unless that
-    has failed once, or memory would not hold both. So they do, when they are told to,
-    while this node waits for a seat among others that train.
+    has failed once, or memory would not hold both. They do so, too, while this node
+    waits for a seat, if the nodes that train call for it (`rehearse`).
 
     Args:
         most_patience: Seconds after which they are late at the latest.
@@ -233,7 +233,7 @@ class Successors:
         self._on_able()
 
     def _on_failure(self, why: str, has_waited: bool) -> None:
-        """Rehearse no more what fails beside others: it may not fail alone."""
+        """Run no script beside a generation any more: alone it may not fail."""
         self.may_rehearse = self.may_rehearse and has_waited
         self._on_failed(why)
 

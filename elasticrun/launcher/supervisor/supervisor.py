@@ -192,11 +192,9 @@ class Supervisor:
         return "training" if has_job else "starting"
 
     @property
-    def is_rescaling(self) -> bool:
-        """Whether the generation that runs is to give way to one of another size."""
-        if self.generation is not None and self.takeover.is_preparing:
-            return self.takeover.size != self.generation.size
-        return self._stop is Stop.SCALE
+    def is_settled(self) -> bool:
+        """Whether what runs is about neither to give way to another size nor to end."""
+        return self._stop is Stop.NONE and not self.takeover.is_rescaling
 
     def scale(self, size: int) -> str:
         """Go on with so many replicas here; return what will happen.
@@ -268,7 +266,7 @@ class Supervisor:
         self._stop = stop
 
     def on_all_ended(self) -> None:
-        """Hear how the generation ended on the other nodes."""
+        """Tell the other nodes how the generation ended here, and hear from them."""
         generation, self.generation = self.generation, None
         assert generation is not None
         self._phase = Phase.JUDGING
@@ -398,12 +396,11 @@ class Supervisor:
 
     def on_prepared(self, cause: str) -> None:
         """Have what runs save and exit: others can take over."""
-        if self.generation is not None and self.takeover.is_preparing:
+        if self.takeover.is_preparing:
             if self.options.nodes is not None:
                 self._say_all_save(cause)
-            size = self.takeover.size
-            if size != self.generation.size:
-                cause = f"a rescaling to {size} replicas"
+            if self.takeover.is_rescaling:
+                cause = f"a rescaling to {self.takeover.size} replicas"
             self._ask_to_stop(Stop.SCALE, cause)
 
     def _say_all_save(self, cause: str) -> None:

@@ -79,13 +79,19 @@ class Takeover:
         news.on_trained.append(self._on_trained)
 
     def begin(self, generation: Generation) -> None:
-        """Take what runs from now on."""
+        """Note which generation runs from now on."""
         self._running = generation
 
     def end(self) -> None:
-        """Leave what ran: it has ended, or is asked to."""
+        """Forget the generation that ran: it has ended, or is asked to."""
         self._running = None
         self.is_preparing = False
+
+    @property
+    def is_rescaling(self) -> bool:
+        """Whether what runs is to give way to another number of replicas."""
+        generation = self._running if self.is_preparing else None
+        return generation is not None and self.size != generation.size
 
     def prepare(self) -> None:
         """Have successors forked; what runs gives way once they can take over."""
@@ -94,7 +100,7 @@ class Takeover:
             self.successors.prepare(self.size)
             return
         self.is_preparing = True
-        if self.size != generation.size:
+        if self.is_rescaling:
             text = f"rescaling from {generation.size} to {self.size} replicas"
             self._nodes.call(SCALE, text)
         self._nodes.note_prepared(False)

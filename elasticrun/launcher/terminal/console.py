@@ -21,7 +21,7 @@ _FLUSH_SECONDS = 3.0
 
 
 class Console:
-    """Hands on what is to be seen, in its order, and waits for nobody who is gone.
+    """Has a thread write what is to be seen, in its order.
 
     While what is written is read, if slowly, the launcher keeps its pace, and so the
     replicas do. Only when nothing was read for a second lines are left out.
@@ -81,7 +81,7 @@ class Console:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the terminal be as it was, unless it does not take what waits."""
+        """Write what waits, and leave the terminal; give up if it takes nothing."""
         with self._changed:
             self._add(0, lambda screen: screen.close())
             self._is_closing = True

@@ -1,0 +1,253 @@
+"""When what runs gives way to successors, in one process, and in which order."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.nodes.nodes import SCALE
+from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
+from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.progress_news import News
+from elasticrun.launcher.supervisor.takeover import Takeover
+from elasticrun.replicas.wire import Channel
+
+PROGRAM = Program("script", "train.py", (), ())
+AHEAD = {"type": "start"}
+
+
+class Nodes:
+    """Notes what the other nodes would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.is_called = False  # By another one.
+
+    def call(self, kind: str, cause: str) -> None:
+        self.told.append(("call", kind))
+
+    def call_off(self, kind: str) -> None:
+        self.told.append(("call off", kind))
+
+    def note_prepared(self, is_prepared: bool = True) -> None:
+        self.told.append("prepared" if is_prepared else "not prepared")
+
+    def hurry(self) -> None:
+        self.told.append("hurry")
+
+
+class Stage:
+    """A generation of two replicas, and successors whose part the test plays."""
+
+    def __init__(self, folder: Path, **given: Any) -> None:
+        self.loop = EventLoop()
+        self.said: list[str] = []
+        self.asked: list[tuple[int, Callable[[Parked], None]]] = []
+        self.ends: list[Channel] = []
+        self.writers: list[int] = []
+        options = Options(
+            program=PROGRAM,
+            replicas=Replicas(2, 1, 8),
+            name="job",
+            is_named=False,
+            checkpoint_dir=folder,
+            local_dir=folder,
+            log_dir=folder,
+            **given,
+        )
+        console: Any = SimpleNamespace(event=self.said.append)
+        self.news = News(console, CrashBook(3, newest_at_start=0))
+        starter: Any = SimpleNamespace(
+            park=lambda size, on_forked: self.asked.append((size, on_forked)),
+            note_running=lambda pids: None,
+            fork_no_more=lambda: False,
+        )
+        nodes: Any = Nodes()
+        self.nodes: Nodes = nodes
+        self.takeover = Takeover(
+            options,
+            self.loop,
+            starter=starter,
+            nodes=nodes,
+            console=console,
+            news=self.news,
+            orders=lambda size, first: [AHEAD] * size,
+            on_ready=lambda: None,
+        )
+        running: Any = [SimpleNamespace(pid=2**22 + rank) for rank in range(2)]
+        self.generation: Any = SimpleNamespace(
+            size=2,
+            members=running,
+            running=running,
+            has_job=True,
+            has_trained=True,
+            uses_gpus=False,
+            started_at=0.0,
+        )
+        self.takeover.begin(self.generation)
+
+    def fork(self) -> None:
+        """Fork all that were asked for last."""
+        size, on_forked = self.asked.pop()
+        for rank in range(size):
+            own, other = socket.socketpair()
+            outputs = []
+            for _ in range(2):
+                reader, writer = os.pipe()
+                outputs.append(reader)
+                self.writers.append(writer)
+            self.ends.append(Channel(other))
+            out, err = outputs
+            parked = Parked(rank, 2**22 + 10 + rank, Channel(own), (out, err), ())
+            on_forked(parked)
+
+    def wait(self) -> None:
+        """Let all successors come to where they wait."""
+        for end in self.ends:
+            end.send({"type": "waiting", "files": []})
+            self.loop.run_once()
+
+    def fail(self) -> None:
+        """Let the script of one of them raise."""
+        self.ends[0].send({"type": "failure", "trace": "no such file"})
+        self.loop.run_once()
+
+    def close(self) -> None:
+        self.takeover.successors.take_back()
+        for end in self.ends:
+            end.close()
+        for writer in self.writers:
+            os.close(writer)
+
+
+Open = Callable[..., Stage]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    stages: list[Stage] = []
+
+    def open_(**given: Any) -> Stage:
+        stages.append(Stage(tmp_path, **given))
+        return stages[-1]
+
+    yield open_
+    for stage in stages:
+        stage.close()
+
+
+def test_all_nodes_are_told_once_the_successors_wait(opened: Open) -> None:
+    stage = opened()
+    text = stage.takeover.scale(3, stage.generation)
+    assert text == "rescaling from 2 to 3 replicas"
+    assert stage.takeover.is_preparing
+    stage.fork()
+    assert stage.nodes.told == [("call", SCALE), "not prepared"]
+    stage.wait()
+    assert stage.nodes.told[2:] == ["prepared"]
+
+
+def test_what_runs_gives_way_to_successors_that_cannot_run_beside_it(
+    opened: Open,
+) -> None:
+    stage = opened()
+    stage.generation.has_job = False
+    stage.takeover.scale(3, stage.generation)
+    stage.fork()
+    assert stage.nodes.told == [("call", SCALE), "not prepared", *["hurry"] * 3]
+
+
+def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
+    stage = opened()
+    stage.takeover.scale(3, stage.generation)
+    stage.fork()
+    text = stage.takeover.scale(2, stage.generation)
+    assert text == "staying at 2 replicas, not 3"
+    assert (stage.takeover.size, stage.takeover.is_preparing) == (2, False)
+    assert stage.takeover.successors.pids == set()
+    assert ("call off", SCALE) in stage.nodes.told
+
+
+def test_successors_that_another_node_needs_go_on_to_prepare(opened: Open) -> None:
+    stage = opened()
+    stage.takeover.scale(3, stage.generation)
+    stage.nodes.is_called = True
+    stage.takeover.scale(2, stage.generation)
+    assert stage.takeover.is_preparing
+    assert [size for size, _ in stage.asked] == [3, 2]
+    assert ("call off", SCALE) in stage.nodes.told  # This node needs none.
+
+
+def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
+    stage = opened()
+    why: list[str] = []
+    stage.news.on_not_rescaled.append(why.append)
+    stage.takeover.scale(3, stage.generation)
+    stage.fork()
+    stage.fail()
+    assert (stage.takeover.size, stage.takeover.is_preparing) == (2, False)
+    text = (
+        "a new replica failed, so those that run go on; the next rescaling stops them "
+        "first. It was local rank 0: no such file"
+    )
+    assert (why, stage.said[-1]) == ([text], text)
+    stage.takeover.scale(3, stage.generation)
+    stage.fork()  # Not beside what runs any more.
+    assert stage.nodes.told[-1] == "hurry"
+
+
+def test_among_nodes_others_follow_a_successor_that_fails(opened: Open) -> None:
+    stage = opened(nodes=NodeSettings(1, 2, "localhost", 29400))
+    stage.takeover.scale(3, stage.generation)
+    stage.fork()
+    stage.fail()
+    assert stage.takeover.size == 3
+    assert stage.said[-1].startswith(
+        "a new replica failed, so those that run stop first."
+    )
+    stage.fork()
+    assert stage.nodes.told[-1] == "hurry"
+
+
+def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
+    opened: Open,
+) -> None:
+    stage = opened(has_spares=True)
+    for call in stage.news.on_trained:
+        call(stage.generation)
+    while not stage.asked:  # A moment later: the forkserver learns first.
+        stage.loop.run_once()
+    stage.fork()
+    stage.wait()
+    successors = stage.takeover.successors
+    spares = successors.spares
+    assert (len(spares), successors.num_ready_spares) == (2, 2)
+    assert stage.nodes.told == []  # Nobody waits for them.
+    stage.takeover.end()
+    stage.takeover.prepare()
+    assert (successors.is_asked, stage.asked) == (True, [])
+    assert [each.pid for each in successors.offer()] == spares
+
+
+def test_no_call_is_heard_by_who_stops_already(opened: Open) -> None:
+    stage = opened()
+    stage.takeover.end()
+    stage.takeover.on_call("another node has come")
+    assert (stage.takeover.is_preparing, stage.asked) == (False, [])
+    stage.takeover.begin(stage.generation)
+    stage.takeover.on_call("another node has come")
+    assert stage.takeover.is_preparing
+    stage.takeover.on_called_off()
+    assert not stage.takeover.is_preparing
+    assert stage.said == [
+        "another node has come: new replicas prepare beside those that run",
+        "nothing is to change any more; those that run go on",
+    ]
