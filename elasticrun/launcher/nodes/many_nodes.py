@@ -69,7 +69,6 @@ class ManyNodes:
         self._meeting: Meeting | None = None
         self._phase = _NodePhase.OPENING
         self._wants_seat = False
-        self._is_host = False
         self._address: Message = {}
         self._turn = Turn(0, node=0, num_nodes=1, hosts={})
         self._num_nodes = 1
@@ -78,7 +77,8 @@ class ManyNodes:
         self._lost_since: float | None = None
         self._num_waits = 0
         self._call = ""  # Of those who run, while this node waits for a seat.
-        self._why = ""
+        self._why = ""  # The last try to meet the others has failed.
+        self.is_needed = False  # It serves the endpoint.
         self.round: Round | None = None
 
     # What the supervisor asks for.
@@ -86,10 +86,6 @@ class ManyNodes:
     @property
     def pids(self) -> set[int]:
         return set() if self._meeting is None else {self._meeting.pid}
-
-    @property
-    def is_needed(self) -> bool:
-        return self._is_host
 
     def open(self) -> None:
         self._phase = _NodePhase.OPENING
@@ -178,7 +174,7 @@ class ManyNodes:
         self._meeting.say_goodbye(
             {
                 "type": "bye",
-                "closes": self._is_host or is_end,
+                "closes": self.is_needed or is_end,
                 "is_hurried": is_hurried,
             }
         )
@@ -206,7 +202,7 @@ class ManyNodes:
         if message["bind"] != self._address.get("bind"):
             self._offer = None  # Its ports are at the old address.
         self._address = message
-        self._is_host = message["is_host"]
+        self.is_needed = message["is_host"]
         self._why = ""
         self._phase = _NodePhase.OUTSIDE
         self._listener.on_open(message["bind"])

@@ -62,7 +62,7 @@ class Takeover:
         self._nodes = nodes
         self._console = console
         self._news = news
-        self._running: Generation | None = None  # Unless it was asked to stop.
+        self._generation: Generation | None = None  # Unless it was asked to stop.
         self.successors = Successors(
             starter,
             loop,
@@ -80,22 +80,22 @@ class Takeover:
 
     def begin(self, generation: Generation) -> None:
         """Note which generation runs from now on."""
-        self._running = generation
+        self._generation = generation
 
     def end(self) -> None:
         """Forget the generation that ran: it has ended, or is asked to."""
-        self._running = None
+        self._generation = None
         self.is_preparing = False
 
     @property
     def is_rescaling(self) -> bool:
         """Whether what runs is to give way to another number of replicas."""
-        generation = self._running if self.is_preparing else None
+        generation = self._generation if self.is_preparing else None
         return generation is not None and self.size != generation.size
 
     def prepare(self) -> None:
         """Have successors forked; what runs gives way once they can take over."""
-        generation = self._running
+        generation = self._generation
         if generation is None:
             self.successors.prepare(self.size)
             return
@@ -138,8 +138,8 @@ class Takeover:
 
     def _stay(self) -> str:
         """Give up a rescaling of which what runs knows nothing yet."""
-        assert self._running is not None
-        before, self.size = self.size, self._running.size
+        assert self._generation is not None
+        before, self.size = self.size, self._generation.size
         self._nodes.call_off(SCALE)
         if self._nodes.is_called:
             self.prepare()
@@ -158,7 +158,7 @@ class Takeover:
 
     def on_call(self, cause: str) -> None:
         """Prepare for a generation with other nodes."""
-        if self._running is not None and not self.is_preparing:
+        if self._generation is not None and not self.is_preparing:
             self._console.event(f"{cause}: new replicas prepare beside those that run")
             self.prepare()
 
@@ -169,22 +169,22 @@ class Takeover:
             self._call_off()
 
     def _call_off(self) -> None:
-        assert self._running is not None
+        assert self._generation is not None
         self.is_preparing = False
         self._nodes.call_off(SCALE)
         self._nodes.note_prepared(False)
         self._discard_successors()
-        self.size = self._running.size
+        self.size = self._generation.size
         self._keep_spares()
 
     def _discard_successors(self) -> None:
         self.successors.discard()
-        if self._running is not None:
-            self._starter.note_running([each.pid for each in self._running.running])
+        if self._generation is not None:
+            self._starter.note_running([each.pid for each in self._generation.running])
 
     def _keep_spares(self) -> None:
         """Have a whole generation wait for a crash of the one that trains."""
-        generation = self._running
+        generation = self._generation
         if (
             self._options.has_spares
             and not self.is_preparing
@@ -208,7 +208,7 @@ class Takeover:
         """Tell that they can take over, or can only once what runs has ended."""
         if self.is_preparing and not self.successors.is_rehearsing:
             self._nodes.hurry()
-        elif self.is_preparing or self._running is None:
+        elif self.is_preparing or self._generation is None:
             self._nodes.note_prepared()
 
     def _on_late(self, why: str) -> None:
