@@ -28,6 +28,8 @@ def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
     """Return what a call's result depends on, if it may be one of torch's losses."""
     if it.name in ("torch.sum", "torch.count_nonzero") and len(it.values) == 1:
         return with_number(taints)
+    if it.name == "torch.masked_select":
+        return taints | {SELECTED} if "batch" in taints else taints
     if not _LOSS.match(it.name):
         return taints
     is_class = it.last.endswith("Loss")
@@ -63,6 +65,8 @@ def taints_of_method(
     """Return what a method's result depends on, if it may be one of a loss."""
     if name == "weigh":
         return taints - _OF_LOSSES
+    if name == "masked_select" and "batch" in taints:
+        return taints | {SELECTED}
     if node.args or node.keywords:
         return taints
     if name in ("sum", "count_nonzero"):

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from elasticrun.lint.events import Backward, Trained
 from elasticrun.lint.graph import OPTIMIZER, VALUE
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.values import Value, constant, unknown
+from elasticrun.lint.values import Arguments, Value, constant, unknown
 from elasticrun.lint.walk.arguments import Handle, MethodCall
+from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.walk import Walk
 
 _CHAINING = named(
@@ -37,8 +38,11 @@ def _scheduler_method(walk: Walk, it: MethodCall) -> Value | None:
 def _optimizer_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name != "step":
         return None
-    it.arguments(walk, OPTIMIZER)
+    given = it.arguments(walk, OPTIMIZER)
     walk.note(it.node, Trained("optimizer"), it.receiver)
+    for closure in given.values:
+        if closure.kind == "func":
+            return call_function(walk, closure, Arguments([], {}), it.node, it.frame)
     return constant(None)
 
 
