@@ -1,13 +1,21 @@
-"""What weighing sends to other replicas, and when it waits for them."""
+"""What a loss is a mean over; what weighing tells other replicas, and waits for."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 import torch
 from torch import Tensor
 
-from elasticrun import AdaptiveDataLoader
+from elasticrun import (
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    CombinedLoader,
+    ElasticRunError,
+)
 from elasticrun.parallel.weighing import Weighing
+from tests.parallel.training import assert_at_line, backward, linear, loader, warned
 from tests.support.data import Numbers
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -66,3 +74,94 @@ def test_what_is_weighed_without_a_count_sends_nothing(sums: list[Sum]) -> None:
         for reduction in ("mean", "sum"):
             weighing.weigh(weight * 1, None, reduction, None).backward()
     assert sums == []
+
+
+def test_different_counts_in_one_cut_batch_are_refused() -> None:
+    net = linear(1.0)
+    model = AdaptiveDataParallel(net)
+    for size, is_refused in [(None, False), (2, True)]:
+        with (
+            pytest.raises(ElasticRunError, match="means over different counts")
+            if (is_refused)
+            else contextlib.nullcontext()
+        ):
+            for batch in loader(size):
+                output = model(batch[:, None].float())
+                over_two = model.weigh(output.mean(), 2)
+                (over_two + model.weigh(output.sum(), 3)).backward()
+
+
+def test_a_count_that_the_last_micro_batch_lacks_is_refused() -> None:
+    model = AdaptiveDataParallel(linear(1.0))
+    batches = iter(loader(2))
+    model.weigh(model(next(batches)[:, None].float()).mean(), 2).backward()
+    batch = next(batches)
+    with pytest.raises(ElasticRunError, match="but not in the last"):
+        backward(model, batch)
+    assert next(batches) is not None
+
+
+def test_a_count_is_of_its_global_batch_alone() -> None:
+    net = linear()
+    model = AdaptiveDataParallel(net)
+    numbers = loader(2, size=12)
+    for is_left in [True, False]:
+        for number, batch in numbers.enumerate():
+            model.zero_grad()
+            loss = model(batch[:, None].float()).mean()
+            if number == (0 if is_left else 1):
+                loss = model.weigh(loss, 3)
+            loss.backward()
+            if is_left:
+                break
+    assert net.weight.grad == 9.5
+
+
+def test_counts_count_where_the_last_micro_batch_has_no_backward_pass() -> None:
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = AdaptiveDataParallel(net, optimizer)
+    numbers = loader(2, size=4)
+    for batch in numbers:
+        loss = model.weigh(model(batch[:, None].float()).mean(), 3)
+        if not numbers.is_step:
+            loss.backward()
+        optimizer.step()
+    assert net.weight == -0.5 * 3 / (3 + 3)
+
+
+@pytest.mark.parametrize("weighs_both", [True, False])
+def test_a_sum_of_weighed_and_other_losses_is_warned_of(weighs_both: bool) -> None:
+    model = AdaptiveDataParallel(linear(1.0))
+    a, b = loader(2, size=7), AdaptiveDataLoader(Numbers(16), 8, name="b")
+    with warned() as caught:
+        for first, second in CombinedLoader([a, b], name="both"):
+            loss = model.weigh(model(first[:, None].float()).mean(), member=a)
+            other = model(second[:, None].float()).mean()
+            if weighs_both:
+                other = model.weigh(other, member=b)
+            (loss + other).backward()  # warned of
+    assert_at_line(caught, ["a part is not"] * (not weighs_both), __file__)
+
+
+def test_what_is_weighed_is_checked() -> None:
+    model = AdaptiveDataParallel(linear(1.0))
+    loss = model(torch.ones(1, 1)).mean()
+    with pytest.raises(ValueError, match="reduction='none' is neither"):
+        model.weigh(loss, reduction="none")
+    with pytest.raises(TypeError, match="got a count for a loss with reduction='sum'"):
+        model.weigh(loss, 3, reduction="sum")
+    assert model.weigh(loss.detach(), 3) == loss
+
+
+def test_a_pass_that_failed_leaves_nothing_weighed() -> None:
+    net = linear(1.0)
+    model = AdaptiveDataParallel(net)
+    for batch in loader(2, size=4):
+        output = model(batch[:, None].float())
+        output.register_hook(lambda _: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            model.weigh(output.mean()).backward()
+        net.zero_grad()
+        backward(model, batch)
+    assert net.weight.grad == 1.5
