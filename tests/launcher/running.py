@@ -31,6 +31,15 @@ from elasticrun.launcher.talk import client
 client._ANSWER_SECONDS = {DEADLINE}
 sys.exit(main())
 """
+# An `elasticrun` that lets new replicas prepare for as long as the test holds them.
+LEISURE = f"""
+import sys
+from elasticrun.__main__ import main
+from elasticrun.launcher.supervisor import successors
+successors._LEAST_LIMIT = {DEADLINE}
+sys.exit(main())
+"""
+LEISURELY = [sys.executable, "-c", LEISURE]
 
 
 class Running:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.launcher.running import (
+    LEISURELY,
     Running,
     Start,
     processes_of,
@@ -93,7 +94,8 @@ class Trained:
         self, name: str, *options: object, nodes: str = "1:3", **more: object
     ) -> Running:
         own = ["--max-restarts", 0, *options, "--", name, self.num_held]
-        return self._start(*own, nodes=nodes, script=self._script, **more)
+        more = {"command": LEISURELY, "script": self._script, **more}
+        return self._start(*own, nodes=nodes, **more)
 
     def start_all(
         self, *names: str, options: tuple[object, ...] = (), **more: object

@@ -18,6 +18,7 @@ from elasticrun.launcher import interpreter
 from elasticrun.replicas.wire import Channel
 from elasticrun.testing import read_trace
 from tests.launcher.running import (
+    LEISURELY,
     REPOSITORY,
     Running,
     processes_of,
@@ -124,7 +125,7 @@ def started(
     path.write_text(script)
     own = [*options, "--replicas", size, "--", size]
     with (
-        running(stage, *own, script=path, **more) as job,
+        running(stage, *own, script=path, command=LEISURELY, **more) as job,
         ThreadPoolExecutor() as pool,
     ):
         stage.wait_for("trains-0")
