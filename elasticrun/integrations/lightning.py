@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
@@ -16,14 +17,18 @@ from torch.utils.data import DataLoader
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
 from elasticrun.integrations.lightning_checks import check_arguments, check_internals
+from elasticrun.integrations.lightning_fields import Fields
 from elasticrun.integrations.lightning_loaders import Batches, check_alike, elastic
 from elasticrun.integrations.lightning_logs import restore_logs
 from elasticrun.integrations.lightning_state import FitState, restore_sums
-from elasticrun.integrations.lightning_steps import Steps, check_cut
+from elasticrun.integrations.lightning_steps import Steps, settle_cut
 from elasticrun.integrations.lightning_values import StepValues
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
+from elasticrun.replicas.gathering import gather
+
+logger = logging.getLogger(__name__)
 
 
 class Elastic(Callback):
@@ -34,8 +39,8 @@ class Elastic(Callback):
         trainer = Trainer(max_epochs=10, callbacks=[Elastic()], **Elastic.devices())
         trainer.fit(model, train, valid)
 
-    The job saves and stops between two batches of training, after the validation that
-    belongs to the first, and not while gradients are accumulated. The module, its
+    The job saves and stops between two batches of training or of a validation, and not
+    while gradients are accumulated. The module, its
     optimizers and schedulers, the progress of all loops, callbacks, the averages over
     the epoch that `self.log` has begun, and what a `CSVLogger` has written are in each
     checkpoint. Losses are weighed by the replica's share in the global batch. A loader
@@ -47,12 +52,16 @@ class Elastic(Callback):
     Args:
         batch_size: What that of a `DataLoader` means, so that `fit` takes such ones,
             too: "global", samples of all devices together; or "per_device", samples
-            of one of as many devices as are given. Of an `AdaptiveDataLoader` it is
-            always global.
+            of one of as many devices as are given. On fewer devices, the part of each
+            is then cut into micro-batches of that size. Of an `AdaptiveDataLoader` it
+            is always global.
         devices: How many there were when that size was chosen.
-        saves_in_validation: Save and stop between two batches of a validation, too. For
-            a module that keeps nothing of a validation but by `self.log` and in metrics
-            of torchmetrics: a list that it fills would be empty again after a restart.
+        saves_in_validation: Whether to save and stop between two batches of a
+            validation, too. A list that the module fills in `validation_step` would be
+            empty again after a restart. So with None, a save or a stop waits for the
+            end of the validation where an attribute of the module or of a callback has
+            changed since its beginning. True says that nothing is kept but by
+            `self.log`, in metrics of torchmetrics and in callbacks' states.
 
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
@@ -65,7 +74,7 @@ class Elastic(Callback):
         batch_size: Literal["global", "per_device"] | None = None,
         *,
         devices: int | None = None,
-        saves_in_validation: bool = False,
+        saves_in_validation: bool | None = None,
     ) -> None:
         if batch_size not in (None, "global", "per_device"):
             raise ValueError(
@@ -87,7 +96,11 @@ class Elastic(Callback):
         self._saves_in_validation = saves_in_validation
         self._first_validated = (0, 0)  # The next validation begins there.
         self._resumes_validation = False  # Its first batch after a restart is to come.
+        self._fields: Fields | None = None  # At the beginning of the validation.
+        self._waits_for_end = False  # Of the validation.
+        self._has_said_why = False
         self._num_loaders = 0
+        self._sizes: dict[str, int] = {}  # Of one device, by the name of the loader.
 
     @staticmethod
     def devices() -> dict[str, Any]:
@@ -111,7 +124,7 @@ class Elastic(Callback):
             return
         check_arguments(trainer)
         self._loop = ForeignLoop("Trainer.fit")
-        current_job().boundary.put_off_while(lambda: self._is_waiting)
+        current_job().boundary.put_off_while(self._is_put_off)
         try:
             self._state = FitState(trainer)
         except StateNameError as error:
@@ -192,6 +205,8 @@ class Elastic(Callback):
             size = (loader.batch_size or 0) * self._num_nominal
             name = f"Trainer.fit-{self._num_loaders}"
             self._num_loaders += 1
+            if self._num_nominal > 1 and is_for_training:
+                self._sizes[name] = loader.batch_size or 0
             loader = elastic(loader, size, name=name, is_for_training=is_for_training)
         if not isinstance(loader, AdaptiveDataLoader):
             if not is_fitting:
@@ -223,7 +238,7 @@ class Elastic(Callback):
         fit_loop.setup_data()
         if fit_loop._combined_loader is not None:
             members = fit_loop._combined_loader.flattened
-            check_cut([each.loader for each in members], trainer)
+            settle_cut([each.loader for each in members], trainer, self._sizes)
         val_loop = fit_loop.epoch_loop.val_loop
         if trainer.enable_validation:
             trainer.validating = True
@@ -344,6 +359,33 @@ class Elastic(Callback):
         self._state.is_in_epoch = False
         self._loop.end()
 
+    def _is_put_off(self) -> bool:
+        """Say whether something is in no checkpoint here. Collective."""
+        if self._is_waiting or self._state.validated is None:
+            return self._is_waiting
+        if self._saves_in_validation:
+            return False
+        assert self._fields is not None
+        changes = [each for each in gather(self._fields.find_change()) if each]
+        if not changes:
+            return False
+        self._waits_for_end = True
+        if not self._has_said_why and current_job().rank == 0:
+            logger.warning(
+                "`%s` has changed in the validation, and is in no checkpoint, so saves "
+                "and stops wait for the end of the validation. Keep it by self.log or "
+                "in a metric of torchmetrics; or if it need not be kept, say so: "
+                "Elastic(saves_in_validation=True).",
+                changes[0],
+            )
+        self._has_said_why = True
+        return True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget what stood in attributes in the one before."""
+        self._fields = None
+        self._waits_for_end = False
+
     def _evaluate(self, batches: Batches) -> Iterator[Any]:
         """Yield batches for an evaluation, from where a validation is to go on."""
         trainer: Any = self._trainer
@@ -362,11 +404,14 @@ class Elastic(Callback):
         if first:
             self._resume_validation(val_loop, loader, first)
         end = int(min(len(batches), combined.limits[number]))
-        may_save = self._saves_in_validation and not trainer.sanity_checking
+        may_save = self._saves_in_validation is not False
+        may_save = may_save and not trainer.sanity_checking
         is_in_turn = len(members) == 1 or combined._mode == "sequential"
         # A replica may have no sample of the last batch, so it has another one after
         # each boundary: without any, it would not take part in the averages.
         last = end - 2 if may_save and is_in_turn else 0
+        if last > 0 and self._fields is None:
+            self._fields = Fields(trainer, trainer.lightning_module)
         finished = first
         for batch, index in self._read_evaluated(batches, first, end):
             finished = self._pass_validated((number, finished), min(index, last))
@@ -414,7 +459,7 @@ class Elastic(Callback):
         """
         assert self._loop is not None
         loader, finished = place
-        while finished < number:
+        while finished < number and not self._waits_for_end:
             finished += 1
             self._state.validated = (loader, finished)
             self._loop.pass_boundary(0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.lightning_values import StepValues
 from elasticrun.job.foreign import ForeignLoop
@@ -108,30 +110,47 @@ class _CutClosure:
         return result
 
 
-def check_cut(loaders: list[Any], trainer: Any) -> None:
-    """Refuse micro-batches where a step cannot be taken on them.
+def settle_cut(
+    loaders: list[AdaptiveDataLoader[Any]], trainer: Any, sizes: dict[str, int]
+) -> None:
+    """Cut batches into such as devices had, and refuse it where no step can be taken.
+
+    Args:
+        sizes: What fits on a device, by the loader's name, of those that are to be cut
+            if that can be done.
 
     Raises:
-        ElasticRunError: The module steps itself, or loaders deliver together.
+        ElasticRunError: A loader is to be cut by its own max_local_batch_size, but the
+            module steps itself, or loaders deliver together.
     """
+    why_not = _why_not_cut(loaders, trainer)
     for loader in loaders:
-        if loader._shares.max_local_batch_size is None:
-            continue
-        told = f"`{loader.name}` has max_local_batch_size, but "
-        if not trainer.lightning_module.automatic_optimization:
-            raise ElasticRunError(
-                f"{told}the module optimizes manually: training_step would step its "
-                "optimizers after each micro-batch. Leave it out, and cut the batch in "
-                "training_step."
+        if why_not is None and loader.name in sizes:
+            loader._shares = replace(
+                loader._shares, max_local_batch_size=sizes[loader.name]
             )
-        if hasattr(trainer.fit_loop._data_fetcher, "iterator_wrapper"):
+        elif why_not is not None and loader._shares.max_local_batch_size is not None:
             raise ElasticRunError(
-                f"{told}training_step takes a dataloader_iter, and asks for batches "
-                "itself. Leave it out, or let training_step take a batch."
+                f"`{loader.name}` has max_local_batch_size, but {why_not}"
             )
-        if len(loaders) > 1:
-            raise ElasticRunError(
-                f"{told}is one of {len(loaders)} loaders that deliver together, whose "
-                "numbers of micro-batches may differ. Leave it out; "
-                "accumulate_grad_batches with smaller batch sizes saves memory, too."
-            )
+
+
+def _why_not_cut(loaders: list[Any], trainer: Any) -> str | None:
+    """Return why a step cannot be taken on micro-batches, with a way out."""
+    if not trainer.lightning_module.automatic_optimization:
+        return (
+            "the module optimizes manually: training_step would step its optimizers "
+            "after each micro-batch. Leave it out, and cut the batch in training_step."
+        )
+    if hasattr(trainer.fit_loop._data_fetcher, "iterator_wrapper"):
+        return (
+            "training_step takes a dataloader_iter, and asks for batches itself. Leave "
+            "it out, or let training_step take a batch."
+        )
+    if len(loaders) > 1:
+        return (
+            f"is one of {len(loaders)} loaders that deliver together, whose numbers of "
+            "micro-batches may differ. Leave it out; accumulate_grad_batches with "
+            "smaller batch sizes saves memory, too."
+        )
+    return None

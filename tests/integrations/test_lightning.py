@@ -430,26 +430,39 @@ def test_a_trainer_that_exists_is_patched_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "devices", "expected"),
-    [("global", None, [6, 6, 6, 5]), ("per_device", 2, [12, 11])],
+    ("net", "batch_size", "devices", "expected"),
+    [
+        (Net, "global", None, [6, 6, 6, 5]),
+        (Net, "per_device", 2, [6, 6, 6, 5]),  # In two steps, each on two of these.
+        (Manual, "per_device", 2, [12, 11]),
+    ],
 )
 def test_a_batch_size_means_what_is_said(
-    tmp_path: Path, batch_size: Any, devices: int | None, expected: list[int]
+    tmp_path: Path,
+    net: type[Net],
+    batch_size: Any,
+    devices: int | None,
+    expected: list[int],
 ) -> None:
-    def script() -> list[int]:
-        loader = DataLoader(datasets()[0], 6)
-        trainer = Trainer(max_epochs=1, callbacks=[Sizes()], **SILENT)
-        patch(trainer, batch_size=batch_size, devices=devices).fit(Net(), loader)
-        return sizes
-
-    class Sizes(Callback):
-        def on_train_batch_end(
-            self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int
-        ) -> None:
+    class Sizes(net):  # type: ignore[misc, valid-type]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
             sizes.append(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    def script(size: int, means: Any, devices: int | None) -> list[float]:
+        loader = DataLoader(datasets()[0], size)
+        trainer = patch(
+            Trainer(max_epochs=1, **SILENT), batch_size=means, devices=devices
+        )
+        module = Sizes()
+        trainer.fit(module, loader)
+        return [float(each.sum()) for each in module.parameters()]
 
     sizes: list[int] = []
-    assert run_once(script) == expected
+    trained = run_once(partial(script, 6, batch_size, devices))
+    assert sizes == expected
+    whole = run_once(partial(script, 6 * (devices or 1), "global", None))
+    assert trained == pytest.approx(whole, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,256 @@
+"""Validations of Lightning's stop between batches, unless something would be lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+
+from elasticrun import init, rank
+from elasticrun.integrations.lightning import Elastic
+from elasticrun.integrations.lightning_fields import Fields
+from elasticrun.testing import run_generation
+from tests.integrations.fitting import Net, datasets, nothing
+from tests.support.generations import run_once
+from tests.support.programs import StopOnce
+
+# Lightning warns of small loaders, and deprecations of torch's.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TIMEOUT = 600.0
+NUM_BATCHES = 5  # Of a validation.
+SILENT = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Filling(Net):
+    """Fills a list in each validation, of which it logs the mean at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[torch.Tensor] = []
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        super().validation_step(batch, batch_idx)
+        self.outputs.append(self.loss(batch[0]))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("mean", torch.stack(self.outputs).mean(), sync_dist=True)
+        self.outputs.clear()
+
+
+class FillsLast(Net):
+    """Fills a list on the last of two replicas alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[int] = []
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        super().validation_step(batch, batch_idx)
+        if rank() == 1:
+            self.outputs.append(batch_idx)
+
+
+class Counting(Callback):
+    """Counts batches of a validation, in no state."""
+
+    count = 0
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self.count += 1
+
+
+@dataclass
+class Fit:
+    """A fit of two epochs, each with a validation.
+
+    Attributes:
+        asks: Whether a stop is asked for in the first batch of the first validation.
+    """
+
+    directory: Path
+    net: type[Net] = Net
+    others: tuple[type[Callback], ...] = ()
+    asks: bool = False
+    saves: bool | None = None
+
+    def __call__(self) -> dict[str, float]:
+        """Run in a replica of its own."""
+        init(str(self.directory / "job"), save_interval="off", async_save=False)
+        return self.run()
+
+    def run(self) -> dict[str, float]:
+        path = self.directory / f"validated-{rank()}"
+        act = StopOnce() if self.asks else nothing
+
+        class Noting(Callback):
+            """Notes which batches of a validation come, in no attribute."""
+
+            def on_validation_batch_end(
+                self,
+                trainer: Trainer,
+                module: Any,
+                outputs: Any,
+                batch: Any,
+                number: int,
+            ) -> None:
+                with path.open("a") as file:
+                    file.write(f"{number} ")
+                act(trainer)
+
+        torch.set_num_threads(1)
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        data, valid = datasets()
+        elastic = Elastic("global", saves_in_validation=self.saves)
+        trainer = Trainer(
+            max_epochs=2,
+            callbacks=[elastic, Noting(), *(each() for each in self.others)],
+            **SILENT,
+            **Elastic.devices(),
+        )
+        trainer.fit(self.net(), DataLoader(data, 6), DataLoader(valid, 4))
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    def numbers(self, replica: int = 0) -> list[int]:
+        """Return the batches of all validations so far."""
+        text = (self.directory / f"validated-{replica}").read_text()
+        return [int(number) for number in text.split()]
+
+
+def in_turn(fit: Fit, num_replicas: int) -> dict[str, float]:
+    """Return what is logged after a stop; with one replica, all is in this process."""
+    stopping = replace(fit, asks=True)
+    if num_replicas == 1:
+        assert run_once(stopping.run, fit.directory / "job") is None
+        return dict(run_once(fit.run, fit.directory / "job"))
+    left = run_generation(stopping, num_replicas, timeout=TIMEOUT)
+    assert left == [None] * num_replicas
+    (ended,) = run_generation(fit, 1, timeout=TIMEOUT)
+    return dict(ended)
+
+
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_validation_stops_between_two_batches(
+    tmp_path: Path, num_replicas: int
+) -> None:
+    fit, calm = Fit(tmp_path / "cut"), Fit(tmp_path / "calm")
+    for each in (fit, calm):
+        each.directory.mkdir()
+    expected = run_once(calm.run, tmp_path / "calm" / "job")
+    assert in_turn(fit, num_replicas) == pytest.approx(expected, abs=1e-5)
+    assert fit.numbers() == calm.numbers()  # Each batch once.
+    assert len(calm.numbers()) == 2 * NUM_BATCHES
+
+
+@pytest.mark.parametrize(
+    ("net", "others", "name", "num_replicas"),
+    [
+        (Filling, (), "Filling.outputs", 1),
+        (Net, (Counting,), "Counting.count", 1),
+        pytest.param(Filling, (), "Filling.outputs", 2, marks=pytest.mark.slow),
+        pytest.param(FillsLast, (), "FillsLast.outputs", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_where_something_would_be_lost_it_ends_first(
+    tmp_path: Path,
+    net: type[Net],
+    others: Any,
+    name: str,
+    num_replicas: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fit, calm = Fit(tmp_path / "cut", net, others), Fit(tmp_path / "calm", net, others)
+    for each in (fit, calm):
+        each.directory.mkdir()
+    expected = run_once(calm.run, tmp_path / "calm" / "job")
+    assert in_turn(fit, num_replicas) == pytest.approx(expected, abs=1e-5)
+    assert fit.numbers() == calm.numbers()
+    if num_replicas == 1:
+        (said,) = (each for each in caplog.messages if "has changed" in each)
+        assert f"`{name}` has changed in the validation" in said
+
+
+# What is found of attributes.
+
+
+class Owner(LightningModule):
+    """Has all kinds of attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.BatchNorm1d(2)
+        self.mean = MeanMetric()
+        self.items: list[Any] = [float("nan"), {"a": deque([1, 2])}]
+        self.tensor = torch.zeros(2)
+        self.array = np.zeros(2)
+        self.random = random.Random(0)
+        self.numpy = np.random.default_rng(0)
+        self.torch = torch.Generator()
+        self.record = SimpleNamespace(number=1, around=self.items)
+        self.items.append(self.items)  # In itself.
+        self.many = list(range(10_000))
+
+
+CHANGES: dict[str, Callable[[Owner], object]] = {
+    "Owner.items": lambda owner: owner.items[1]["a"].append(3),
+    "Owner.tensor": lambda owner: owner.tensor.add_(1),
+    "Owner.array": lambda owner: owner.array.__iadd__(1),
+    "Owner.random": lambda owner: owner.random.random(),
+    "Owner.numpy": lambda owner: owner.numpy.random(),
+    "Owner.torch": lambda owner: torch.rand(1, generator=owner.torch),
+    "Owner.record": lambda owner: setattr(owner.record, "number", 2),
+    "Owner.many": lambda owner: owner.many.append(0),
+    "Owner.new": lambda owner: setattr(owner, "new", 0),
+    "Owner.part.seen": lambda owner: setattr(owner.part, "seen", 0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_attribute_that_changes_is_named(name: str) -> None:
+    owner = Owner()
+    with torch.inference_mode():  # As a validation is.
+        fields = Fields(Trainer(**SILENT), owner)
+        assert fields.find_change() is None
+        CHANGES[name](owner)
+        assert fields.find_change() == name
+
+
+def test_what_is_made_in_a_validation_may_change_there() -> None:
+    owner = Owner()
+    with torch.inference_mode():
+        owner.made = torch.zeros(2)
+        fields = Fields(Trainer(**SILENT), owner)
+        assert fields.find_change() is None
+        owner.made += 1
+        assert fields.find_change() == "Owner.made"
+
+
+def test_what_checkpoints_have_may_change() -> None:
+    owner = Owner()
+    fields = Fields(Trainer(**SILENT), owner)
+    owner.part(torch.randn(4, 2))  # Its averages.
+    owner.mean.update(1.0)
+    owner.eval()
+    assert fields.find_change() is None
