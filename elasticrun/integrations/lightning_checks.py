@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import (
     DDPStrategy,
     DeepSpeedStrategy,  # A descendant of DDP's.
     SingleDeviceStrategy,
+)
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultMetric,
 )
 
 from elasticrun.errors import ElasticRunError
@@ -57,6 +63,15 @@ INTERNALS = {
     "fit_loop.epoch_loop.val_loop._store_dataloader_outputs": "ends one of several",
 }
 
+# The same of what is not the Trainer's.
+INTERNALS_BESIDE = {
+    "ModelCheckpoint._last_global_step_saved": "says which step it has written",
+    "ModelCheckpoint._last_checkpoint_saved": "says where to",
+    "_ResultMetric._computed": "is the average over a loader that is finished",
+    "_ResultMetric._forward_cache": "is what a step has logged",
+    "_ResultMetric._update_count": "says whether there is anything to average",
+}
+
 
 def check_internals(trainer: Trainer) -> None:
     """Refuse a version of Lightning that is not known here.
@@ -64,11 +79,18 @@ def check_internals(trainer: Trainer) -> None:
     Raises:
         ElasticRunError: Something is gone.
     """
-    gone = [path for path in INTERNALS if not _has(trainer, path)]
+    needed = {f"trainer.{path}": why for path, why in INTERNALS.items()}
+    needed |= INTERNALS_BESIDE
+    owners = SimpleNamespace(
+        trainer=trainer,
+        ModelCheckpoint=ModelCheckpoint(),
+        _ResultMetric=_ResultMetric(_Metadata("training_step", "loss"), is_tensor=True),
+    )
+    gone = [path for path in needed if not _has(owners, path)]
     if gone:
         raise ElasticRunError(
-            f"Lightning {lightning.__version__} has no trainer.{gone[0]}, which "
-            f"{INTERNALS[gone[0]]}. Elastic is tested with Lightning 2.1 to 2.6: "
+            f"Lightning {lightning.__version__} has no {gone[0]}, which "
+            f"{needed[gone[0]]}. Elastic is tested with Lightning 2.1 to 2.6: "
             "install one of these."
         )
 
@@ -118,9 +140,9 @@ def _refused(trainer: Any) -> dict[str, str]:
     return refused
 
 
-def _has(trainer: Trainer, path: str) -> bool:
+def _has(owners: SimpleNamespace, path: str) -> bool:
     try:
-        attrgetter(path)(trainer)
+        attrgetter(path)(owners)
     except AttributeError:
         return False
     return True

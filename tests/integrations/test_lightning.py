@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import (
     DeepSpeedStrategy,
     FSDPStrategy,
 )
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     DataLoader,
@@ -30,7 +31,7 @@ from torch.utils.data import (
 
 from elasticrun import AdaptiveDataLoader, CheckpointError, ElasticRunError, rank
 from elasticrun.integrations.lightning import Elastic, patch
-from elasticrun.integrations.lightning_checks import INTERNALS
+from elasticrun.integrations.lightning_checks import INTERNALS, INTERNALS_BESIDE
 from elasticrun.testing import run_generation, start_generation
 from tests.integrations.fitting import (
     KINDS,
@@ -569,6 +570,28 @@ def test_what_lightning_has_no_more_is_named(job: Any, path: str) -> None:
 
     part.__class__ = Without
     with pytest.raises(ElasticRunError, match=f"has no trainer.{path}, which"):
+        trainer.callbacks[0].setup(trainer, trainer.lightning_module, "fit")
+
+
+@pytest.mark.parametrize("path", INTERNALS_BESIDE)
+def test_what_is_gone_beside_the_trainer_is_named(
+    job: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, _, name = path.partition(".")
+    kind: type = {"ModelCheckpoint": ModelCheckpoint, "_ResultMetric": _ResultMetric}[
+        owner
+    ]
+    known = kind.__getattribute__
+
+    def without(self: Any, asked: str) -> Any:
+        if asked == name:
+            raise AttributeError(asked)
+        return known(self, asked)
+
+    trainer = patch(Trainer(**SILENT))
+    trainer.strategy._lightning_module = Net()
+    monkeypatch.setattr(kind, "__getattribute__", without)
+    with pytest.raises(ElasticRunError, match=f"has no {path}, which"):
         trainer.callbacks[0].setup(trainer, trainer.lightning_module, "fit")
 
 
