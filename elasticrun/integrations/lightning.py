@@ -162,10 +162,12 @@ class Elastic(Callback):
         connector.resume_start = partial(self._resume_start, connector.resume_start)
         connector.restore_model = partial(self._restore_model, connector.restore_model)
         epoch_loop = fit_loop.epoch_loop
-        self._steps = Steps(trainer, StepValues(epoch_loop._results, strategy.reduce))
+        self._steps = Steps(
+            trainer, StepValues(trainer, epoch_loop._results, strategy.reduce)
+        )
         loops = epoch_loop.val_loop, of_trainer.validate_loop, of_trainer.test_loop
         self._evaluated = {
-            id(each._results): StepValues(each._results, strategy.reduce)
+            id(each._results): StepValues(trainer, each._results, strategy.reduce)
             for each in loops
         }
         automatic = epoch_loop.automatic_optimization
@@ -328,6 +330,10 @@ class Elastic(Callback):
         """Count the samples of all micro-batches; Lightning has the first one."""
         self._steps.be_in_whole()
 
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Let metrics forget padding."""
+        self._steps.end_part()
+
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
     ) -> None:
@@ -451,6 +457,19 @@ class Elastic(Callback):
         if self._resumes_validation:
             self._resumes_validation = False
             trainer._logger_connector._first_loop_iter = False
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Let metrics forget padding."""
+        self._end_evaluated(trainer)
+
+    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Let metrics forget padding."""
+        self._end_evaluated(trainer)
+
+    def _end_evaluated(self, trainer: Any) -> None:
+        values = self._evaluated.get(id(trainer._results))
+        if values is not None:
+            values.end_part()
 
     def _pass_validated(self, place: tuple[int, int], number: int) -> int:
         """Pass the boundaries up to that before a batch; return how many are finished.

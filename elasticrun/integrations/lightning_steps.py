@@ -83,6 +83,10 @@ class Steps:
             self._trainer.fit_loop.epoch_loop._results.batch_size = num_samples
             self._values.begin_part(0, num_samples)
 
+    def end_part(self) -> None:
+        """Let metrics forget padding."""
+        self._values.end_part()
+
     def _take(self, share: Any) -> None:
         assert self._loop is not None
         if share is not self._taken:  # Or a trace would have it twice.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
+from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.errors import ElasticRunError
 
 
@@ -15,14 +17,21 @@ class StepValues:
     A batch is shared out among devices, may be cut into micro-batches, and a device
     without a sample has padding. The value of a step is then that of all samples, with
     `sync_dist=True` those of all devices; and padding counts in no average or sum.
-    Metrics of torchmetrics keep what they are given.
+    Metrics of torchmetrics are given padding, too, and get back what they had before.
+
+    Args:
+        trainer: With the module whose metrics these are.
+        results: Where one of its loops keeps what is logged.
+        reduce: Of a tensor over all devices.
 
     Attributes:
         is_even: Whether every device has a part of each batch.
         num_valid: How many samples this part has, without padding.
     """
 
-    def __init__(self, results: Any, reduce: Any) -> None:
+    def __init__(self, trainer: Any, results: Any, reduce: Any) -> None:
+        self._trainer = trainer
+        self._metrics: list[tuple[Any, dict[str, Any]]] = []  # Before padding.
         self.is_even = True
         self.num_valid = 0
         self._results = results
@@ -41,8 +50,22 @@ class StepValues:
 
     def begin_part(self, number: int, num_valid: int) -> None:
         """Take what is logged from now on for that of one micro-batch."""
+        self.end_part()
         self._part = number
         self.num_valid = num_valid
+        if not num_valid:
+            self._metrics = [
+                (metric, copy.deepcopy({name: getattr(metric, name) for name in names}))
+                for _, metric in find_metrics(self._trainer.lightning_module)
+                for names in [(*metric._defaults, "_update_count", "_computed")]
+            ]
+
+    def end_part(self) -> None:
+        """Let metrics forget what they were given of padding."""
+        for metric, values in self._metrics:
+            for name, value in values.items():
+                setattr(metric, name, value)
+        self._metrics.clear()
 
     def _log(self, key: str, value: Any, batch_size: int) -> None:
         """Keep a value, in place of Lightning's own method."""

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, SumMetric
 
 from elasticrun import AdaptiveDataLoader, ElasticRunError, init
 from elasticrun.integrations.lightning import Elastic
@@ -428,12 +428,22 @@ class Fit:
 
 
 class Stepwise(Net):
-    """Logs steps of a validation."""
+    """Logs steps of a validation, and counts samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_trained = SumMetric()
+        self.num_validated = SumMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        self.num_trained.update(len(batch[0]))
+        return super().training_step(batch, batch_idx)
 
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         both = {"on_step": True, "on_epoch": True, "sync_dist": True}
+        self.num_validated.update(len(batch[0]))
         self.log("mean", self.loss(batch[0]), **both)
         self.log("sum", batch[0].sum(), reduce_fx="sum", **both)
 
@@ -452,8 +462,10 @@ def validate_by_steps(directory: str) -> tuple[list[float], str]:
     options = {"logger": False, "enable_checkpointing": False, **Elastic.devices()}
     trainer = Trainer(max_epochs=1, callbacks=callbacks, **options)
     net = Stepwise()
-    trainer.fit(net, AdaptiveDataLoader(data, 6), AdaptiveDataLoader(valid, 4))
-    fitted = list(seen)
+    # Their last batches have one sample.
+    trainer.fit(net, AdaptiveDataLoader(data, 11), AdaptiveDataLoader(valid, 4))
+    counts = [float(each.compute()) for each in (net.num_trained, net.num_validated)]
+    fitted = [*seen, *counts]
     try:
         trainer.validate(net, AdaptiveDataLoader(valid, 4, even_batches=False))
     except ElasticRunError as error:

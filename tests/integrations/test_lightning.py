@@ -37,6 +37,7 @@ from tests.integrations.fitting import (
     KINDS,
     NUM_BATCHES,
     NUM_EPOCHS,
+    NUM_SAMPLES,
     Fit,
     Manual,
     Net,
@@ -286,6 +287,7 @@ def test_steps_of_a_validation_are_means_of_all_samples(tmp_path: Path) -> None:
     script = partial(validate_by_steps, str(tmp_path / "one"))
     ((alone, error),) = run_generation(script, 1, timeout=TIMEOUT)
     assert error == ""
+    assert alone[-2:] == [NUM_SAMPLES, 17]  # Counted by metrics of torchmetrics.
     script = partial(validate_by_steps, str(tmp_path / "two"))
     for values, error in run_generation(script, 2, timeout=TIMEOUT):
         assert values == pytest.approx(alone, abs=1e-5)
