@@ -257,7 +257,7 @@ class Kind:
         max_local_batch_size: Of the loader for training.
         with_module: Whether hooks of a LightningDataModule make the loaders.
         with_torch: Whether the loaders are torch's.
-        is_scaled: Whether gradients are in float16, and scaled.
+        scale: Of gradients in float16, at the beginning.
         valid_size: The batch size of a validation, which stops between two of 3.
         tolerance: How much another number of replicas may change values.
     """
@@ -267,7 +267,7 @@ class Kind:
     max_local_batch_size: int | None = None
     with_module: bool = False
     with_torch: bool = False
-    is_scaled: bool = False
+    scale: float | None = None
     valid_size: int = 4
     tolerance: float = 2e-5
     options: dict[str, Any] = field(default_factory=lambda: {"val_check_interval": 0.5})
@@ -303,8 +303,9 @@ KINDS = {
     "cut": Kind(Logging, max_local_batch_size=1, options=CLIPPED),
     "whole": Kind(Logging, options=CLIPPED),
     "scaled": Kind(
-        max_local_batch_size=4, is_scaled=True, tolerance=0.05, options=CLIPPED
+        max_local_batch_size=4, scale=2.0**8, tolerance=0.05, options=CLIPPED
     ),
+    "overflowing": Kind(max_local_batch_size=4, scale=2.0**16, options=CLIPPED),
     "manual": Kind(
         Manual,
         with_torch=True,
@@ -409,8 +410,8 @@ class Fit:
             **options,
             **kind.options,
         }
-        if kind.is_scaled:
-            scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+        if kind.scale:
+            scaler = torch.amp.GradScaler("cpu", kind.scale, growth_interval=3)
             options["plugins"] = [_Mixed("16-mixed", "cpu", scaler)]
         trainer = Trainer(callbacks=callbacks, **options)
         net = kind.net()

@@ -295,7 +295,8 @@ def test_steps_of_a_validation_are_means_of_all_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
+# In which steps float16 overflows depends on the sizes of micro-batches.
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "overflowing"])
 def test_signals_at_random_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, kind: str
 ) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from elasticrun import init, rank
+from elasticrun import init, rank, world_size
 from elasticrun.integrations.lightning import Elastic
 from elasticrun.integrations.lightning_fields import Fields
 from elasticrun.testing import run_generation
@@ -119,6 +120,8 @@ class Fit:
                 with path.open("a") as file:
                     file.write(f"{number} ")
                 act(trainer)
+                if world_size() > 1 and number < NUM_BATCHES - 1:
+                    dist.barrier()  # Or the others would be through before the stop.
 
         torch.set_num_threads(1)
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
