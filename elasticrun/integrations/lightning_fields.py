@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from torch import nn
 
 from elasticrun.checkpoint.states.metrics import find_metrics
@@ -26,8 +28,8 @@ class Fields:
     """The attributes of a module, its submodules and callbacks at one moment.
 
     Left out is what checkpoints have: parameters, buffers, metrics of torchmetrics, and
-    callbacks with a state; and what is Lightning's own. Of what belongs to other
-    packages than the user's it is known only which object it is.
+    callbacks with a state; and what is Lightning's own, and progress bars. Of objects
+    of torch's and Lightning's it is known only which ones they are.
 
     Args:
         trainer: With the callbacks.
@@ -71,7 +73,8 @@ class Fields:
         callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
         for each in callbacks:
             kind = type(each)
-            if kind.state_dict is Callback.state_dict and not _is_of_others(each):
+            has_state = kind.state_dict is not Callback.state_dict
+            if not (has_state or isinstance(each, ProgressBar) or _is_of_others(each)):
                 yield kind.__name__, each, set()
 
 
@@ -112,14 +115,17 @@ class _Look:
 
     def _at_inside(self, value: Any) -> Any:
         if isinstance(value, dict):
-            items: list[Any] = [*value.items()]
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            items = [*value]
+            items: Any = reversed(value.items())
+        elif isinstance(value, list | tuple | deque):
+            items = reversed(value)
+        elif isinstance(value, set | frozenset):
+            items = iter(value)
         elif hasattr(value, "__dict__"):
             return self._by_id(value), self._at_inside(vars(value))
         else:
             return self._by_id(value)
-        return type(value), len(items), [self.at(each) for each in items[-_MOST_ITEMS:]]
+        last = [self.at(each) for each in islice(items, _MOST_ITEMS)]
+        return type(value), len(value), last
 
     def _at_tensor(self, value: torch.Tensor) -> Any:
         if not value.is_inference():

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
@@ -258,9 +259,26 @@ def test_what_is_made_in_a_validation_may_change_there() -> None:
         assert fields.find_change() == "Owner.made"
 
 
-def test_what_checkpoints_have_may_change() -> None:
+class Bar(ProgressBar):
+    """Shows how often it was asked."""
+
+    num_shown = 0
+
+
+class Remembering(Counting):
+    """Has its count in its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+
+def test_what_checkpoints_have_and_what_is_shown_may_change() -> None:
     owner = Owner()
-    fields = Fields(Trainer(**SILENT), owner)
+    bar, counting = Bar(), Remembering()
+    trainer = Trainer(**{**SILENT, "enable_progress_bar": True})
+    trainer.callbacks += [bar, counting]  # type: ignore[attr-defined]
+    fields = Fields(trainer, owner)
+    bar.num_shown = counting.count = 1
     owner.part(torch.randn(4, 2))  # Its averages.
     owner.mean.update(1.0)
     owner.eval()
