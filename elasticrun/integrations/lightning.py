@@ -74,7 +74,7 @@ class Elastic(Callback):
         batch_size: Literal["global", "per_device"] | None = None,
         *,
         devices: int | None = None,
-        saves_in_validation: bool | None = None,
+        saves_in_validation: bool | None = False,
     ) -> None:
         if batch_size not in (None, "global", "per_device"):
             raise ValueError(
