@@ -18,7 +18,7 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
 from elasticrun.integrations.lightning_checks import check_arguments, check_internals
 from elasticrun.integrations.lightning_fields import Fields
-from elasticrun.integrations.lightning_loaders import Batches, check_alike, elastic
+from elasticrun.integrations.lightning_loaders import StandIn, check_alike, elastic
 from elasticrun.integrations.lightning_logs import restore_logs
 from elasticrun.integrations.lightning_state import FitState, restore_sums
 from elasticrun.integrations.lightning_steps import Steps, settle_cut
@@ -227,7 +227,7 @@ class Elastic(Callback):
                 "are no steps: each micro-batch would be a batch with hooks and a "
                 "number of its own. Give it a smaller batch_size instead."
             )
-        return Batches(loader, self._read if is_for_training else self._evaluate)
+        return StandIn(loader, self._read if is_for_training else self._evaluate)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the module, which is complete and in its precision only now.
@@ -303,7 +303,7 @@ class Elastic(Callback):
             val_loop._restarting = True  # It counts on.
             epoch_loop.on_advance_end(fit_loop._data_fetcher)
 
-    def _read(self, batches: Batches) -> Iterator[Any]:
+    def _read(self, batches: StandIn) -> Iterator[Any]:
         """Yield batches of this epoch; from its beginning, in a second pass."""
         epoch, first = self._start
         trainer: Any = self._trainer
@@ -392,7 +392,7 @@ class Elastic(Callback):
         self._fields = None
         self._waits_for_end = False
 
-    def _evaluate(self, batches: Batches) -> Iterator[Any]:
+    def _evaluate(self, batches: StandIn) -> Iterator[Any]:
         """Yield batches for an evaluation, from where a validation is to go on."""
         trainer: Any = self._trainer
         val_loop = trainer.fit_loop.epoch_loop.val_loop
@@ -427,7 +427,7 @@ class Elastic(Callback):
         self._pass_validated((number, finished), last)
 
     def _read_evaluated(
-        self, batches: Batches, first: int, end: int
+        self, batches: StandIn, first: int, end: int
     ) -> Iterator[tuple[Any, int]]:
         """Yield batches from a number on, each with its own, for what is logged."""
         trainer: Any = self._trainer

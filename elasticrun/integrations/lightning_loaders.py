@@ -16,7 +16,7 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError
 
 
-class Batches:
+class StandIn:
     """Stands for a loader where Lightning iterates it.
 
     Args:
@@ -27,7 +27,7 @@ class Batches:
     def __init__(
         self,
         loader: AdaptiveDataLoader[Any],
-        read: Callable[[Batches], Iterator[Any]],
+        read: Callable[[StandIn], Iterator[Any]],
     ) -> None:
         self.loader = loader
         self.dataset = loader.dataset

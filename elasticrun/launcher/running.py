@@ -14,7 +14,7 @@ from elasticrun.launcher.claim import claimed, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.nodes.many_nodes import ManyNodes
-from elasticrun.launcher.nodes.nodes import Nodes, NodesListener, OneNode
+from elasticrun.launcher.nodes.nodes import Nodes, NodesSubscriber, OneNode
 from elasticrun.launcher.options import Options, check_open_files
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
@@ -68,14 +68,14 @@ def run_job(options: Options) -> int:
 
 def _meeting(
     options: Options, console: Console, loop: EventLoop
-) -> Callable[[NodesListener], Nodes]:
+) -> Callable[[NodesSubscriber], Nodes]:
     settings = options.nodes
     if settings is None:
         return OneNode
 
-    def meet(listener: NodesListener) -> Nodes:
+    def meet(subscriber: NodesSubscriber) -> Nodes:
         return ManyNodes(
-            settings, options.name, loop=loop, listener=listener, say=console.event
+            settings, options.name, loop=loop, subscriber=subscriber, say=console.event
         )
 
     return meet

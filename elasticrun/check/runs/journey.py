@@ -28,7 +28,7 @@ _TIMES_BEFORE_TRAINING = 5
 
 
 class Journey:
-    """Takes one route; hears, as a generation's listener, what happens on the way.
+    """Takes one route; hears, as a generation's subscriber, what happens on the way.
 
     Args:
         plan: Of all legs, but for what differs between them.
@@ -112,7 +112,7 @@ class Journey:
             loop=self._loop,
             log_dir=options.log_dir,
             audience=self,
-            listener=self,
+            subscriber=self,
         )
         self.groups = [member.pid for member in generation.members]
         self._on_change()
@@ -133,7 +133,7 @@ class Journey:
             log_dir=self.run.folder / "logs",
         )
 
-    # As a listener.
+    # As a subscriber.
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """Keep a line, from wherever it comes."""

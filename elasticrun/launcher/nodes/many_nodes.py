@@ -20,7 +20,7 @@ from elasticrun.launcher.nodes.nodes import (
     END,
     JOIN,
     WISHES,
-    NodesListener,
+    NodesSubscriber,
     Offer,
     Round,
     plan_round,
@@ -58,13 +58,13 @@ class ManyNodes:
         name: str,
         *,
         loop: EventLoop,
-        listener: NodesListener,
+        subscriber: NodesSubscriber,
         say: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._name = name
         self._loop = loop
-        self._listener = listener
+        self._subscriber = subscriber
         self._say = say
         self._meeting: Meeting | None = None
         self._phase = _NodePhase.OPENING
@@ -103,7 +103,7 @@ class ManyNodes:
         if self._phase is _NodePhase.OUTSIDE:
             self._ask_for_seat()
         elif self._phase is _NodePhase.SEATED:
-            self._listener.on_seat()
+            self._subscriber.on_seat()
 
     def offer(self, offer: Offer) -> None:
         self._offer = offer
@@ -140,7 +140,7 @@ class ManyNodes:
         called = self._turn.called
         if self.is_called and called is not None and not self._turn.wishes:
             self.wish(*called)
-            self._listener.on_prepared(called[1])
+            self._subscriber.on_prepared(called[1])
 
     def wish(self, kind: str, cause: str) -> None:
         self._turn.wish(kind, cause)
@@ -194,9 +194,9 @@ class ManyNodes:
         elif kind == "called":
             self._on_called(message["call"])
         elif kind == "closed":
-            self._listener.on_closed()
+            self._subscriber.on_closed()
         elif kind != "alive":
-            self._listener.on_no_nodes(_explain(message, self._settings))
+            self._subscriber.on_no_nodes(_explain(message, self._settings))
 
     def _on_connected(self, message: Message) -> None:
         if message["bind"] != self._address.get("bind"):
@@ -205,7 +205,7 @@ class ManyNodes:
         self.is_needed = message["is_host"]
         self._why = ""
         self._phase = _NodePhase.OUTSIDE
-        self._listener.on_open(message["bind"])
+        self._subscriber.on_open(message["bind"])
         if self._wants_seat and self._phase is _NodePhase.OUTSIDE:
             self._ask_for_seat()
 
@@ -247,7 +247,7 @@ class ManyNodes:
         """Prepare for a seat: those who have one wait for that."""
         if self._phase is _NodePhase.JOINING:
             self._call = call
-            self._listener.on_call("those that train make room")
+            self._subscriber.on_call("those that train make room")
 
     def _on_joined(self, message: Message) -> None:
         self._call = ""
@@ -257,7 +257,7 @@ class ManyNodes:
         if self._offer is not None:
             self.offer(self._offer)
         else:
-            self._listener.on_seat()
+            self._subscriber.on_seat()
 
     def _begin_turn(self, number: int, *, node: int, hosts: dict[int, str]) -> None:
         self._phase = _NodePhase.SEATED
@@ -271,7 +271,7 @@ class ManyNodes:
         self._lost_since = self._lost_since or now
         if now - self._lost_since > self._settings.patience:
             message = {"type": "unreachable", "text": why}
-            self._listener.on_no_nodes(_explain(message, self._settings))
+            self._subscriber.on_no_nodes(_explain(message, self._settings))
             return
         if phase is not _NodePhase.OPENING:
             self._say(f"{self._settings.endpoint} is lost ({why}); looking for it")
@@ -279,7 +279,7 @@ class ManyNodes:
             self._on_failing(why, is_usual=False)
         self._loop.call_later(_RETRY_SECONDS, self.open)
         if phase is _NodePhase.RUNNING:
-            self._listener.on_broken(self._loss)
+            self._subscriber.on_broken(self._loss)
         elif phase is _NodePhase.CONCLUDING:
             self._give_verdict(self._loss)
 
@@ -326,17 +326,17 @@ class ManyNodes:
             )
             self._phase = _NodePhase.RUNNING
             self._offer = None
-            self._listener.on_round(self.round)
+            self._subscriber.on_round(self.round)
 
     def _watch(self) -> None:
         turn = self._turn
         self._hear_wishes(*WISHES)
         self._hear_calls()
         if turn.silent and self._phase is _NodePhase.RUNNING:
-            self._listener.on_broken(turn.describe_silent())
+            self._subscriber.on_broken(turn.describe_silent())
         if turn.has_trouble and not turn.has_heard_trouble:
             turn.has_heard_trouble = True
-            self._listener.on_trouble_elsewhere(is_hang=turn.is_hang)
+            self._subscriber.on_trouble_elsewhere(is_hang=turn.is_hang)
 
     def _hear_calls(self) -> None:
         """Prepare for another generation if any node needs one."""
@@ -348,10 +348,10 @@ class ManyNodes:
         if turn.called is None:
             if turn.has_heard_call:
                 turn.has_heard_call = False
-                self._listener.on_called_off()
+                self._subscriber.on_called_off()
         elif not turn.has_heard_call:
             turn.has_heard_call = True
-            self._listener.on_call(turn.called[1])
+            self._subscriber.on_call(turn.called[1])
         self._stop_if_prepared()
 
     def _stop_if_prepared(self) -> None:
@@ -360,7 +360,7 @@ class ManyNodes:
 
     def _hear_wishes(self, *kinds: str) -> None:
         for kind, cause in self._turn.new_wishes(*kinds):
-            self._listener.on_wish(kind, cause)
+            self._subscriber.on_wish(kind, cause)
 
     def _judge_if_all_ended(self) -> None:
         self._hear_wishes(*WISHES)
@@ -381,7 +381,7 @@ class ManyNodes:
                 self._pin(rejoins=True)
                 self._phase = _NodePhase.OUTSIDE
         self._wants_seat = False
-        self._listener.on_verdict(verdict)
+        self._subscriber.on_verdict(verdict)
 
 
 def _explain(message: Message, settings: NodeSettings) -> str:

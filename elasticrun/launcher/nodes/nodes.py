@@ -120,7 +120,7 @@ def plan_round(
     )
 
 
-class NodesListener(Protocol):
+class NodesSubscriber(Protocol):
     """Who is told what becomes of the nodes."""
 
     def on_open(self, bind: str) -> None:
@@ -221,8 +221,8 @@ class OneNode:
 
     is_needed = True
 
-    def __init__(self, listener: NodesListener) -> None:
-        self._listener = listener
+    def __init__(self, subscriber: NodesSubscriber) -> None:
+        self._subscriber = subscriber
         self._calls: dict[str, str] = {}
         self.round: Round | None = None
 
@@ -231,15 +231,15 @@ class OneNode:
         return set()
 
     def open(self) -> None:
-        self._listener.on_open("")
+        self._subscriber.on_open("")
 
     def join(self) -> None:
-        self._listener.on_seat()
+        self._subscriber.on_seat()
 
     def offer(self, offer: Offer) -> None:
         self._calls.clear()
         self.round = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
-        self._listener.on_round(self.round)
+        self._subscriber.on_round(self.round)
 
     @property
     def is_called(self) -> bool:
@@ -257,7 +257,7 @@ class OneNode:
 
     def hurry(self) -> None:
         for cause in self._calls.values():
-            self._listener.on_prepared(cause)
+            self._subscriber.on_prepared(cause)
 
     def wish(self, kind: str, cause: str) -> None:
         pass
@@ -266,7 +266,7 @@ class OneNode:
         pass
 
     def conclude(self, verdict: Verdict) -> None:
-        self._listener.on_verdict(verdict)
+        self._subscriber.on_verdict(verdict)
 
     def leave(self, kind: str, cause: str) -> None:
         pass

@@ -43,7 +43,7 @@ class Audience(Protocol):
         """A replica said where it is."""
 
 
-class GenerationListener(Protocol):
+class GenerationSubscriber(Protocol):
     """Who is told what a generation has imported, and how it fails and ends."""
 
     def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
@@ -109,7 +109,7 @@ class Generation:
         loop: EventLoop,
         log_dir: Path,
         audience: Audience,
-        listener: GenerationListener,
+        subscriber: GenerationSubscriber,
     ) -> None:
         self.number = number
         self._offset = offset
@@ -120,7 +120,7 @@ class Generation:
         self._kills_before = processes.num_out_of_memory_kills()
         self._loop = loop
         self._audience = audience
-        self._listener = listener
+        self._subscriber = subscriber
         self.members = [self._enroll(each, log_dir) for each in parked]
 
     @property
@@ -278,11 +278,11 @@ class Generation:
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
         elif message["type"] == "modules":
-            self._listener.on_modules(message["names"], message["variables"])
+            self._subscriber.on_modules(message["names"], message["variables"])
         elif message["type"] == "barred":
-            self._listener.on_barred()
+            self._subscriber.on_barred()
         elif message["type"] == "failed":
-            self._listener.on_trouble()
+            self._subscriber.on_trouble()
 
     def _on_end(self, member: Member) -> None:
         now = time.monotonic()
@@ -308,9 +308,9 @@ class Generation:
             reader.close()
         member.log.close()
         if not self.running:
-            self._listener.on_all_ended()
+            self._subscriber.on_all_ended()
         elif member.ending.is_failure and not self.is_killed:
-            self._listener.on_trouble()
+            self._subscriber.on_trouble()
 
     def _take_last_messages(self, member: Member) -> None:
         """Read what the replica said before it ended, and close the channel."""

@@ -352,7 +352,7 @@ class Supervisor:
             loop=self.loop,
             log_dir=self.options.log_dir,
             audience=self.news,
-            listener=self,
+            subscriber=self,
         )
         self.takeover.begin(generation)
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)

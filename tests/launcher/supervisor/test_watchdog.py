@@ -27,7 +27,7 @@ TIMEOUT = 60.0
 IDLE = f"trap '' {DUMP_SIGNAL}; echo up; exec sleep 1000"
 
 
-class Listener:
+class Subscriber:
     """Is told of a generation, and has nothing to do."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -47,15 +47,15 @@ class World:
         self.watchdog = Watchdog(self.loop, self.said.append, HangClock(TIMEOUT))
 
     def begin(self, stack: ExitStack) -> None:
-        listener: Any = Listener()
+        subscriber: Any = Subscriber()
         self.generation = Generation(
             [self._start(rank, stack) for rank in range(2)],
             number=0,
             offset=0,
             loop=self.loop,
             log_dir=self.logs,
-            audience=listener,
-            listener=listener,
+            audience=subscriber,
+            subscriber=subscriber,
         )
         self.watchdog.begin(self.generation)
 
