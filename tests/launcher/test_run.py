@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
-from tests.launcher.running import elasticrun, run, running, split
+from tests.launcher.running import elasticrun, processes_of, run, running, split
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.slow
@@ -266,3 +268,21 @@ def test_fresh_moves_nothing_for_a_job_that_cannot_start(stage: Stage) -> None:
 
 def test_options_end_where_the_program_begins() -> None:
     assert split(("--replicas", 2, "--", "--x")) == (["--replicas", 2], ["--x"])
+
+
+def test_on_one_machine_nothing_listens_but_on_loopback(stage: Stage) -> None:
+    options = ["--replicas", 2, "--", "--hold", "0:9", "--workers", 1]
+    with running(stage, *options) as job:
+        job.wait_until_held(0, 2)
+        listening = [
+            ipaddress.ip_address(connection.laddr.ip)
+            for pid in processes_of(stage)
+            for connection in psutil.Process(pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        stage.mark("go-0")
+        assert job.wait() == 0
+    assert listening  # The stores, and gloo.
+    for address in listening:
+        plain = getattr(address, "ipv4_mapped", None) or address
+        assert plain.is_loopback, listening

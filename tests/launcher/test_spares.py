@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.launcher.running import processes_of, wait_until_nothing_is_left
-from tests.launcher.test_rehearsal import Rescaled, started
+from tests.launcher.supervisor.test_rehearsal import Rescaled, started
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow

@@ -16,6 +16,9 @@ from elasticrun.launcher import processes
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Member
 from elasticrun.launcher.supervisor.status import StatusBook
+from tests.launcher.program import NUM_SAMPLES
+from tests.launcher.running import elasticrun, running
+from tests.support.stage import Stage, wait_until
 
 
 @pytest.fixture
@@ -97,3 +100,55 @@ def test_a_group_that_has_ended_has_used_nothing(leaders: list[int]) -> None:
     usage = processes.usage_of_groups([gone.pid, *leaders])
     assert usage[gone.pid] == (0.0, 0)
     assert all(usage[leader][1] > 0 for leader in leaders)
+
+
+@pytest.mark.slow
+def test_status_says_where_the_job_is(stage: Stage) -> None:
+    assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
+    options = ["--replicas", 2, "--save-interval", 0]
+    with running(stage, *options, "--", "--hold", "0:10") as job:
+        job.wait_until_held(0, 2)
+        wait_until(lambda: job.status()["index"] == 60)
+        wait_until(lambda: job.status()["checkpoint"] == 10)
+        status = job.status()
+        text = job.ask("status", "test").stdout
+        other = job.ask("status", "other")
+        stage.mark("go-0")
+        assert job.wait() == 0
+    assert (other.returncode, other.stdout) == (3, "")
+    assert other.stderr == "elasticrun: no job 'other' is running\n"
+    assert status["job"] == "test"
+    assert status["pid"] == job.pid
+    assert status["state"] == "training"
+    assert (status["epoch"], status["num_samples"]) == (0, NUM_SAMPLES)
+    assert (status["generation"], status["checkpoint"]) == (0, 10)
+    assert 0 <= status["seconds_since_checkpoint"] < 600
+    assert status["checkpoint_dir"] == str(stage.checkpoints)
+    assert [each["pid"] for each in status["members"]] == [
+        job.pid_of(0, 0),
+        job.pid_of(0, 1),
+    ]
+    assert all(each["memory"] > 1e6 for each in status["members"])
+    assert text.startswith(f"test ({job.pid}): training, 2 replicas, generation 0\n")
+    assert "epoch 0, loop 0, sample 60" in text
+
+
+@pytest.mark.slow
+def test_a_program_without_boundaries_is_told_so(stage: Stage) -> None:
+    script = stage.root / "train.py"
+    script.write_text(
+        "import itertools, torch\n"
+        "from elasticrun import AdaptiveDataLoader, register\n"
+        "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])\n"
+        "register(optimizer=optimizer)\n"
+        "for _ in itertools.cycle(AdaptiveDataLoader(torch.zeros(2))):\n"
+        "    optimizer.step()\n"
+    )
+    why = "times since the last boundary, outside of any loop over an Adaptive"
+    with running(stage, script=script, ELASTICRUN_GRACE=0.5) as job:
+        wait_until(lambda: why in job.events)
+        wait_until(lambda: why in (job.status()["no_boundary"] or ""))
+        assert why in job.ask("status").stdout
+        job.process.terminate()
+        job.wait()
+    assert f"{why}DataLoader): exiting without a new checkpoint" in job.events

@@ -1,0 +1,151 @@
+"""How a command finds its job, and what else the job hears by its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.running import (
+    ELASTICRUN,
+    elasticrun,
+    running,
+    variables,
+)
+from tests.support.stage import Stage, freeze, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def connect(caller: socket.socket, path: Path) -> None:
+    """Connect by a short path: a socket takes no long one."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    caller.connect(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
+
+
+def test_two_jobs_of_one_name_are_told_apart(stage: Stage) -> None:
+    options = ["--replicas", 1, "--checkpoint-dir"]
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with (
+        running(stage, *options, stage.root / "a", script=script) as first,
+        running(stage, *options, stage.root / "b", script=script) as second,
+    ):
+        wait_until(lambda: first.ask("status").stdout.count("test (") == 2)
+        unclear = first.ask("stop")
+        assert unclear.returncode == 3
+        assert f"test ({first.pid})" in unclear.stderr
+        assert f"test ({second.pid})" in unclear.stderr
+        assert first.ask("stop", second.pid).returncode == 0
+        assert second.wait() == 75
+        assert first.process.poll() is None
+
+
+def test_a_job_is_found_where_another_shell_would_have_put_it(stage: Stage) -> None:
+    """One with XDG_RUNTIME_DIR, one without, and each is seen from both."""
+    temporary = stage.root / "t"
+    temporary.mkdir()
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    own = variables(stage, TMPDIR=temporary, XDG_RUNTIME_DIR="")
+    with running(
+        stage, "--replicas", 1, script=script, TMPDIR=temporary, XDG_RUNTIME_DIR=""
+    ) as job:
+        path = temporary / f"elasticrun-{os.getuid()}" / f"{job.pid}.sock"
+        wait_until(path.exists)
+        for environment in (own, variables(stage, TMPDIR=temporary)):
+            shown = subprocess.run(
+                [*ELASTICRUN, "status", str(job.pid), "--json"],
+                env=environment,
+                capture_output=True,
+                check=True,
+            )
+            assert json.loads(shown.stdout)["pid"] == job.pid
+
+
+@pytest.mark.parametrize("problem", ["mode 755", "a link"])
+def test_a_place_without_sockets_is_refused_before_anything_starts(
+    stage: Stage, problem: str
+) -> None:
+    runtime = stage.root / "runtime"
+    runtime.mkdir()
+    (runtime / "elasticrun").mkdir(mode=0o755)
+    if problem == "a link":
+        (runtime / "elasticrun").rmdir()
+        (runtime / "elasticrun").symlink_to(runtime)
+    with running(
+        stage, "--replicas", 1, script=__file__, XDG_RUNTIME_DIR=runtime
+    ) as job:
+        assert job.wait() == 2
+    line = job.events.splitlines()[-1]
+    assert line.startswith(f"elasticrun: {runtime}/elasticrun ")
+    assert "set XDG_RUNTIME_DIR" in line
+    assert "Traceback" not in job.events
+
+
+def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, script=script) as job:
+        folder = stage.root / "runtime" / "elasticrun"
+        path = folder / f"{job.pid}.sock"
+        wait_until(path.exists)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for nonsense in (b"x" * 20_000 + b"\n", b"[1]\n", b"{\n", b"[" * 5000 + b"\n"):
+            with socket.socket(socket.AF_UNIX) as caller:
+                connect(caller, path)
+                caller.sendall(nonsense)
+                assert "refused" in json.loads(caller.makefile().readline())["error"]
+        for request, text in (
+            ({"type": "exec"}, "no request"),
+            ({"type": "scale", "replicas": "2"}, "no number"),
+        ):
+            with socket.socket(socket.AF_UNIX) as caller:
+                connect(caller, path)
+                caller.sendall(json.dumps(request).encode() + b"\n")
+                assert text in json.loads(caller.makefile().readline())["error"]
+        assert job.ask("status").returncode == 0
+        with socket.socket(socket.AF_UNIX) as caller:
+            connect(caller, path)
+            caller.sendall(b'{"type": "status"}\n' * 33)
+            assert "more than 32 requests" in caller.makefile().readline()
+        shutil.rmtree(folder)  # As at a logout, or by a cleaner of temporary files.
+        wait_until(path.exists)
+        assert job.ask("status", job.pid).returncode == 0
+        folder.chmod(0o755)
+        refused = job.ask("status")
+        assert refused.returncode == 4
+        assert "must be yours with mode 700" in refused.stderr
+    folder.chmod(0o700)
+    path.touch()  # What a killed launcher leaves, or worse.
+    assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
+
+
+def test_the_launcher_is_small_and_hears_signals_before_requests(stage: Stage) -> None:
+    with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 2)
+        with open(f"/proc/{job.pid}/status") as file:
+            [resident] = [line for line in file if line.startswith("VmRSS:")]
+        assert int(resident.split()[1]) < 60 * 1024
+        with open(f"/proc/{job.pid}/maps") as file:
+            assert "libtorch" not in file.read()
+        with socket.socket(socket.AF_UNIX) as caller:
+            connect(caller, stage.root / "runtime" / "elasticrun" / f"{job.pid}.sock")
+            freeze(job.pid)
+            caller.sendall(b'{"type": "status"}\n' * 32)
+            os.kill(job.pid, signal.SIGTERM)
+            os.kill(job.pid, signal.SIGCONT)
+            answers = caller.makefile()
+            for _ in range(32):  # The signal comes before the first of them.
+                assert json.loads(answers.readline())["state"] == "stopping"
+        stage.mark("stop-0")
+        assert job.wait() == 143

@@ -1,0 +1,43 @@
+"""One job in a checkpoint directory at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.launcher.running import PROGRAM, elasticrun, run, running, variables
+from tests.support.stage import Stage, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_second_job_is_kept_out_of_a_live_directory(stage: Stage) -> None:
+    """Also while no replica holds the lock: before the first one, or between two."""
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, script=script) as job:
+        claim = stage.checkpoints / "launcher.lock"
+        wait_until(lambda: claim.exists() and claim.read_text())
+        for more in ([], ["--fresh"], ["--name", "other"]):
+            refused = elasticrun(stage, "run", *more, script)
+            assert refused.returncode == 2
+            assert refused.stdout == ""
+            [line] = refused.stderr.splitlines()
+            assert f"a live job uses {stage.checkpoints} (process {job.pid} on" in line
+        job.process.kill()  # A claim ends with its launcher.
+        job.process.wait()
+        assert run(stage, "--replicas", 1, "--fresh").wait() == 0
+    assert stage.checkpoints.with_name("checkpoints.old-1").exists()
+
+
+def test_a_job_that_was_started_otherwise_is_respected(stage: Stage) -> None:
+    program = [sys.executable, PROGRAM, stage.root, "--hold", "0:3"]
+    with subprocess.Popen(program, env=variables(stage)) as other:
+        wait_until(lambda: stage.has("held-0-0"))
+        refused = elasticrun(stage, "run", "--replicas", 1, PROGRAM, stage.root)
+        assert refused.returncode == 2
+        assert f"(process {other.pid} on" in refused.stderr
+        stage.mark("go-0")
+    assert other.returncode == 0
