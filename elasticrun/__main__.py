@@ -55,11 +55,16 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
     def add(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text)
 
-    _add_run(add("run", "start a script's replicas, and keep the job alive"))
-    _add_scale(add("scale", "change the number of replicas of a running job"))
-    _add_status(add("status", "show the running jobs"))
-    _add_stop(add("stop", "save and end a running job"))
-    _add_logs(add("logs", "show what replicas printed"))
+    for name, text, add_arguments in (
+        ("run", "start a script's replicas, and keep the job alive", _add_run),
+        ("scale", "change the number of replicas of a running job", _add_scale),
+        ("status", "show the running jobs", _add_status),
+        ("stop", "save and end a running job", _add_job),
+        ("logs", "show what replicas printed", _add_logs),
+    ):
+        command = add(name, text)
+        add_arguments(command)
+        command.set_defaults(run=_lazily("elasticrun.launcher.commands", name))
     _add_checkpoints(commands)
     for name, package, text, add_name, main_name in (
         ("lint", "lint", "find what a restart would break", "add_arguments", "main"),
@@ -113,25 +118,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     add("--nproc-per-node", "--nproc_per_node", action=_Torchruns,
         help=argparse.SUPPRESS)  # fmt: skip
-    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "run"))
 
 
 def _add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("replicas", type=int, metavar="N")
     _add_job(parser)
-    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "scale"))
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
     parser.add_argument("--json", action="store_true", help="one JSON line a job")
     parser.add_argument("--watch", action="store_true", help="again every second")
-    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "status"))
-
-
-def _add_stop(parser: argparse.ArgumentParser) -> None:
-    _add_job(parser)
-    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "stop"))
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +137,6 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, metavar="R", help="of this rank only")
     add("--generation", type=int, metavar="G", help="default: the newest")
     add("-f", "--follow", action="store_true", help="go on while the job runs")
-    parser.set_defaults(run=_lazily("elasticrun.launcher.commands", "logs"))
 
 
 def _add_checkpoints(commands: Any) -> None:

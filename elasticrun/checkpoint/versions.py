@@ -20,8 +20,6 @@ from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
 from elasticrun.replicas.gathering import gather, own_rank
 
-_DESCRIPTORS = Path("/proc/self/fd")
-
 
 class Ranks:
     """Those who use a directory together: all of the process group, or one alone."""
@@ -93,7 +91,7 @@ class Preparation:
         Raises:
             CheckpointError: Another rank failed, or has files that rank 0 does not see.
             ValueError: It holds something else than plain files, or one that this
-                process still has open for writing (as far as the system tells).
+                process still has open for writing.
             OSError: It could not be written.
         """
         try:
@@ -181,13 +179,11 @@ def _manifest(number: int, num_ranks: int, records: list[FileRecord]) -> Manifes
 def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:
     """Return the first of these files that this process may still write into.
 
-    Where the system does not list a process's open files, none is found.
-
     Raises:
         OSError: A file is not there.
     """
     being_written = set()
-    for descriptor in _descriptors():
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # It has just been closed.
             if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
                 being_written.add(identity_of(os.fstat(descriptor)))
@@ -196,10 +192,3 @@ def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:
         if identity_of(status) in being_written:
             return name
     return None
-
-
-def _descriptors() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(_DESCRIPTORS)]
-    except OSError:
-        return []

@@ -164,9 +164,9 @@ def environment_of(
     }
 
 
-def keep_gloo_on_loopback(interface: str) -> None:
-    """Tell gloo to listen on `interface`, unless the user chose one."""
-    os.environ.setdefault(GLOO_INTERFACE, interface)
+def keep_gloo_on_loopback() -> None:
+    """Tell gloo to listen on loopback, unless the user chose an interface."""
+    os.environ.setdefault(GLOO_INTERFACE, "lo")
 
 
 def _integer(

@@ -48,7 +48,7 @@ def wait_for_threads_at_exit() -> None:
 def _threads() -> dict[str, tuple[str, str, str]]:
     """Return each one's state, and how often it gave up a core and was put off one."""
     threads = {}
-    for task in os.listdir(_TASKS) if _TASKS.is_dir() else ():
+    for task in os.listdir(_TASKS):
         try:
             text = (_TASKS / task / "status").read_text(errors="replace")
         except OSError:  # It has ended.

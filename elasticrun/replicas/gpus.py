@@ -59,13 +59,9 @@ def num_visible(value: str | None, num_present: int) -> int:
 
 
 def held_gpu_files() -> list[str]:
-    """Return the files of GPUs that this process holds open; empty without /proc."""
-    try:
-        numbers = os.listdir("/proc/self/fd")
-    except OSError:
-        return []
+    """Return the files of GPUs that this process holds open."""
     held = set()
-    for number in numbers:
+    for number in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{number}")
         except OSError:  # That of the listing itself is closed by now.
@@ -81,11 +77,7 @@ def _leading_number(entry: str) -> int:
 
 
 def _num_nvidia() -> int:
-    try:
-        names = os.listdir("/dev")
-    except OSError:
-        return 0
-    return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
+    return sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
 
 
 def _num_amd() -> int:

@@ -27,8 +27,12 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 1024
 _MAX_BYTES = 1 << 16
 # Seconds before the first probe of a silent connection, between probes, and how many
-# may stay unanswered; where the system has these settings.
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+# may stay unanswered.
+_KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: 20,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+}
 
 
 class Links(Protocol):
@@ -251,9 +255,8 @@ def _channel(connection: socket.socket) -> Channel:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    for setting, value in _KEEP_ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, setting, value)
     return Channel(connection, limit=_MAX_BYTES)
 
 

@@ -158,7 +158,7 @@ def _start_process_group(
 ) -> None:
     """Start the default process group over this generation's own store. Collective."""
     if environment.local_world_size == environment.world_size:
-        keep_gloo_on_loopback(_loopback_interface())
+        keep_gloo_on_loopback()
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore(PROCESS_GROUP, store.client),
@@ -167,8 +167,3 @@ def _start_process_group(
         device_id=device if device.type == "cuda" else None,
         timeout=None if timeout is None else timedelta(seconds=timeout),
     )
-
-
-def _loopback_interface() -> str:
-    names = {name for _, name in socket.if_nameindex()}
-    return "lo" if "lo" in names else "lo0"

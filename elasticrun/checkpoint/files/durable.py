@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
 from elasticrun.checkpoint.files.recorded import (
     BLOCK_SIZE,
@@ -243,20 +243,14 @@ def _create(path: Path) -> BinaryIO:
 
 
 def _begin_writeback(descriptor: int, offset: int, size: int) -> None:
-    """Let the disk begin with these bytes, where the system can be told so.
+    """Let the disk begin with these bytes.
 
     This promises nothing: only `fsync` forces a file to the disk.
     """
-    if _sync_file_range is not None:
-        _sync_file_range(descriptor, offset, size, _BEGIN_WRITING)
+    _sync_file_range(descriptor, offset, size, _BEGIN_WRITING)
 
 
-def _find_sync_file_range() -> Callable[[int, int, int, int], Any] | None:
-    function: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it.
-    if function is not None:
-        kinds = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-        function.argtypes = kinds
-    return function  # type: ignore[no-any-return]
-
-
-_sync_file_range = _find_sync_file_range()
+_sync_file_range = ctypes.CDLL(None).sync_file_range
+_sync_file_range.argtypes = (
+    *(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint),
+)

@@ -141,10 +141,9 @@ def _allocate(size: int) -> memoryview:
         chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise NoMemoryLeftError(f"no {size} bytes: {error}") from error
-    for advice in (getattr(mmap, "MADV_HUGEPAGE", None), _WIPE_ON_FORK):
-        if advice is not None and hasattr(chunk, "madvise"):
-            with contextlib.suppress(OSError):  # Another system, an older kernel.
-                chunk.madvise(advice)
+    for advice in (mmap.MADV_HUGEPAGE, _WIPE_ON_FORK):
+        with contextlib.suppress(OSError):  # A kernel that was built without.
+            chunk.madvise(advice)
     return memoryview(chunk)
 
 

@@ -93,10 +93,6 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_nothing(parser: argparse.ArgumentParser) -> None:
-    """Take no arguments."""
-
-
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("which", nargs="*", metavar="N", help="default: all")
 
@@ -239,7 +235,7 @@ _Action = tuple[
     Callable[[argparse.Namespace], int],
 ]
 _ACTIONS: dict[str, _Action] = {
-    "list": ("which there are (this is the default)", _add_nothing, _list),
+    "list": ("which there are (this is the default)", lambda _: None, _list),
     "verify": ("read every byte and say what is damaged", _add_verify, _verify),
     "show": ("what one holds, or one state of it", _add_show, _show),
     "diff": ("which values differ, and by how much", _add_diff, _diff),

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-# What torch's own optimizers keep in their parameter's dtype, and compute with nothing
-# else in: a program may load it for parameters of another dtype than it had before.
-_LIKE_PARAMETER = {
+# What torch's own optimizers keep in the shape of the parameter.
+SHAPED_LIKE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
-    *("square_avg", "grad_avg", "acc_delta", "sum", "ax", "prev", "step_size"),
-    *("row_var", "col_var", "variance"),  # Adafactor's
+    *("square_avg", "grad_avg", "acc_delta", "sum", "ax", "prev"),
+}
+# What they keep in its dtype, and compute with nothing else in: a program may load it
+# for parameters of another dtype than it had before.
+_LIKE_PARAMETER = SHAPED_LIKE_PARAMETER | {
+    *("step_size", "row_var", "col_var", "variance"),  # Adafactor's
     *("d", "prev_flat_grad", "old_dirs", "old_stps", "ro", "al", "H_diag"),  # LBFGS's
 }
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from elasticrun.checkpoint.states.dtypes import SHAPED_LIKE_PARAMETER
 from elasticrun.checkpoint.states.parameter_names import (
     ADD_GROUPS_BEFORE,
     BUILD_IT_ALIKE,
@@ -23,16 +24,12 @@ from elasticrun.checkpoint.states.parameter_names import (
     by_numbers,
     has_names,
     name_parameters,
+    parameters_of,
 )
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import CheckpointError
 
-# What torch's own optimizers keep in the shape of the parameter.
-_SHAPED_LIKE_PARAMETER = {
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
-    *("square_avg", "grad_avg", "acc_delta", "sum", "ax", "prev"),
-}
 _MOST_SHOWN = 5
 
 
@@ -118,7 +115,7 @@ class OptimizerState(StatefulState):
         if not f"{step.__module__}.".startswith("torch.optim."):
             return
         names = self._find_names()
-        parameters = _parameters_of(self._optimizer)
+        parameters = parameters_of(self._optimizer)
         numbers = [n for group in values["param_groups"] for n in group["params"]]
         misfits = []
         for place, (number, parameter) in enumerate(
@@ -127,7 +124,7 @@ class OptimizerState(StatefulState):
             state = values["state"].get(number)
             for key, value in state.items() if isinstance(state, Mapping) else ():
                 if (
-                    key in _SHAPED_LIKE_PARAMETER
+                    key in SHAPED_LIKE_PARAMETER
                     and isinstance(value, Tensor)
                     and value.shape != parameter.shape
                 ):
@@ -151,7 +148,7 @@ class OptimizerState(StatefulState):
 
     def _find_names(self) -> list[str] | None:
         """Return the parameters' names in registered modules, None if one has none."""
-        parameters = _parameters_of(self._optimizer)
+        parameters = parameters_of(self._optimizer)
         known, names = self._named
         is_same = len(known) == len(parameters) and all(
             old is new for old, new in zip(known, parameters, strict=True)
@@ -203,10 +200,6 @@ def _options_of_torchs() -> frozenset[str]:
     return frozenset(
         option for kind in kinds for option in inspect.signature(kind).parameters
     )
-
-
-def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _is_usual(values: Any, num_parameters: int | None = None) -> bool:

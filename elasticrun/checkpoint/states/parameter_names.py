@@ -22,6 +22,11 @@ ADD_GROUPS_BEFORE = (
 )
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return what an optimizer steps, in its own order."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
 def name_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[Tensor, str]:
     """Return the names of modules' parameters, each by the first module that has it."""
     names: dict[Tensor, str] = {}

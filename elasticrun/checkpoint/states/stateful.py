@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticrun.checkpoint.states.copies import Copies
 from elasticrun.checkpoint.states.dtypes import keeping_dtypes
 from elasticrun.checkpoint.states.nested import map_paths
+from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, read_whole_state
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import (
@@ -235,7 +236,7 @@ def _tensors_of(target: Any) -> list[torch.Tensor]:
     if isinstance(target, nn.Module):
         return [*target.parameters(), *target.buffers()]
     if isinstance(target, Optimizer):
-        return [each for group in target.param_groups for each in group["params"]]
+        return parameters_of(target)
     return []
 
 

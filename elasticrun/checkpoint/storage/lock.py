@@ -50,20 +50,19 @@ class OwnerProcess:
 
 
 # The locks of this process by device and inode, which an open file keeps from being
-# used again: POSIX locks, where there are no others, do not exclude within a process.
+# used again.
 _held: dict[tuple[int, int], tuple[OwnerProcess, io.FileIO]] = {}
 _guard = threading.Lock()
-_LOCK_OPEN_FILE: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 
 
 class DirectoryLock:
     """A lock on the file `lock` in a directory, which names its owner.
 
-    It belongs to the open file (Linux), so that it is not lost when the program opens
-    and closes the file itself, to copy the directory for instance. Elsewhere it is a
-    POSIX lock, and would be. It ends with the process however that ends, and no forked
-    child keeps it: a DataLoader worker which outlives a killed replica blocks nobody.
-    The file stays: removing it would let two processes lock two files of one name.
+    It belongs to the open file, so that it is not lost when the program opens and
+    closes the file itself, to copy the directory for instance. It ends with the process
+    however that ends, and no forked child keeps it: a DataLoader worker which outlives
+    a killed replica blocks nobody. The file stays: removing it would let two processes
+    lock two files of one name.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -255,15 +254,9 @@ def _lock_open_file(file: io.FileIO) -> None:
 
 
 def _try_lock(file: io.FileIO, kind: int) -> None:
-    if _LOCK_OPEN_FILE is None:
-        is_shared = kind == fcntl.F_RDLCK
-        fcntl.lockf(
-            file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
-        )
-        return
     # C's `struct flock`: type, whence, start, length, process; zeros mean all of it.
     whole_file = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
-    fcntl.fcntl(file, _LOCK_OPEN_FILE, whole_file)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole_file)
 
 
 def _forget_in_child() -> None:
