@@ -283,7 +283,7 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
 
 _FILES_WAITING = 3  # Of a replica: its channel, stdout and stderr.
 _FILES_RUNNING = 5  # And its log, and what tells of its end.
-_FILES_SPARE = 16  # For callers, logs that are read, and one replica that is forked.
+_FILES_SPARE = 25  # For callers, logs that are read, and replicas that are forked.
 
 
 def check_open_files(size: int, *, num_running: int = 0) -> None:

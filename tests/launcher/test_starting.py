@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.forkserver import MOST_AT_ONCE
 from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.slow
 Answer = Future[CompletedProcess[str]]
 
 # Once there is a mark, the forkserver ends at an import, or can fork no more: at all,
-# or for a while after one replica, and only once there is another mark.
+# or for a while after some forks, and only once there is another mark.
 SITE = """
 import errno, os, sys, time
 if "forkserver" in "".join(sys.orig_argv):
@@ -43,9 +45,9 @@ if "forkserver" in "".join(sys.orig_argv):
 
     def fork_if_possible():
         is_possible = breaks_at != "fork"
-        if breaks_at == "second replica" and is_broken():
+        if breaks_at.isdecimal() and is_broken():
             with open(os.path.join(marks, "forks"), "a+") as forks:
-                is_possible = forks.tell() not in (2, 3, 4, 5)  # Two a replica.
+                is_possible = not int(breaks_at) <= forks.tell() < int(breaks_at) + 4
                 forks.write(".")
             while not is_possible and not os.path.exists(os.path.join(marks, "fail")):
                 time.sleep(0.005)
@@ -126,19 +128,22 @@ def test_forks_that_fail_are_not_tried_for_ever(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
-@pytest.mark.parametrize("has_ended", [False, True])
+# Replicas are forked four at a time, from a process that is forked for that.
+@pytest.mark.parametrize(
+    ("size", "num_forks", "has_ended"), [(2, 2, False), (2, 2, True), (5, 5, False)]
+)
 def test_a_rescaling_that_fails_halfway_goes_on_with_the_old_size(
-    stage: Stage, has_ended: bool
+    stage: Stage, size: int, num_forks: int, has_ended: bool
 ) -> None:
     options = ["--replicas", 1, "--start", "exec", "--", "--hold", "0:9"]
-    with running(stage, *options, **breaking(stage, "second replica")) as job:
+    with running(stage, *options, **breaking(stage, str(num_forks))) as job:
         job.wait_until_held(0, 1)
         pid = job.pid_of(0, 0)
         stage.mark("broken")
         forks = stage.root / "marks" / "forks"
         with ThreadPoolExecutor() as pool:
-            answer = pool.submit(job.ask, "scale", 2)
-            wait_until(lambda: forks.exists() and len(forks.read_text()) > 2)
+            answer = pool.submit(job.ask, "scale", size)
+            wait_until(lambda: forks.exists() and len(forks.read_text()) > num_forks)
             if has_ended:
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda: not psutil.pid_exists(pid))
@@ -214,6 +219,29 @@ def test_a_forkserver_that_does_not_answer_is_replaced() -> None:
     )
     assert "for 2 s (stopped, or an import that does not end); starting" in said[1]
     assert not psutil.pid_exists(first)
+
+
+def test_each_of_many_replicas_has_ends_of_its_own() -> None:
+    """More are asked for than are forked at a time; then each is hung up on."""
+    loop, parked, size = EventLoop(), list[Parked](), MOST_AT_ONCE + 2
+    starter = Starter(loop, imports=[], is_exec=True, say=print, on_failure=pytest.fail)
+    with contextlib.closing(starter):
+        starter.start()
+        starter.park(size, parked.append)
+        while len(parked) < size:
+            loop.run_once()
+    assert [each.rank for each in parked] == list(range(size))
+    assert [len(each.ports) for each in parked] == [1] + [0] * (size - 1)
+    running = [os.pidfd_open(each.pid) for each in parked]
+    for each in reversed(parked):
+        each.channel.close()
+        ended, _, _ = select.select(running, [], [], DEADLINE)
+        assert ended == [running.pop()]
+        os.close(*ended)
+        for output in each.outputs:
+            os.set_blocking(output, False)
+            assert os.read(output, 1) == b""  # No other replica has its end of it.
+            os.close(output)
 
 
 def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(

@@ -1,8 +1,8 @@
 """The process that replicas are forked from: it has imported torch, and has one thread.
 
-It forks twice and lets the process between end, so that a replica becomes a child of
-the launcher, which adopts orphans. The launcher can then wait for it, and the replica
-dies with the launcher and not with the forkserver. If the launcher is killed, the
+It forks twice and lets the process between end, so that replicas become children of
+the launcher, which adopts orphans. The launcher can then wait for them, and they die
+with the launcher and not with the forkserver. If the launcher is killed, the
 forkserver kills what is left of the replicas' process groups. It starts with every stop
 signal held back, and lets only the replicas have them.
 """
@@ -15,7 +15,6 @@ import os
 import socket
 import sys
 import traceback
-import weakref
 
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.environment import Changes
@@ -24,7 +23,9 @@ from elasticrun.launcher.replica import main as replica
 from elasticrun.replicas.signals import take_stops
 
 MAX_MESSAGE = 1 << 16
-NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr; and up to two listeners.
+MOST_AT_ONCE = 4  # Replicas of one order; the process between is forked but once.
+NUM_DESCRIPTORS = 3  # Of a replica: control, stdout, stderr.
+_MOST_LISTENERS = 2  # Of the first one, after these.
 
 _TORCH = (
     "torch.distributed",
@@ -65,7 +66,7 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
     is_unsound = False
     while True:
         data, descriptors, _, _ = socket.recv_fds(
-            launcher, MAX_MESSAGE, NUM_DESCRIPTORS + 2
+            launcher, MAX_MESSAGE, MOST_AT_ONCE * NUM_DESCRIPTORS + _MOST_LISTENERS
         )
         if not data:
             break
@@ -75,10 +76,9 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
                 os.close(descriptor)
         elif order["type"] == "fork":
             changed = None if is_bare else environment.changes(before)
-            pid = _fork_twice(launcher, descriptors, changed)
-            groups.add(pid)
-            answer = {"type": "forked", "number": order["number"], "pid": pid}
-            launcher.send(json.dumps(answer).encode())
+            pids = _fork_twice(order["size"], launcher, descriptors, changed)
+            groups.update(pids)
+            launcher.send(json.dumps({"type": "forked", "pids": pids}).encode())
         elif order["type"] == "import":
             problem, _ = preload(order["names"], names_culprit=False)
             is_unsound |= bool(problem) or not _has_variables(order["variables"])
@@ -90,67 +90,73 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
 
 
 def _fork_twice(
-    launcher: socket.socket, descriptors: list[int], changed: Changes | None
-) -> int:
+    size: int, launcher: socket.socket, descriptors: list[int], changed: Changes | None
+) -> list[int]:
+    """Return replicas that are the launcher's children."""
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
-        _become_replica(launcher, reader, writer, descriptors, changed)
+        _fork_replicas(size, launcher, reader, writer, descriptors, changed)
     for descriptor in (writer, *descriptors):
         os.close(descriptor)
-    pid = int(os.read(reader, 32))
+    _, status = os.waitpid(between, 0)
+    pids = [int(pid) for pid in os.read(reader, 32 * size).split()]
     os.close(reader)
-    os.waitpid(between, 0)
-    return pid
+    if status:  # Those that it has forked end, as the launcher hangs up.
+        raise ChildProcessError(f"only {len(pids)} of {size} replicas were forked")
+    return pids
 
 
-def _become_replica(
+def _fork_replicas(
+    size: int,
     launcher: socket.socket,
     reader: int,
     writer: int,
     descriptors: list[int],
     changed: Changes | None,
 ) -> None:
-    """Fork once more, and never return to the forkserver's loop.
+    """Fork, and never return to the forkserver's loop.
 
     Args:
+        descriptors: Of each replica, and then the first one's listeners.
         changed: The variables that imports have changed here; None to begin anew.
     """
     try:
-        pid = os.fork()
-        if pid:
-            os.write(writer, str(pid).encode())
-            os._exit(0)
-        os.setsid()
-        take_stops()
-        launcher.close()
-        os.close(reader)
-        os.close(writer)
-        control = _take_descriptors(descriptors)
-        if changed is None:
-            replica.execute(control, descriptors[NUM_DESCRIPTORS:])
-        else:
-            _disown_libraries()
-            replica.main(control, descriptors[NUM_DESCRIPTORS:], changed)
+        for number in range(size):
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                take_stops()
+                launcher.close()
+                os.close(reader)
+                os.close(writer)
+                _become_replica(number, size, descriptors, changed)
+            os.write(writer, f"{pid} ".encode())
+        os._exit(0)
     except BaseException:  # Before the program begins, nobody else would say it.
         os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(1)
 
 
-def _disown_libraries() -> None:
-    """Let this replica not take every operator out of torch's tables at its end.
-
-    That takes 40 ms. All else it finalizes as if it had imported it itself.
-    """
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        alive = finalizer.peek()
-        if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
-            finalizer.atexit = False
+def _become_replica(
+    number: int, size: int, descriptors: list[int], changed: Changes | None
+) -> None:
+    """Keep what is this replica's own, and run it."""
+    start, end = number * NUM_DESCRIPTORS, size * NUM_DESCRIPTORS
+    own = descriptors[start : start + NUM_DESCRIPTORS]
+    listeners = [] if number else descriptors[end:]
+    for descriptor in {*descriptors} - {*own, *listeners}:
+        os.close(descriptor)
+    control = _take_descriptors(own)
+    if changed is None:
+        replica.execute(control, listeners)
+    else:
+        replica.main(control, listeners, changed)
 
 
 def _take_descriptors(descriptors: list[int]) -> int:
-    control, *outputs = descriptors[:NUM_DESCRIPTORS]
+    control, *outputs = descriptors
     null = os.open(os.devnull, os.O_RDONLY)
     for number, descriptor in enumerate((null, *outputs)):
         os.dup2(descriptor, number)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from elasticrun.launcher import environment, interpreter
 from elasticrun.launcher.event_loop import EventLoop, Timer
-from elasticrun.launcher.forks.forkserver import MAX_MESSAGE
+from elasticrun.launcher.forks.forkserver import MAX_MESSAGE, MOST_AT_ONCE
 from elasticrun.launcher.forks.parked import Batch, Parked
 from elasticrun.replicas.wire import Channel, Message
 
@@ -71,7 +71,7 @@ class Starter:
         self._learned: list[str] = []
         self._variables: dict[str, str | None] = {}
         self._may_learn = True
-        self._asked: _Asked | None = None
+        self._asked: list[_Asked] = []
 
     @property
     def pid(self) -> int:
@@ -81,7 +81,7 @@ class Starter:
     @property
     def is_forking(self) -> bool:
         """Whether there may be a replica that this process has not heard of yet."""
-        return self._asked is not None
+        return bool(self._asked)
 
     def start(self) -> None:
         """Start the forkserver, which takes the time that importing torch takes."""
@@ -176,7 +176,7 @@ class Starter:
             self._may_learn, self._learned, self._variables = False, [], {}
             self._replace()
         else:
-            self._on_forked(answer["pid"])
+            self._on_forked(answer["pids"])
 
     def _on_server_ready(self, problem: str, num_sound: int) -> None:
         if problem:
@@ -268,7 +268,7 @@ class Starter:
         self.start()
 
     def _abandon(self) -> None:
-        """Forget this forkserver, and the replica that it was asked for."""
+        """Forget this forkserver, and the replicas that it was asked for."""
         self._expect(None)
         if self._connection is not None:
             self._loop.forget(self._connection)
@@ -281,16 +281,15 @@ class Starter:
             self._process.wait()
             self._process = None
         self._is_ready = False
-        if self._asked is not None:
-            channel, outputs, _ = self._asked
+        for channel, outputs, _ in self._asked:
             channel.close()
             for descriptor in outputs:
                 os.close(descriptor)
-            self._asked = None
+        self._asked = []
 
     def _ask(self) -> None:
-        """Ask for the next replica, unless one is on its way."""
-        if not self._is_ready or self._asked is not None or not self._batches:
+        """Ask for the next replicas, unless some are on their way."""
+        if not self._is_ready or self._asked or not self._batches:
             return
         try:
             self._asked = self._request(self._batches[0])
@@ -299,34 +298,29 @@ class Starter:
         else:
             self._expect(self._patience)
 
-    def _request(self, batch: Batch) -> _Asked:
-        """Send an order to fork a replica, with its ends of what connects it.
+    def _request(self, batch: Batch) -> list[_Asked]:
+        """Send an order to fork replicas, with their ends of what connects them.
 
         Raises:
             OSError: There are too many open files, or no ports.
         """
         assert self._connection is not None
+        size = min(batch.size - batch.num_forked, MOST_AT_ONCE)
         with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
-            own, other = socket.socketpair()
-            kept.callback(own.close)
-            passed.callback(other.close)
-            own.settimeout(10.0)  # For sending to a replica that does not read.
-            ends = [other.fileno()]
-            outputs = []
-            for _ in ("stdout", "stderr"):
-                reader, writer = os.pipe()
-                kept.callback(os.close, reader)
-                passed.callback(os.close, writer)
-                outputs.append(reader)
-                ends.append(writer)
             listeners = [] if batch.num_forked else self._listen()
-            ends += [passed.enter_context(each).fileno() for each in listeners]
-            ports = tuple(listener.getsockname()[1] for listener in listeners)
-            order = json.dumps({"type": "fork", "number": batch.num_forked}).encode()
+            for listener in listeners:
+                passed.enter_context(listener)
+            asked: list[_Asked] = []
+            ends: list[int] = []
+            for _ in range(size):
+                ports = tuple(each.getsockname()[1] for each in listeners)
+                asked.append((*_connect(kept, passed, ends), () if asked else ports))
+            ends += [listener.fileno() for listener in listeners]
+            order = json.dumps({"type": "fork", "size": size}).encode()
             with contextlib.suppress(OSError):  # It has ended: `_on_end` comes.
                 socket.send_fds(self._connection, [order], ends)
             kept.pop_all()
-            return Channel(own), (outputs[0], outputs[1]), ports
+            return asked
 
     def _listen(self) -> list[socket.socket]:
         """Take the ports at which rank 0 could serve the store of its generation."""
@@ -342,18 +336,17 @@ class Starter:
                 )
         return listeners
 
-    def _on_forked(self, pid: int) -> None:
-        assert self._asked is not None
-        channel, outputs, ports = self._asked
-        self._asked = None
+    def _on_forked(self, pids: Sequence[int]) -> None:
+        asked, self._asked = self._asked, []
         self._num_attempts, self._has_forked = 0, True
         batch = self._batches[0]
-        rank = batch.num_forked
-        batch.num_forked += 1
+        first = batch.num_forked
+        batch.num_forked += len(pids)
         if batch.num_forked == batch.size:
             self._batches.popleft()
         self._ask()
-        batch.on_forked(Parked(rank, pid, channel, outputs, ports))
+        for rank, (pid, ends) in enumerate(zip(pids, asked, strict=True), first):
+            batch.on_forked(Parked(rank, pid, *ends))
 
     def _tell_groups(self) -> None:
         self._tell({"type": "groups", "groups": self._groups})
@@ -369,3 +362,26 @@ class Starter:
         if self._connection is not None and self._is_ready:
             with contextlib.suppress(OSError):
                 self._connection.send(json.dumps(order).encode())
+
+
+def _connect(
+    kept: contextlib.ExitStack, passed: contextlib.ExitStack, ends: list[int]
+) -> tuple[Channel, tuple[int, int]]:
+    """Return the launcher's ends of a replica's channel, stdout and stderr.
+
+    Args:
+        ends: Gets those of the replica.
+    """
+    own, other = socket.socketpair()
+    kept.callback(own.close)
+    passed.callback(other.close)
+    own.settimeout(10.0)  # For sending to a replica that does not read.
+    ends.append(other.fileno())
+    outputs = []
+    for _ in ("stdout", "stderr"):
+        reader, writer = os.pipe()
+        kept.callback(os.close, reader)
+        passed.callback(os.close, writer)
+        outputs.append(reader)
+        ends.append(writer)
+    return Channel(own), (outputs[0], outputs[1])

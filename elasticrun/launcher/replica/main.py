@@ -71,10 +71,10 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         os._exit(0)
     _prepare_process(order, changed)
     stores = [_serve_store(order, listeners)] if order["has_rank"] else []
-    inherited = frozenset(sys.modules)
+    last = next(reversed(sys.modules))
 
     def tell_waiting() -> None:
-        files = files_of_program(but=inherited)
+        files = files_of_program(after=last)
         channel.send({"type": "waiting", "files": files})
 
     def on_begun(begun: Message) -> None:  # In the reporter's thread.
@@ -88,7 +88,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     hold = Hold(tell_waiting)
     if order["is_rehearsed"]:
         hold.begin()
-    reporter = Reporter(channel, connection, inherited=inherited, on_begun=on_begun)
+    reporter = Reporter(channel, connection, after=last, on_begun=on_begun)
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_interpreter(code)

@@ -11,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from elasticrun.launcher import environment
@@ -43,7 +44,7 @@ class Reporter:
     """Looks at the job now and then, so that training itself pays nothing for it.
 
     Args:
-        inherited: The modules that were imported before the program began.
+        after: The last module that was imported before the program began.
         on_begun: Called with the order when the generation begins for which the program
             waits.
     """
@@ -53,7 +54,7 @@ class Reporter:
         channel: Channel,
         connection: socket.socket,
         *,
-        inherited: Collection[str],
+        after: str,
         on_begun: Callable[[Message], None],
     ) -> None:
         self._on_begun = on_begun
@@ -63,7 +64,8 @@ class Reporter:
         self._has_trained = False
         self._has_failed = False
         self._last: Message = {}
-        self._inherited: Collection[str] | None = inherited
+        self._after = after
+        self._has_taught = False
         self._surroundings = _surroundings()
 
     def start(self) -> None:
@@ -155,17 +157,17 @@ class Reporter:
         if report != self._last:
             self._last = report
             self._channel.send({**report, "time": time.monotonic()})
-        if self._has_trained and self._inherited is not None:
-            inherited, self._inherited = self._inherited, None
+        if self._has_trained and not self._has_taught:
+            self._has_taught = True
             if job.environment.local_rank == 0:
-                self._teach(inherited)
+                self._teach()
 
-    def _teach(self, inherited: Collection[str]) -> None:
+    def _teach(self) -> None:
         """Have the forkserver import what the program did, if it would find the same.
 
         It is told what variables the program has by now, which may decide that.
         """
-        names = installed_modules(but=inherited)
+        names = installed_modules(after=self._after)
         variables, path = _surroundings()
         before, path_before = self._surroundings
         if names and path == path_before:
@@ -198,30 +200,27 @@ def _surroundings() -> tuple[dict[str, str], list[str]]:
     return variables, [path for path in sys.path if not path.endswith(_VENDORED)]
 
 
-def installed_modules(*, but: Collection[str]) -> list[str]:
+def installed_modules(*, after: str) -> list[str]:
     """Return the modules of installed packages that this process has imported since.
 
     The program's own are left out: they may be changed between two generations.
 
     Args:
-        but: What was imported before.
+        after: The last one that was imported before.
     """
     return [
-        name
-        for name, module in list(sys.modules.items())
-        if name not in but and _is_installed(module)
+        name for name in _imported(after=after) if _is_installed(sys.modules.get(name))
     ]
 
 
-def files_of_program(*, but: Collection[str]) -> list[str]:
+def files_of_program(*, after: str) -> list[str]:
     """Return the files of the program's own modules that it has imported so far.
 
     Args:
-        but: What was imported before. A fork that looked at those modules would copy
-            the memory in which they are.
+        after: The last module that was imported before.
     """
     files = []
-    for name in ["__main__", *(name for name in list(sys.modules) if name not in but)]:
+    for name in ["__main__", *_imported(after=after)]:
         module = sys.modules.get(name)
         is_standard = name.partition(".")[0] in sys.stdlib_module_names
         if is_standard or _is_installed(module):
@@ -231,6 +230,15 @@ def files_of_program(*, but: Collection[str]) -> list[str]:
             if isinstance(file, str):
                 files.append(file)
     return files
+
+
+def _imported(*, after: str) -> list[str]:
+    """Return the names of the modules that were imported later than one of them.
+
+    A fork that looked at those before, if only at their names, would copy the memory in
+    which they are: a page for every second one.
+    """
+    return list(takewhile(after.__ne__, reversed(sys.modules)))[::-1]
 
 
 def _is_installed(module: object) -> bool:
