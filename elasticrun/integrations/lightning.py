@@ -17,18 +17,34 @@ from torch.utils.data import DataLoader
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
 from elasticrun.integrations.lightning_checks import check_arguments, check_internals
-from elasticrun.integrations.lightning_fields import Fields
+from elasticrun.integrations.lightning_fields import Fields, KeptFields
 from elasticrun.integrations.lightning_loaders import StandIn, check_alike, elastic
 from elasticrun.integrations.lightning_logs import restore_logs
-from elasticrun.integrations.lightning_state import FitState, restore_sums
+from elasticrun.integrations.lightning_state import FitState, averaging, restore_sums
 from elasticrun.integrations.lightning_steps import Steps, settle_cut
-from elasticrun.integrations.lightning_values import StepValues
+from elasticrun.integrations.lightning_values import (
+    Metrics,
+    StepValues,
+    copy_metrics,
+    restore_metrics,
+)
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
 from elasticrun.replicas.gathering import gather
 
 logger = logging.getLogger(__name__)
+
+_CHANGED_IN_STEPS = (
+    "`%s` has changed in the validation, or cannot be compared, and is in no "
+    "checkpoint, so saves and stops wait for the end of the validation. Keep it by "
+    "self.log or in a metric of torchmetrics; or if it need not be kept, say so: "
+    "Elastic(saves_in_validation=True)."
+)
+_CHANGED_IN_HOOKS = (
+    "`%s` is changed by the hooks that begin a validation. They would do so once more "
+    "where it goes on after a restart, so saves and stops wait for its end."
+)
 
 
 class Elastic(Callback):
@@ -59,9 +75,10 @@ class Elastic(Callback):
         saves_in_validation: Whether to save and stop between two batches of a
             validation, too. A list that the module fills in `validation_step` would be
             empty again after a restart. So with None, a save or a stop waits for the
-            end of the validation where an attribute of the module or of a callback has
-            changed since its beginning. True says that nothing is kept but by
-            `self.log`, in metrics of torchmetrics and in callbacks' states.
+            end of the validation where an attribute of the module, of a callback or of
+            the data has changed since its beginning, or hooks change weights there.
+            True says that nothing is kept but by `self.log`, in metrics of torchmetrics
+            and in callbacks' states, and that those hooks may be called twice.
 
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
@@ -74,7 +91,7 @@ class Elastic(Callback):
         batch_size: Literal["global", "per_device"] | None = None,
         *,
         devices: int | None = None,
-        saves_in_validation: bool | None = False,
+        saves_in_validation: bool | None = None,
     ) -> None:
         if batch_size not in (None, "global", "per_device"):
             raise ValueError(
@@ -96,8 +113,13 @@ class Elastic(Callback):
         self._saves_in_validation = saves_in_validation
         self._first_validated = (0, 0)  # The next validation begins there.
         self._resumes_validation = False  # Its first batch after a restart is to come.
-        self._fields: Fields | None = None  # At the beginning of the validation.
-        self._waits_for_end = False  # Of the validation.
+        # Before the hooks that begin a validation, and after them.
+        self._kept: KeptFields | None = None
+        self._fields: Fields | None = None
+        self._change_in_hooks: str | None = None
+        self._metrics: Metrics = []  # Of a validation that goes on.
+        self._has_begun_batches = True  # Of the validation.
+        self._waits_for_end = False  # Of it.
         self._has_said_why = False
         self._num_loaders = 0
         self._sizes: dict[str, int] = {}  # Of one device, by the name of the loader.
@@ -175,6 +197,8 @@ class Elastic(Callback):
             self._steps.make_closure, automatic._make_closure
         )
         epoch_loop.reset = partial(self._begin_epoch, epoch_loop.reset)
+        val_loop = epoch_loop.val_loop
+        val_loop.reset = partial(self._begin_validation, val_loop.reset)
         epoch_loop.on_advance_end = partial(self._end_batch, epoch_loop.on_advance_end)
         fit_loop.on_advance_end = partial(self._end_epoch, fit_loop.on_advance_end)
 
@@ -196,6 +220,8 @@ class Elastic(Callback):
         assert self._trainer is not None
         if self._trainer.state.fn != TrainerFn.FITTING:
             restore()
+        elif self._resumes:
+            self._state.stand_in_for_weights(self._trainer.lightning_module)
 
     def _stand_in(self, loader: Any) -> Any:
         """Return what Lightning iterates in place of a loader."""
@@ -299,7 +325,6 @@ class Elastic(Callback):
             self._first_validated = validated
             self._resumes_validation = True
             val_loop = epoch_loop.val_loop
-            restore_sums(val_loop._results, loaded["validation_sums"], trainer)
             val_loop._restarting = True  # It counts on.
             epoch_loop.on_advance_end(fit_loop._data_fetcher)
 
@@ -372,25 +397,47 @@ class Elastic(Callback):
         if self._saves_in_validation:
             return False
         assert self._fields is not None
-        changes = [each for each in gather(self._fields.find_change()) if each]
-        if not changes:
+        told = gather((self._change_in_hooks, self._fields.find_change()))
+        in_hooks = [each for each, _ in told if each]
+        in_steps = [each for _, each in told if each]
+        if not in_hooks and not in_steps:
             return False
         self._waits_for_end = True
         if not self._has_said_why and current_job().rank == 0:
             logger.warning(
-                "`%s` has changed in the validation, and is in no checkpoint, so saves "
-                "and stops wait for the end of the validation. Keep it by self.log or "
-                "in a metric of torchmetrics; or if it need not be kept, say so: "
-                "Elastic(saves_in_validation=True).",
-                changes[0],
+                _CHANGED_IN_HOOKS if in_hooks else _CHANGED_IN_STEPS,
+                (in_hooks or in_steps)[0],
             )
         self._has_said_why = True
         return True
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget what stood in attributes in the one before."""
-        self._fields = None
-        self._waits_for_end = False
+    def _begin_validation(self, reset: Any) -> None:
+        """Begin a validation; its first hooks are about to be called."""
+        reset()
+        trainer: Any = self._trainer
+        module = trainer.lightning_module
+        self._fields = self._kept = self._change_in_hooks = None
+        self._waits_for_end = self._has_begun_batches = False
+        if self._saves_in_validation is None and not trainer.sanity_checking:
+            self._kept = KeptFields(trainer, module)
+        if self._resumes_validation:
+            self._metrics = copy_metrics(module)
+
+    def _begin_batches(self) -> None:
+        """Undo what those hooks did once more, and note what there is after them."""
+        trainer: Any = self._trainer
+        if self._has_begun_batches:
+            return
+        self._has_begun_batches = True
+        if self._resumes_validation:
+            assert self._state.loaded is not None
+            restore_metrics(self._metrics)
+            results = trainer.fit_loop.epoch_loop.val_loop._results
+            restore_sums(results, self._state.loaded["validation_sums"], trainer)
+        if self._kept is not None:
+            self._change_in_hooks = self._kept.find_change()
+            self._kept = None
+            self._fields = Fields(trainer, trainer.lightning_module)
 
     def _evaluate(self, batches: StandIn) -> Iterator[Any]:
         """Yield batches for an evaluation, from where a validation is to go on."""
@@ -402,6 +449,7 @@ class Elastic(Callback):
             for batch, _ in self._read_evaluated(batches, 0, len(batches)):
                 yield batch
             return
+        self._begin_batches()
         number = members.index(batches)
         loader, first = self._first_validated
         if number < loader:
@@ -416,8 +464,6 @@ class Elastic(Callback):
         # A replica may have no sample of the last batch, so it has another one after
         # each boundary: without any, it would not take part in the averages.
         last = end - 2 if may_save and is_in_turn else 0
-        if last > 0 and self._fields is None:
-            self._fields = Fields(trainer, trainer.lightning_module)
         finished = first
         for batch, index in self._read_evaluated(batches, first, end):
             finished = self._pass_validated((number, finished), min(index, last))
@@ -497,6 +543,8 @@ class Elastic(Callback):
         """Walk past a fit that was finished before the restart."""
         if not self._has_finished and self._loop is not None:
             self._state.restore_metrics()
+            for each in averaging(trainer):
+                each.on_train_end(trainer, pl_module)
             self._loop.finish()
 
     def on_exception(

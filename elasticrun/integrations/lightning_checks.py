@@ -54,6 +54,7 @@ INTERNALS = {
     "fit_loop.epoch_loop.restarting": "is the same as that of the loop around it",
     "fit_loop.epoch_loop.val_loop.setup_data": "asks for the loaders for validation",
     "fit_loop.epoch_loop.val_loop._combined_loader": "has them",
+    "fit_loop.epoch_loop.val_loop.reset": "is the beginning of a validation",
     "fit_loop.epoch_loop.val_loop._restarting": "says whether it counts on",
     "fit_loop.epoch_loop.val_loop._results.update_metrics": "is that of a validation",
     "validate_loop._results.update_metrics": "is that of one without training",

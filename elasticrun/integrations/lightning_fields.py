@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from functools import cache
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from torch import nn
+from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from elasticrun.checkpoint.states.metrics import find_metrics
+from elasticrun.integrations.lightning_digests import (
+    Digests,
+    digest_of_weight,
+    is_of_others,
+)
 
-_OTHERS = ("elasticrun", "lightning", "torch", "torchmetrics")  # Packages.
-_MOST_ITEMS = 1000  # Of a container that is looked into.
-_MOST_VALUES = 100_000  # Of all that is looked at.
-_MOST_DEPTH = 100  # Of containers in one another.
-_MOST_ELEMENTS = 1_000_000  # Of an array that is compared.
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_BASES = (Callback, LightningDataModule, LightningModule, nn.Module)
 
 
 class Fields:
-    """The attributes of a module, its submodules and callbacks at one moment.
+    """The attributes of a module, its submodules, callbacks and data at one moment.
 
     Left out is what checkpoints have: parameters, buffers, metrics of torchmetrics, and
-    callbacks with a state; and what is Lightning's own, and progress bars. Of objects
-    of torch's and Lightning's it is known only which ones they are.
+    what is in the states of callbacks and the data module; and what is Lightning's own,
+    and progress bars.
 
     Args:
         trainer: With the callbacks.
@@ -39,105 +39,150 @@ class Fields:
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         self._trainer = trainer
         self._module = module
-        self._kept: list[Any] = []  # So that no other object is where one was.
+        self._digests = Digests(_known(trainer, module))
         self._before = self._look()
 
     def find_change(self) -> str | None:
-        """Return the name of an attribute that is another one now, if any is."""
+        """Return the name of an attribute that is another one now, if any is.
+
+        One that cannot be compared counts as another one.
+        """
         now = self._look()
-        names = {**self._before, **now}
-        return next((n for n in names if self._before.get(n) != now.get(n)), None)
+        for name, owner in _owners(self._trainer, self._module):
+            old, new = self._before.get(id(owner), {}), now[id(owner)]
+            for attribute in {**old, **new}:
+                is_same = old.get(attribute) == new.get(attribute)
+                if not (is_same or self._is_in_state(owner, attribute)):
+                    return f"{name}.{attribute}"
+        return None
 
-    def _look(self) -> dict[str, Any]:
-        look = _Look()
-        seen = {
-            f"{name}.{attribute}": look.at(value)
-            for name, owner, left_out in self._owners()
-            for attribute, value in vars(owner).items()
-            if attribute not in left_out
+    def _look(self) -> dict[int, dict[str, object]]:
+        return {
+            id(owner): {
+                attribute: self._digests.of(value)
+                for attribute, value in _attributes(owner)
+            }
+            for _, owner in _owners(self._trainer, self._module)
         }
-        self._kept += look.known_by_id
-        return seen
 
-    def _owners(self) -> Iterator[tuple[str, Any, set[str]]]:
-        name = type(self._module).__name__
-        of_modules = {*vars(LightningModule()), *vars(nn.Module())}
-        metrics = {
-            id(part)
-            for _, metric in find_metrics(self._module)
-            for part in metric.modules()
-        }
-        for path, part in self._module.named_modules():
-            if id(part) not in metrics:
-                yield f"{name}.{path}".rstrip("."), part, of_modules
-        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
-        for each in callbacks:
-            kind = type(each)
-            has_state = kind.state_dict is not Callback.state_dict
-            if not (has_state or isinstance(each, ProgressBar) or _is_of_others(each)):
-                yield kind.__name__, each, set()
+    def _is_in_state(self, owner: Any, attribute: str) -> bool:
+        """Say whether the state of a callback or the data has it, by its name."""
+        if isinstance(owner, nn.Module):
+            return False
+        mine = self._digests.of(getattr(owner, attribute, None))
+        return any(
+            str(key).strip("_") == attribute.strip("_")
+            and self._digests.of(value) == mine
+            for key, value in owner.state_dict().items()
+        )
 
 
-class _Look:
-    """Makes of values what can be compared later.
+class KeptFields:
+    """What checkpoints have, at one moment before the hooks that begin a validation.
 
-    Attributes:
-        known_by_id: What has to live on for that.
+    These are called once more where a validation goes on in another process. That is
+    right if they leave alone what comes back there: weights, random generators, what
+    optimizers and schedulers are told, and what the user's own parts save themselves.
+
+    Args:
+        trainer: With the callbacks.
+        module: That is trained.
     """
 
-    def __init__(self) -> None:
-        self.known_by_id: list[Any] = []
-        self._num_values = 0
-        self._around: set[int] = set()  # The containers that one is in.
+    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
+        self._trainer: Any = trainer
+        self._module = module
+        self._digests = Digests(_known(trainer, module))
+        self._before = self._look()
 
-    def at(self, value: Any) -> Any:
-        self._num_values += 1
-        if isinstance(value, _PLAIN):
-            return type(value), repr(value)
-        if isinstance(value, torch.Tensor):
-            return self._at_tensor(value)
-        if isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS:
-            return value.shape, value.dtype.str, value.tobytes()
-        if isinstance(value, torch.Generator):
-            return value.get_state().numpy().tobytes()
-        if isinstance(value, random.Random):
-            return value.getstate()
-        if isinstance(value, np.random.Generator):
-            return repr(value.bit_generator.state)
-        is_too_far = len(self._around) > _MOST_DEPTH or self._num_values > _MOST_VALUES
-        is_opaque = isinstance(value, type) or _is_of_others(value)
-        if is_too_far or is_opaque or id(value) in self._around:
-            return self._by_id(value)
-        self._around.add(id(value))
-        inside = self._at_inside(value)
-        self._around.discard(id(value))
-        return inside
+    def find_change(self) -> str | None:
+        """Return the name of what is another value now, if anything is."""
+        for old, new in zip_longest(self._before, self._look()):
+            if old != new:
+                name, _ = new or old
+                return str(name)
+        return None
 
-    def _at_inside(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            items: Any = reversed(value.items())
-        elif isinstance(value, list | tuple | deque):
-            items = reversed(value)
-        elif isinstance(value, set | frozenset):
-            items = iter(value)
-        elif hasattr(value, "__dict__"):
-            return self._by_id(value), self._at_inside(vars(value))
-        else:
-            return self._by_id(value)
-        last = [self.at(each) for each in islice(items, _MOST_ITEMS)]
-        return type(value), len(value), last
+    def _look(self) -> list[tuple[str, object]]:
+        module, kind = self._module, type(self._module).__name__
+        weights = chain(module.named_parameters(), module.named_buffers())
+        return [
+            *((f"{kind}.{key}", digest_of_weight(value)) for key, value in weights),
+            *((name, self._digests.of(value)) for name, value in self._values()),
+        ]
 
-    def _at_tensor(self, value: torch.Tensor) -> Any:
-        if not value.is_inference():
-            return self._by_id(value), value._version
-        if value.numel() > _MOST_ELEMENTS:
-            return self._by_id(value)
-        return value.dtype, repr(value.tolist())
-
-    def _by_id(self, value: Any) -> int:
-        self.known_by_id.append(value)
-        return id(value)
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        yield "random", random.getstate()
+        yield "numpy.random", np.random.get_state()
+        yield "torch.random", torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            yield "torch.cuda.random", torch.cuda.get_rng_state()
+        for optimizer in self._trainer.optimizers:
+            told = [{**group, "params": None} for group in optimizer.param_groups]
+            yield f"{type(optimizer).__name__}.param_groups", told
+        for config in self._trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            yield f"{type(scheduler).__name__}.state_dict", scheduler.state_dict()
+        for name, owner in _owners(self._trainer, self._module):
+            saves = ["on_save_checkpoint"]
+            if isinstance(owner, nn.Module):
+                saves += ["state_dict", "get_extra_state"]
+            elif _has_own(owner, "state_dict"):
+                yield f"{name}.state_dict", owner.state_dict()
+            if _has_own(owner, *saves):
+                for attribute, value in _attributes(owner):
+                    yield f"{name}.{attribute}", value
 
 
-def _is_of_others(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] in _OTHERS
+def _owners(trainer: Any, module: LightningModule) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a module, and the user's own callbacks and data module."""
+    for path, part in module.named_modules():
+        if not isinstance(part, MetricCollection):  # Metrics in it are parts, too.
+            yield f"{type(module).__name__}.{path}".rstrip("."), part
+    for each in (*trainer.callbacks, trainer.datamodule):
+        is_shown = each is None or isinstance(each, ProgressBar)
+        if not (is_shown or is_of_others(type(each))):
+            yield type(each).__name__, each
+
+
+def _known(trainer: Any, module: LightningModule) -> list[Any]:
+    """Return what is looked at by itself, or is in checkpoints, wherever it is met."""
+    parts = [*module.modules(), *module.parameters(), *module.buffers()]
+    return [*parts, *(owner for _, owner in _owners(trainer, module))]
+
+
+def _has_own(part: Any, *methods: str) -> bool:
+    """Say whether a part says itself what is saved of it, by one of these methods."""
+    return any(
+        getattr(type(part), method, None)
+        not in [getattr(base, method, None) for base in _BASES]
+        for method in methods
+    )
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object, and its class of the user's own, have for themselves."""
+    for kind in reversed(type(owner).__mro__):
+        if not is_of_others(kind):
+            for name, value in vars(kind).items():
+                is_plain = not (name.startswith("_abc_") or hasattr(value, "__get__"))
+                if is_plain and not name.startswith("__"):
+                    yield name, value
+    left_out: set[str] = set()
+    if isinstance(owner, nn.Module):
+        left_out = _of_modules()
+        if isinstance(owner, Metric):
+            left_out = {*left_out, *_of_metrics(), *owner._defaults}
+        for name in owner._non_persistent_buffers_set:
+            yield name, owner._buffers[name]
+    yield from (each for each in vars(owner).items() if each[0] not in left_out)
+
+
+@cache
+def _of_modules() -> set[str]:
+    return {*vars(LightningModule()), *vars(nn.Module())}
+
+
+@cache
+def _of_metrics() -> set[str]:
+    return {*vars(MeanMetric())}

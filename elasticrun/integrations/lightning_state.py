@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any, BinaryIO
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer, callbacks
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -22,6 +22,9 @@ from elasticrun.replicas.gathering import gather
 
 # What a checkpoint of Lightning's has besides what is needed to go on.
 _NOT_KEPT = ("state_dict", "hyper_parameters", "hparams_name", "hparams_type")
+# Where Lightning's WeightAveraging puts the weights; the averages are in their place.
+_TRAINED = "current_model_state"
+_AVERAGING: Any = getattr(callbacks, "WeightAveraging", ())  # The oldest have none.
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 # What a ModelCheckpoint has beside its state: without it, it would write a step twice.
 _SAVED_LAST = ("_last_global_step_saved", "_last_checkpoint_saved")
@@ -51,12 +54,15 @@ class FitState(State):
         trainer, connector = self._trainer, self._trainer._logger_connector
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         epoch_loop = trainer.fit_loop.epoch_loop
+        kept = {
+            key: value
+            for key, value in checkpoint.items()
+            if key.removeprefix("datamodule_") not in _NOT_KEPT
+        }
+        if kept.pop(_TRAINED, None) is not None:
+            kept["state_dict"] = checkpoint["state_dict"]
         self._captured = {
-            "checkpoint": {
-                key: value
-                for key, value in checkpoint.items()
-                if key.removeprefix("datamodule_") not in _NOT_KEPT
-            },
+            "checkpoint": kept,
             "is_in_epoch": self.is_in_epoch,
             "should_stop": trainer.should_stop,
             "sums": sums_of_all(epoch_loop._results),
@@ -86,6 +92,12 @@ class FitState(State):
         for callback, values in zip(known, self.loaded["saved_last"], strict=False):
             vars(callback).update(values)
 
+    def stand_in_for_weights(self, module: torch.nn.Module) -> None:
+        """Give WeightAveraging a module's weights, which the job loads later."""
+        checkpoint: Any = self._trainer._checkpoint_connector._loaded_checkpoint
+        if "state_dict" in checkpoint:
+            checkpoint[_TRAINED] = module.state_dict()
+
     def restore_metrics(self) -> None:
         """Put back what was logged last, of which callbacks and schedulers read."""
         assert self.loaded is not None
@@ -93,9 +105,14 @@ class FitState(State):
             getattr(self._trainer._logger_connector, name).update(self.loaded[name])
 
 
+def averaging(trainer: Any) -> list[Callback]:
+    """Return the callbacks that put averaged weights into the module at the end."""
+    return [each for each in trainer.callbacks if isinstance(each, _AVERAGING)]
+
+
 def _model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return [each for each in callbacks if isinstance(each, ModelCheckpoint)]
+    every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [each for each in every if isinstance(each, ModelCheckpoint)]
 
 
 def sums_of_all(results: Any) -> Sums:

@@ -10,6 +10,8 @@ import torch
 from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.errors import ElasticRunError
 
+Metrics = list[tuple[Any, dict[str, Any]]]  # Each with what it has.
+
 
 class StepValues:
     """Corrects what is logged in a batch whose parts are uneven.
@@ -31,7 +33,7 @@ class StepValues:
 
     def __init__(self, trainer: Any, results: Any, reduce: Any) -> None:
         self._trainer = trainer
-        self._metrics: list[tuple[Any, dict[str, Any]]] = []  # Before padding.
+        self._metrics: Metrics = []  # Before padding.
         self.is_even = True
         self.num_valid = 0
         self._results = results
@@ -54,18 +56,11 @@ class StepValues:
         self._part = number
         self.num_valid = num_valid
         if not num_valid:
-            self._metrics = [
-                (metric, copy.deepcopy({name: getattr(metric, name) for name in names}))
-                for _, metric in find_metrics(self._trainer.lightning_module)
-                for names in [(*metric._defaults, "_update_count", "_computed")]
-            ]
+            self._metrics = copy_metrics(self._trainer.lightning_module)
 
     def end_part(self) -> None:
         """Let metrics forget what they were given of padding."""
-        for metric, values in self._metrics:
-            for name, value in values.items():
-                setattr(metric, name, value)
-        self._metrics.clear()
+        restore_metrics(self._metrics)
 
     def _log(self, key: str, value: Any, batch_size: int) -> None:
         """Keep a value, in place of Lightning's own method."""
@@ -116,3 +111,20 @@ def _whole(parts: torch.Tensor, reduction: str) -> torch.Tensor:
         return parts.amax(0) if reduction == "max" else parts.amin(0)
     total = parts.sum(0)
     return total if reduction else total[0] / total[1].clamp(min=1)
+
+
+def copy_metrics(module: Any) -> Metrics:
+    """Return what the metrics of torchmetrics in a module have."""
+    return [
+        (metric, copy.deepcopy({name: getattr(metric, name) for name in names}))
+        for _, metric in find_metrics(module)
+        for names in [(*metric._defaults, "_update_count", "_computed")]
+    ]
+
+
+def restore_metrics(metrics: Metrics) -> None:
+    """Give metrics what they had, once."""
+    for metric, values in metrics:
+        for name, value in values.items():
+            setattr(metric, name, value)
+    metrics.clear()

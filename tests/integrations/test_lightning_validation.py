@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import logging
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from elasticrun import init, rank, world_size
@@ -207,8 +210,19 @@ def test_where_something_would_be_lost_it_ends_first(
 # What is found of attributes.
 
 
+class Slots:
+    """Has no dictionary."""
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
 class Owner(LightningModule):
     """Has all kinds of attributes."""
+
+    of_class: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,6 +237,21 @@ class Owner(LightningModule):
         self.record = SimpleNamespace(number=1, around=self.items)
         self.items.append(self.items)  # In itself.
         self.many = list(range(10_000))
+        self.scores = dict.fromkeys(range(200_000), 0.0)
+        self.large = np.zeros(2_000_000)
+        self.objects = np.array([None, "a"], dtype=object)
+        self.slots = Slots()
+        self.count = itertools.count()
+        self.text = io.StringIO()
+        self.hidden = [MeanMetric()]
+        self.lock = threading.Lock()
+        self.data = TensorDataset(torch.zeros(3))
+        self.around = self.many_around()
+        self.register_buffer("passing", torch.zeros(2), persistent=False)
+
+    def many_around(self) -> Callable[[], object]:
+        values = [1]
+        return lambda: values.append(len(self.many))
 
 
 CHANGES: dict[str, Callable[[Owner], object]] = {
@@ -234,6 +263,17 @@ CHANGES: dict[str, Callable[[Owner], object]] = {
     "Owner.torch": lambda owner: torch.rand(1, generator=owner.torch),
     "Owner.record": lambda owner: setattr(owner.record, "number", 2),
     "Owner.many": lambda owner: owner.many.append(0),
+    "Owner.scores": lambda owner: owner.scores.update({3: 1.0}),
+    "Owner.large": lambda owner: owner.large.__setitem__(5, 1),
+    "Owner.objects": lambda owner: owner.objects.__setitem__(0, 1),
+    "Owner.slots": lambda owner: setattr(owner.slots, "number", 1),
+    "Owner.count": lambda owner: next(owner.count),
+    "Owner.text": lambda owner: owner.text.write("a"),
+    "Owner.hidden": lambda owner: owner.hidden[0].update(1.0),
+    "Owner.data": lambda owner: setattr(owner, "data", TensorDataset(torch.zeros(3))),
+    "Owner.around": lambda owner: owner.around(),
+    "Owner.passing": lambda owner: owner.passing.add_(1),
+    "Owner.of_class": lambda owner: owner.of_class.append(1),
     "Owner.new": lambda owner: setattr(owner, "new", 0),
     "Owner.part.seen": lambda owner: setattr(owner.part, "seen", 0),
 }
@@ -259,6 +299,20 @@ def test_what_is_made_in_a_validation_may_change_there() -> None:
         assert fields.find_change() == "Owner.made"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(np.zeros(10_000_000), id="too large"),
+        pytest.param((each for each in ()), id="a generator"),
+        pytest.param(torch.zeros(2).to_sparse(), id="sparse"),
+    ],
+)
+def test_what_cannot_be_compared_counts_as_changed(value: Any) -> None:
+    owner = Owner()
+    owner.value = value
+    assert Fields(Trainer(**SILENT), owner).find_change() == "Owner.value"
+
+
 class Bar(ProgressBar):
     """Shows how often it was asked."""
 
@@ -267,6 +321,8 @@ class Bar(ProgressBar):
 
 class Remembering(Counting):
     """Has its count in its state."""
+
+    lost = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -283,3 +339,5 @@ def test_what_checkpoints_have_and_what_is_shown_may_change() -> None:
     owner.mean.update(1.0)
     owner.eval()
     assert fields.find_change() is None
+    counting.lost = 1
+    assert fields.find_change() == "Remembering.lost"

@@ -1,0 +1,751 @@
+"""A validation that goes on ends as if it had not stopped, or does not stop.
+
+Each case is trained once, with a checkpoint wherever there may be one, and goes on from
+each of these: what it then sees is compared with what the first one saw from there on.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer, callbacks
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import (
+    MeanAbsoluteError,
+    MeanMetric,
+    MeanSquaredError,
+    MetricCollection,
+)
+
+from elasticrun import rank, world_size
+from elasticrun.checkpoint.states.values import load_values
+from elasticrun.integrations.lightning import Elastic
+from elasticrun.replicas.environment import read_environment
+from elasticrun.testing import Job, Settings, run_generation, use_job
+from tests.integrations.fitting import Net, datasets
+from tests.support.generations import JOB, scramble_generators
+
+# Lightning warns of small loaders, and deprecations of torch's.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TIMEOUT = 600.0
+SILENT = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Validating(Net):
+    """Calls `keep` in each step, and logs what is kept at the end of the validation."""
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if dataloader_idx == 0:
+            super().validation_step(batch, batch_idx)
+        self.keep(float(batch[0].sum()), batch_idx, dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("kept", self.kept(), reduce_fx="sum", sync_dist=True)
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        """Keep something of a batch."""
+
+    def kept(self) -> float:
+        """Return what has been kept in this validation."""
+        return 0.0
+
+
+# What goes on in the middle.
+
+
+class Logging(Validating):
+    """Logs at the beginning, and each step; draws in each step."""
+
+    def on_validation_start(self) -> None:
+        self.log("start", 2.0 / world_size(), reduce_fx="sum", sync_dist=True)
+
+    def on_validation_epoch_start(self) -> None:
+        self.log("epoch_start", 3.0, sync_dist=True)
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        told = {"on_step": True, "on_epoch": True, "sync_dist": True}
+        self.log("sum", value, reduce_fx="sum", **told)
+        self.log("number", float(number), **told)
+
+
+class Drawing(Validating):
+    def keep(self, value: float, number: int, loader: int) -> None:
+        drawn = float(torch.rand(())) + random.random() + float(np.random.rand())
+        self.log("drawn", drawn)
+
+
+class Resetting(Validating):
+    """Has metrics begin anew itself, as many do; two of them are a collection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = MetricCollection([MeanSquaredError(), MeanAbsoluteError()])
+
+    def on_validation_epoch_start(self) -> None:
+        self.mean_valid.reset()
+        self.both.reset()
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        super().validation_step(batch, batch_idx, dataloader_idx)
+        self.both.update(self.net(batch[0]), batch[0].sum(1, keepdim=True))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.both.compute())
+
+
+class ResetsAtEnd(Resetting):
+    def on_validation_epoch_start(self) -> None:
+        """Leave them."""
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self.both.reset()
+
+
+class Normal(Validating):
+    """Has averages of batches, and attributes that hooks make anew, or all leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.file = io.BytesIO()
+        self.samples = list(range(1000))
+        self.array = np.ones(1_500_000)
+        self.tensor = torch.ones(1_500_000)
+        self.function = lambda: self.samples
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return super().loss(self.norm(x))
+
+    def on_validation_epoch_start(self) -> None:
+        self.outputs: list[float] = []
+        self.eval()
+
+
+class InState(Callback):
+    """Has in its state what it counts."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._count = state_dict["count"]
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self._count += 1
+
+    def on_validation_epoch_end(self, trainer: Trainer, module: Any) -> None:
+        module.log("count", float(self._count))
+
+
+class Saving(Validating):
+    """Saves by a hook what no validation changes."""
+
+    number = 5
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["number"] = self.number
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.number = checkpoint["number"]
+
+
+# What waits for the end of the validation.
+
+
+class Slots:
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0.0
+
+
+class Filling(Validating):
+    """Fills something that is made in `make`."""
+
+    def on_validation_start(self) -> None:
+        self.outputs = self.make()
+
+    def make(self) -> Any:
+        return []
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.outputs.append(value)
+
+    def kept(self) -> float:
+        return float(sum(self.outputs))
+
+
+class FillsArray(Filling):
+    def make(self) -> Any:
+        return np.zeros(1_500_000)
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.outputs[number] = value
+
+
+class FillsTensor(FillsArray):
+    def make(self) -> Any:
+        return torch.zeros(1_500_000)
+
+    def kept(self) -> float:
+        return float(self.outputs.sum())
+
+
+class FillsDict(FillsArray):
+    def make(self) -> Any:
+        return dict.fromkeys(range(5000), 0.0)
+
+    def kept(self) -> float:
+        return float(sum(self.outputs.values()))
+
+
+class FillsLast(Filling):
+    """Keeps something on the last replica alone."""
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        if rank() == world_size() - 1:
+            self.outputs.append(value)
+
+    def kept(self) -> float:
+        return float(bool(self.outputs))
+
+
+class FillsSlots(Filling):
+    def make(self) -> Any:
+        return Slots()
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.outputs.number += value
+
+    def kept(self) -> float:
+        return float(self.outputs.number)
+
+
+class FillsMetric(Filling):
+    """Has a metric where no checkpoint looks for one."""
+
+    def make(self) -> Any:
+        return [MeanMetric()]
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.outputs[0].update(value)
+
+    def kept(self) -> float:
+        return float(self.outputs[0].compute())
+
+
+class FillsClosure(Filling):
+    def make(self) -> Any:
+        values: list[float] = []
+
+        def add(value: float | None = None) -> float:
+            if value is not None:
+                values.append(value)
+            return sum(values)
+
+        return add
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.outputs(value)
+
+    def kept(self) -> float:
+        return float(self.outputs())
+
+
+class FillsGenerator(Filling):
+    """Has what cannot be compared."""
+
+    def make(self) -> Any:
+        return (float(number) for number in range(1000))
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        next(self.outputs)
+
+    def kept(self) -> float:
+        return next(self.outputs)
+
+
+class FillsFile(Filling):
+    def make(self) -> Any:
+        return open("kept.txt", "w+")
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.outputs.write("a")
+
+    def kept(self) -> float:
+        self.outputs.seek(0)
+        size = len(self.outputs.read())
+        self.outputs.close()
+        return float(size)
+
+
+class FillsClass(Validating):
+    """Keeps something in its class."""
+
+    all_values: ClassVar[list[float]] = []
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.all_values.append(value)
+
+    def kept(self) -> float:
+        total = sum(self.all_values)
+        self.all_values.clear()
+        return total
+
+
+class FillsBuffer(Validating):
+    """Has a buffer that is in no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()), persistent=False)
+
+    def on_validation_start(self) -> None:
+        self.total.zero_()
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.total += value
+
+    def kept(self) -> float:
+        return float(self.total)
+
+
+class FillsFirst(Filling):
+    """Keeps something of the first of two loaders, which has one batch."""
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        if loader == 0:
+            self.outputs.append(value)
+
+
+class Counting(Callback):
+    """Counts batches of a validation, in no state."""
+
+    count = 0
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self.count += 1
+
+    def on_validation_epoch_end(self, trainer: Trainer, module: Any) -> None:
+        module.log("count", float(self.count))
+        self.count = 0
+
+
+class HalfInState(Counting):
+    """Has a state, but with something else."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": 0}
+
+
+class Numbering(InState):
+    """Counts validations in its state, where they begin."""
+
+    def on_validation_start(self, *args: Any) -> None:
+        self._count += 1
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        """Count nothing."""
+
+
+class NumbersItself(Validating):
+    """Counts validations, and saves that by a hook."""
+
+    count = 0
+
+    def on_validation_start(self) -> None:
+        self.count += 1
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["count"] = self.count
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.count = checkpoint["count"]
+
+    def kept(self) -> float:
+        return float(self.count)
+
+
+class Averaging(Callback):
+    """Has validations with averaged weights, in place of those that are trained."""
+
+    def __init__(self) -> None:
+        self.average: list[torch.Tensor] = []
+        self.trained: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.average = state_dict["average"]
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *args: Any) -> None:
+        new = [each.detach().clone() for each in module.parameters()]
+        old = self.average or new
+        self.average = [(a + b) / 2 for a, b in zip(old, new, strict=True)]
+
+    def on_validation_start(self, trainer: Trainer, module: Any) -> None:
+        self.trained = [each.detach().clone() for each in module.parameters()]
+        self._put(module, self.average)
+
+    def on_validation_end(self, trainer: Trainer, module: Any) -> None:
+        self._put(module, self.trained)
+        self.trained = []
+
+    def _put(self, module: Any, values: list[torch.Tensor]) -> None:
+        for parameter, value in zip(module.parameters(), values, strict=True):
+            parameter.data.copy_(value)
+
+
+class Slowing(Validating):
+    """Lowers the rate where a validation begins."""
+
+    def on_validation_start(self) -> None:
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] *= 0.5
+
+
+class Choosing(Validating):
+    """Draws, where a validation begins, what is kept of each batch."""
+
+    def on_validation_start(self) -> None:
+        self.factor = float(torch.rand(()))
+
+    def keep(self, value: float, number: int, loader: int) -> None:
+        self.log("chosen", self.factor * value)
+
+
+class Data(LightningDataModule):
+    """Counts batches, in no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert self.trainer is not None
+        self.count += bool(self.trainer.validating)
+        return batch
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(datasets()[0], 6)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(datasets()[1], 3)
+
+
+class OfData(Validating):
+    def kept(self) -> float:
+        data: Any = self.trainer.datamodule
+        total, data.count = data.count, 0
+        return float(total)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Attributes:
+        waits_for: What a warning names, as a save waits for the end of a validation.
+        sizes: Of the batches of each loader for validation.
+    """
+
+    net: type[Net] = Net
+    other: Callable[[], Callback] | None = None
+    waits_for: str | None = None
+    sizes: tuple[int, ...] = (3,)
+    data: type[Data] | None = None
+
+
+def average() -> Callback:
+    return callbacks.EMAWeightAveraging(decay=0.5)
+
+
+CASES = {
+    "plain": Case(Validating),
+    "three loaders": Case(Logging, sizes=(3, 6, 17)),
+    "logging": Case(Logging),
+    "drawing": Case(Drawing),
+    "resetting": Case(Resetting),
+    "resets at end": Case(ResetsAtEnd),
+    "normal": Case(Normal),
+    "in state": Case(Validating, InState),
+    "saving": Case(Saving),
+    "list": Case(Filling, waits_for="Filling.outputs"),
+    "last": Case(FillsLast, waits_for="FillsLast.outputs"),
+    "array": Case(FillsArray, waits_for="FillsArray.outputs"),
+    "tensor": Case(FillsTensor, waits_for="FillsTensor.outputs"),
+    "dict": Case(FillsDict, waits_for="FillsDict.outputs"),
+    "slots": Case(FillsSlots, waits_for="FillsSlots.outputs"),
+    "metric": Case(FillsMetric, waits_for="FillsMetric.outputs"),
+    "closure": Case(FillsClosure, waits_for="FillsClosure.outputs"),
+    "generator": Case(FillsGenerator, waits_for="FillsGenerator.outputs"),
+    "file": Case(FillsFile, waits_for="FillsFile.outputs"),
+    "class": Case(FillsClass, waits_for="FillsClass.all_values"),
+    "buffer": Case(FillsBuffer, waits_for="FillsBuffer.total"),
+    "first": Case(FillsFirst, waits_for="FillsFirst.outputs", sizes=(17, 3)),
+    "counting": Case(Validating, Counting, waits_for="Counting.count"),
+    "half in state": Case(Validating, HalfInState, waits_for="HalfInState.count"),
+    "numbering": Case(Validating, Numbering, waits_for="Numbering.state_dict"),
+    "numbers itself": Case(NumbersItself, waits_for="NumbersItself.count"),
+    "averaging": Case(Validating, Averaging, waits_for="Validating.net.weight"),
+    "slowing": Case(Slowing, waits_for="SGD.param_groups"),
+    "choosing": Case(Choosing, waits_for="torch.random"),
+    "data": Case(OfData, waits_for="Data.count", data=Data),
+}
+if hasattr(callbacks, "EMAWeightAveraging"):  # The oldest Lightning has none.
+    CASES["Lightning's"] = Case(Validating, average, waits_for="Validating.net.weight")
+
+# What several replicas may do otherwise.
+OF_SEVERAL = {
+    name: case
+    for name, case in CASES.items()
+    if case.net in (Logging, Resetting, ResetsAtEnd, Filling, FillsLast, FillsFirst)
+    or case.other in (Numbering, Averaging, average)
+}
+
+Seen = list[tuple[str, tuple[int, ...], Any]]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a replica saw of one fit.
+
+    Attributes:
+        began: In a validation, its loader, and how many batches of it were finished.
+    """
+
+    seen: Seen
+    began: tuple[int, int] | None
+
+
+def fit(case: Case) -> Ended:
+    """Train for two epochs, each with a validation."""
+    seen: Seen = []
+
+    class Seeing(Callback):
+        """Keeps batches of validations, what is logged, and weights, elsewhere."""
+
+        def on_validation_batch_end(
+            self,
+            trainer: Trainer,
+            module: Any,
+            outputs: Any,
+            batch: Any,
+            number: int,
+            loader: int = 0,
+        ) -> None:
+            place = (trainer.current_epoch, loader, number)
+            logged = {
+                name: float(value)
+                for name, value in trainer._logger_connector.metrics["log"].items()
+                if name.endswith("_step")
+            }
+            seen.append(("batch", place, (batch[0].flatten().tolist(), logged)))
+
+        def on_validation_end(self, trainer: Trainer, module: Any) -> None:
+            logged = {k: float(v) for k, v in trainer.callback_metrics.items()}
+            seen.append(("logged", (trainer.current_epoch,), logged))
+
+        def on_train_batch_start(
+            self, trainer: Trainer, module: Any, *args: Any
+        ) -> None:
+            weights = [each.flatten().tolist() for each in module.parameters()]
+            place = (trainer.current_epoch, trainer.fit_loop.batch_idx)
+            seen.append(("trained", place, weights))
+
+        def on_fit_end(self, trainer: Trainer, module: Any) -> None:
+            weights = [each.flatten().tolist() for each in module.parameters()]
+            seen.append(("trained", (-1,), weights))
+
+    torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    others = [] if case.other is None else [case.other()]
+    elastic = Elastic("global", saves_in_validation=None)
+    trainer = Trainer(
+        max_epochs=2,
+        callbacks=[elastic, *others, Seeing()],
+        **SILENT,
+        **Elastic.devices(),
+    )
+    data, valid = datasets()
+    if case.data is not None:
+        trainer.fit(case.net(), datamodule=case.data())
+    else:
+        loaders = [DataLoader(valid, size) for size in case.sizes]
+        trainer.fit(case.net(), DataLoader(data, 6), loaders)
+    loaded = elastic._state.loaded
+    return Ended(seen, loaded["validated"] if loaded else None)
+
+
+def fit_in_turn(jobs: list[tuple[Case, Path]], save_interval: Any) -> list[Ended]:
+    """Train each case in its directory, in this process."""
+    ended, variables = [], dict(os.environ)
+    for number, (case, directory) in enumerate(jobs):
+        scramble_generators()
+        os.environ.update(variables)  # Lightning takes away some at each end.
+        settings = Settings.read(
+            {},
+            job=JOB,
+            checkpoint_dir=directory,
+            save_interval=save_interval,
+            async_save=False,
+            keep=1000,
+        )
+        environment = replace(read_environment(), step=str(number))
+        with use_job(Job(environment, settings)):
+            ended.append(fit(case))
+    return ended
+
+
+def telling(directory: Path, into: Path) -> list[Path]:
+    """Return jobs that have a checkpoint each: all of validations, and two others.
+
+    These are the first one behind an epoch, and the last one of all.
+    """
+    found = sorted(directory.glob("checkpoint-*"))
+    told = [
+        load_values(io.BytesIO((each / "lightning").read_bytes())) for each in found
+    ]
+    chosen = [path for path, each in zip(found, told, strict=True) if each["validated"]]
+    chosen += [p for p, t in zip(found, told, strict=True) if not t["is_in_epoch"]][:1]
+    copies = []
+    for path in sorted({*chosen, found[-1]}):
+        shutil.copytree(path, into / path.name / path.name)
+        copies.append(into / path.name)
+    return copies
+
+
+def flat(value: Any) -> list[float]:
+    """Return all numbers in a value, and of names the order."""
+    if isinstance(value, dict):
+        return [each for key in sorted(value) for each in flat(value[key])]
+    if isinstance(value, list | tuple):
+        return [each for inner in value for each in flat(inner)]
+    return [value]
+
+
+def assert_goes_on(ended: Ended, calm: Seen) -> None:
+    """Compare what one saw with what another one saw from there on."""
+    assert ended.seen
+    rest = calm[len(calm) - len(ended.seen) :]
+    for (kind, place, values), expected in zip(ended.seen, rest, strict=True):
+        assert (kind, place) == expected[:2]
+        if isinstance(values, dict):
+            assert values.keys() == expected[2].keys()
+        assert flat(values) == pytest.approx(flat(expected[2]), abs=1e-5), place
+    if ended.began is not None:
+        kind, (_, loader, number), _ = ended.seen[0]
+        assert (kind, (loader, number)) == ("batch", ended.began)
+
+
+def places(case: Case) -> list[tuple[int, int]]:
+    """Return where a validation may stop, or by the case may not."""
+    numbers = [-(-17 // size) for size in case.sizes]
+    return [
+        (loader, finished)
+        for loader, number in enumerate(numbers)
+        for finished in range(1, number - 1)
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_validation_goes_on_from_each_batch(
+    tmp_path: Path,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case = CASES[name]
+    (calm,) = fit_in_turn([(case, tmp_path / "calm")], save_interval=0)
+    begun = []
+    for directory in telling(tmp_path / "calm", tmp_path / "copies"):
+        (ended,) = fit_in_turn([(case, directory)], save_interval="off")
+        begun += [ended.began] if ended.began else []
+        assert_goes_on(ended, calm.seen)
+    said = [each for each in caplog.messages if "saves and stops wait" in each]
+    if case.waits_for is None:
+        assert begun == places(case) * 2
+        assert not said
+    else:
+        assert begun == []
+        assert len(said) == 1
+        assert f"`{case.waits_for}` " in said[0]
+
+
+# Two replicas. All cases are trained in the same processes, one after another.
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Fits in turn, in a replica of its own."""
+
+    jobs: list[tuple[Case, Path]]
+    save_interval: Any
+
+    def __call__(self) -> list[Ended]:
+        return fit_in_turn(self.jobs, self.save_interval)
+
+
+def both(*every: Ended) -> Ended:
+    """Return what two replicas saw together: of each batch, the samples of both."""
+    samples: dict[Any, list[float]] = {}
+    for each in every:
+        for kind, place, values in each.seen:
+            if kind == "batch":
+                samples.setdefault(place, []).extend(values[0])
+    seen: Seen = []
+    for kind, place, values in every[0].seen:
+        is_batch = kind == "batch"
+        seen.append((kind, place, (samples[place], values[1]) if is_batch else values))
+    return Ended(seen, every[0].began)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_a_validation_goes_on_at_another_number_of_replicas(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    cases = OF_SEVERAL
+    expected = fit_in_turn([(c, tmp_path / n) for n, c in cases.items()], "off")
+    run = tmp_path / "run"
+    begun = Fits([(case, run / name) for name, case in cases.items()], 0)
+    run_generation(begun, before, timeout=TIMEOUT)
+    jobs, calm = [], []
+    for (name, case), whole in zip(cases.items(), expected, strict=True):
+        for copy in telling(run / name, tmp_path / "copies" / name):
+            jobs.append((case, copy))
+            calm.append(whole)
+    every = run_generation(Fits(jobs, "off"), after, timeout=TIMEOUT)
+    for number, (case, _) in enumerate(jobs):
+        ended = both(*(each[number] for each in every))
+        assert_goes_on(ended, calm[number].seen)
+        assert case.waits_for is None or ended.began is None
+    assert {each.began for each in every[0]} == {None, *places(CASES["three loaders"])}
