@@ -24,7 +24,7 @@ from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import LineChange, epochs_of, line_changes_of
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import KILL, STOP
-from elasticrun.check.runs.routes import Route, num_replicas, straight
+from elasticrun.check.runs.routes import Route, replicas_in_words, straight
 from elasticrun.check.runs.sweep import first_place_in, middle_of, places_to_try
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
@@ -186,7 +186,7 @@ class Checker:
         first, second = middle_of(trials.loops, 0.3), middle_of(trials.loops, 0.8)
         self._try([*routes, *self._stopped_at(first, second)])
         count = trials.num_runs - before
-        return f"{count} more restarts with {num_replicas(self._size)}"
+        return f"{count} more restarts with {replicas_in_words(self._size)}"
 
     def _check_sizes(self) -> str:
         sizes = self._wish.sizes
@@ -225,7 +225,7 @@ class Checker:
                 return
             if not trials.mask.sized:
                 self._report.notes.append(
-                    f"with {num_replicas(size)} instead of {self._size}, "
+                    f"with {replicas_in_words(size)} instead of {self._size}, "
                     f"{differences[0].name} differs by more than rounding without any "
                     "restart (dropout and batch normalisation do that); what depends "
                     "on it is not compared between numbers of replicas"
@@ -240,7 +240,7 @@ class Checker:
         there = sorted(place for place in places if place is not None)
         self._try([Route((self._size, self._size), (p,), KILL) for p in there])
         count = self._trials.num_runs - before
-        return f"{count} kills with {num_replicas(self._size)}"
+        return f"{count} kills with {replicas_in_words(self._size)}"
 
     # Restarts.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from elasticrun.check.checker import Checker, Wish
 from elasticrun.check.report import ExitCode, Report, as_json, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
-from elasticrun.check.runs.places import parse_place
+from elasticrun.check.runs.places import parse_restart_place
 from elasticrun.check.runs.plan import Limits
 from elasticrun.check.runs.source import find_source
 from elasticrun.errors import BY_SIGNAL
@@ -94,7 +94,7 @@ def check(options: argparse.Namespace) -> Report:
 
 
 def _wish(options: argparse.Namespace, arguments: Sequence[str]) -> Wish:
-    places = tuple(parse_place(text) for text in options.at)
+    places = tuple(parse_restart_place(text) for text in options.at)
     sizes = _sizes(options.replicas or ("1" if places else _DEFAULT_SIZES))
     if places and len(sizes) not in (1, len(places) + 1):
         raise OptionError(

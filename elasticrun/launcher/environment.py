@@ -78,9 +78,8 @@ def call_before_reading(
     """
     numbers = {name: number for number, name in enumerate(os.environ)}
     encode = os.environ.encodekey  # Every access by name goes through it.
-    looks: dict[
-        int, tuple[int, int]
-    ] = {}  # By thread: the last one, how many in a row.
+    # By thread: the last one, how many in a row.
+    looks: dict[int, tuple[int, int]] = {}
 
     def call_and_encode(name: str) -> Any:
         thread = threading.get_ident()

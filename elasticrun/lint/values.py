@@ -20,6 +20,7 @@ _uids = itertools.count(1)
 #   Of tests: once (`once(key)`), exists (whether a file does). Of files: path.
 #   Of losses: see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
+UNFIXED = frozenset(("time", "entropy", "random"))  # another one at each start
 
 # What a value is. The type checker refuses to compare it with a name that is not here.
 Kind = Literal[

@@ -22,7 +22,7 @@ from elasticrun.replicas.store import (
     Address,
     JobStore,
     here,
-    serve_store,
+    serve_store_at,
 )
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _serve_at(address: Address, environment: Environment) -> JobStore:
     if environment.local_world_size < environment.world_size and _is_loopback(host):
         host = "0.0.0.0"  # This machine's name, which means another address elsewhere.
     try:
-        server, _ = _serve(host, address.port)
+        server = serve_store_at(host, address.port)
     except OSError as error:
         raise AgreementError(
             f"rank 0 cannot serve the job's store at {address}: {error.strerror}. Set "
@@ -221,12 +221,6 @@ def _describe(ranks: list[int], environment: Environment) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {shown} of {environment.world_size}"
 
 
-def _serve(host: str, port: int) -> tuple[TCPStore, int]:
-    listener = socket.create_server((host, port), backlog=1024)
-    port = listener.getsockname()[1]
-    return serve_store(host, port, listener.detach()), port
-
-
 def _serve_anew(environment: Environment) -> JobStore:
     host = reachable = "127.0.0.1"
     if environment.local_world_size < environment.world_size:
@@ -234,8 +228,8 @@ def _serve_anew(environment: Environment) -> JobStore:
         # A name for this machine may stand for another address elsewhere.
         if host.startswith("127.") and environment.master_address != host:
             host, reachable = "0.0.0.0", environment.master_address or host
-    server, port = _serve(host, 0)
-    return JobStore(Address(reachable, port), server, interface=host)
+    server = serve_store_at(host)
+    return JobStore(Address(reachable, server.port), server, interface=host)
 
 
 def _outgoing_host(environment: Environment) -> str:

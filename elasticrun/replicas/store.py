@@ -7,6 +7,7 @@ since a client that waits blocks its other users.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ def serve_store(
         master_listen_fd=listener,
         use_libuv=torch.__version__ >= "2.8",  # 2.7's takes no listener.
     )
+
+
+def serve_store_at(host: str, port: int = 0) -> TCPStore:
+    """Serve a store at an address of this machine; 0 is a port that is free."""
+    listener = socket.create_server((host, port), backlog=1024)
+    return serve_store(host, listener.getsockname()[1], listener.detach())
 
 
 class JobStore:

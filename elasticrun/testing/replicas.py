@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from torch.distributed import TCPStore
 
 from elasticrun.errors import STOP_CODES, ElasticRunError, JobStopped
 from elasticrun.replicas.environment import environment_of
-from elasticrun.replicas.store import serve_store
+from elasticrun.replicas.store import serve_store_at
 
 
 class GenerationFailed(ElasticRunError):
@@ -127,7 +126,7 @@ def start_generation(
     Args:
         variables: More environment variables, such as ELASTICRUN_TRACE.
     """
-    server = _serve()
+    server = serve_store_at("127.0.0.1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["elasticrun.testing.preloaded"])
     payload = cloudpickle.dumps((function, args))
@@ -177,12 +176,6 @@ def run_generation(
     if failures:
         raise GenerationFailed("\n".join(failures))
     return [outcome.result for outcome in outcomes]
-
-
-def _serve() -> TCPStore:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    port = listener.getsockname()[1]
-    return serve_store("127.0.0.1", port, listener.detach())
 
 
 def _run_replica(

@@ -17,7 +17,7 @@ from elasticrun.check.comparing import Mask, compare_fields, compare_files
 from elasticrun.check.replica.fields import fields_of_state, flatten
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import Key, LineChange
-from elasticrun.check.runs.places import LoopPlace, RestartPlace, parse_place
+from elasticrun.check.runs.places import LoopPlace, RestartPlace, parse_restart_place
 from elasticrun.check.runs.plan import KILL, Limits, Plan, decode_plan
 from elasticrun.check.runs.routes import Route, straight
 from elasticrun.check.runs.source import (
@@ -41,7 +41,7 @@ LOOPS = [LoopPlace(epoch, loop, True, 4) for epoch in range(3) for loop in range
 
 @pytest.mark.parametrize("text", ["0:1:3", "2:end", "after3:0:2"])
 def test_a_place_is_read_as_it_is_written(text: str) -> None:
-    assert str(parse_place(text)) == text
+    assert str(parse_restart_place(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_place_is_read_as_it_is_written(text: str) -> None:
 )
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(ValueError, match=r"--at"):
-        parse_place(text)
+        parse_restart_place(text)
 
 
 def test_a_sweep_restarts_at_the_edges_of_loops() -> None:

@@ -17,16 +17,15 @@ from pathlib import Path
 import pytest
 
 from elasticrun.replicas.links import Hub, Spoke
-from elasticrun.replicas.opening_store import _serve
-from elasticrun.replicas.store import Address, JobStore
+from elasticrun.replicas.store import Address, JobStore, serve_store_at
 from elasticrun.replicas.wire import Message
 from tests.support.stage import DEADLINE, freeze, wait_until
 
 
 @pytest.fixture
 def store() -> JobStore:
-    server, port = _serve("127.0.0.1", 0)
-    return JobStore(Address("127.0.0.1", port), server)
+    server = serve_store_at("127.0.0.1")
+    return JobStore(Address("127.0.0.1", server.port), server)
 
 
 @pytest.fixture

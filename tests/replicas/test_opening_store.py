@@ -22,10 +22,9 @@ from elasticrun.replicas.opening_store import (
     _asks,
     _call_roll,
     _missing_of,
-    _serve,
     open_store,
 )
-from elasticrun.replicas.store import EVERYBODY, Address, JobStore, here
+from elasticrun.replicas.store import EVERYBODY, Address, JobStore, here, serve_store_at
 from tests.support.sockets import kept_port
 from tests.support.stage import DEADLINE
 
@@ -109,9 +108,9 @@ def test_a_rank_0_that_goes_while_others_come_is_named() -> None:
 
 
 def test_a_rank_0_that_has_answered_and_died_is_not_waited_for() -> None:
-    agent, agent_port = _serve("127.0.0.1", 0)
-    served, port = _serve("127.0.0.1", 0)
-    living = Address("127.0.0.1", port)
+    agent = serve_store_at("127.0.0.1")
+    served = serve_store_at("127.0.0.1")
+    living = Address("127.0.0.1", served.port)
     JobStore(living, served).put(EVERYBODY, [])
 
     def answer() -> None:
@@ -125,7 +124,7 @@ def test_a_rank_0_that_has_answered_and_died_is_not_waited_for() -> None:
         rank=1,
         world_size=2,
         master_address="127.0.0.1",
-        master_port=agent_port,
+        master_port=agent.port,
         has_agent_store=True,
     )
     assert open_store(place).address == living
@@ -143,7 +142,8 @@ def test_a_port_that_somebody_else_has_is_refused() -> None:
 
 
 def test_another_jobs_store_is_not_written_to() -> None:
-    server, port = _serve("127.0.0.1", 0)
+    server = serve_store_at("127.0.0.1")
+    port = server.port
     store = JobStore(Address("127.0.0.1", port), server)
     store.put("step", "6.0")
     place = Environment(
@@ -155,8 +155,8 @@ def test_another_jobs_store_is_not_written_to() -> None:
 
 
 def test_those_who_are_missing_are_found_among_many() -> None:
-    server, port = _serve("127.0.0.1", 0)
-    store = JobStore(Address("127.0.0.1", port), server)
+    server = serve_store_at("127.0.0.1")
+    store = JobStore(Address("127.0.0.1", server.port), server)
     missing = {1, 7, 8, 127, 299}
     for rank in set(range(1, 300)) - missing:
         store.put(here(rank), True)
@@ -164,8 +164,8 @@ def test_those_who_are_missing_are_found_among_many() -> None:
 
 
 def test_a_replica_that_comes_twice_is_not_taken_for_another() -> None:
-    server, port = _serve("127.0.0.1", 0)
-    store = JobStore(Address("127.0.0.1", port), server)
+    server = serve_store_at("127.0.0.1")
+    store = JobStore(Address("127.0.0.1", server.port), server)
     store.put(here(1), True)
     store.client.add(_NUM_HERE, 2)
     store.client.add(_TOLD, 1)

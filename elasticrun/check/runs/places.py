@@ -46,7 +46,7 @@ class RestartPlace(NamedTuple):
         return f"{where} after {self.epoch} epochs"
 
 
-def parse_place(text: str) -> RestartPlace:
+def parse_restart_place(text: str) -> RestartPlace:
     """Return the place that E:L:K, E:end or afterE:L:K means.
 
     Raises:

@@ -38,13 +38,13 @@ class Route(NamedTuple):
     def describe(self) -> str:
         """Return the route in words."""
         if not self.places:
-            return f"without a restart, {num_replicas(self.sizes[0])}"
+            return f"without a restart, {replicas_in_words(self.sizes[0])}"
         what = "killed after a checkpoint at" if self.is_killed else "restarted at"
         where = ", then at ".join(place.describe() for place in self.places)
         if self.is_resized:
             sizes = " to ".join(map(str, self.sizes))
             return f"{what} {where}, from {sizes} replicas"
-        return f"{what} {where}, {num_replicas(self.sizes[0])}"
+        return f"{what} {where}, {replicas_in_words(self.sizes[0])}"
 
     def options(self) -> list[str]:
         """Return what makes `elasticrun check` take this route."""
@@ -59,6 +59,6 @@ def straight(size: int) -> Route:
     return Route((size,))
 
 
-def num_replicas(size: int) -> str:
+def replicas_in_words(size: int) -> str:
     """Return a number of replicas in words."""
     return f"{size} replica{'s' * (size > 1)}"

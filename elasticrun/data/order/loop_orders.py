@@ -203,9 +203,6 @@ class ListedOrder:
         return batch
 
 
-# From the number of a batch to its indices.
-
-
 def _order_of_lists(lists: Lists) -> Order:
     def order(places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices at places of one batch."""

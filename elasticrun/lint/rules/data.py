@@ -10,7 +10,7 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked, in_words
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
-from elasticrun.lint.values import Value, taints_of
+from elasticrun.lint.values import UNFIXED, Value, taints_of
 
 _SIZES = named(
     "batch_size lr max_lr learning_rate total_steps num_training_steps T_max "
@@ -25,7 +25,6 @@ _POSITIONS = {  # of parameters that matter here
 }
 _OF_BATCHES = named("batch_size sampler batch_sampler")
 _CHANGING = frozenset(("rank", "time", "entropy", "generation"))
-_UNFIXED = frozenset(("time", "entropy", "random"))
 
 
 ER501 = Rule(
@@ -86,7 +85,7 @@ def _seeds(program: Walked) -> Iterator[Finding]:
                 yield program.finding(ER501, event, f"{made.name}() {text}")
         elif made.role == "loader" and made.given is not None:
             seed = made.given.keywords.get("seed")
-            if seed is not None and seed.taints & _UNFIXED:
+            if seed is not None and seed.taints & UNFIXED:
                 message = "the loader's seed differs with every start"
                 yield program.finding(ER502, event, message)
 
@@ -100,7 +99,7 @@ def _is_unfixed(name: str, values: list[Value]) -> bool:
     if not values:
         return name in ("random.seed", "numpy.random.seed", "seed")
     is_none = values[0].kind == "const" and values[0].constant is None
-    return is_none or bool(taints_of(values) & _UNFIXED)
+    return is_none or bool(taints_of(values) & UNFIXED)
 
 
 ER503 = Rule(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.events import Guarded, Left, Suppressed
 from elasticrun.lint.finding import Edit, Finding, Fix, replace
-from elasticrun.lint.graph import DataLoop, EpochLoop, Spot
+from elasticrun.lint.graph import DataLoop, EpochLoop, Guard, Spot
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.program import Walked, doubts, in_words
 from elasticrun.lint.project import Module
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.values import UNFIXED
 
-_UNCERTAIN = frozenset(("rank", "random", "time", "entropy"))
+_UNCERTAIN = UNFIXED | {"rank"}
 
 
 ER208 = Rule(
@@ -48,9 +49,7 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
         if isinstance(loop, DataLoop) and not loop.is_elastic:
             continue
         head = program.head(loop)
-        taints = frozenset().union(*(guard.taints for guard in head.step.guards))
-        uncertain = taints & _UNCERTAIN
-        if uncertain:
+        if uncertain := _uncertain_of(head.step.guards):
             message = f"whether this loop runs depends on {in_words(uncertain)}"
             yield program.finding(ER208, head, message, doubts=doubts(loop))
     for event, left in program.events(Left):
@@ -60,15 +59,16 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
         if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
             continue
         num_outer = len(program.head(loop_left).step.guards)
-        own = event.step.guards[num_outer:]
-        taints = frozenset().union(*(guard.taints for guard in own))
-        uncertain = taints & _UNCERTAIN
-        if uncertain:
+        if uncertain := _uncertain_of(event.step.guards[num_outer:]):
             message = (
                 f"whether the loop at line {loop_left.line} goes on depends on "
                 f"{in_words(uncertain)}"
             )
             yield program.finding(ER208, event, message)
+
+
+def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
+    return frozenset().union(*(guard.taints for guard in guards)) & _UNCERTAIN
 
 
 ER210 = Rule(

@@ -24,6 +24,20 @@ def check(program: Walked) -> Iterator[Finding]:
     yield from _unregistered(program)
 
 
+_TOKENS = """\
+class Tokens(State):
+    def __init__(self):
+        super().__init__('tokens')
+        self.seen = 0
+        self.kept = 0
+
+    def save(self, fileobj):
+        fileobj.write(f'{self.seen} {self.kept}'.encode())
+
+    def load(self, fileobj):
+"""
+
+
 ER303 = Rule(
     "ER303 E field of a State missing in save or load",
     help="write and read the same fields",
@@ -31,30 +45,12 @@ ER303 = Rule(
         "What save does not write, or load does not set, has its first value after a "
         "restart."
     ),
-    wrong="""\
-class Tokens(State):
-    def __init__(self):
-        super().__init__('tokens')
-        self.seen = 0
-        self.kept = 0
-
-    def save(self, fileobj):
-        fileobj.write(f'{self.seen} {self.kept}'.encode())
-
-    def load(self, fileobj):
+    wrong=_TOKENS
+    + """\
         self.seen = int(fileobj.read().split()[0])
 """,
-    right="""\
-class Tokens(State):
-    def __init__(self):
-        super().__init__('tokens')
-        self.seen = 0
-        self.kept = 0
-
-    def save(self, fileobj):
-        fileobj.write(f'{self.seen} {self.kept}'.encode())
-
-    def load(self, fileobj):
+    right=_TOKENS
+    + """\
         self.seen, self.kept = map(int, fileobj.read().split())
 """,
 )

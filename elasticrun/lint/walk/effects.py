@@ -14,12 +14,11 @@ from elasticrun.lint.events import (
     Seeded,
     Trained,
 )
-from elasticrun.lint.values import NO_TAINTS, Value, constant, unknown
+from elasticrun.lint.values import NO_TAINTS, UNFIXED, Value, constant, unknown
 from elasticrun.lint.walk.arguments import Called
 from elasticrun.lint.walk.elastic import assume_loop
 from elasticrun.lint.walk.walk import Walk
 
-_UNFIXED = frozenset(("time", "entropy", "random"))
 _ON_GRADIENTS = frozenset(("clip_grad_norm_", "clip_grad_value_", "backward"))
 _SPLITTERS = ("sklearn.model_selection.", "sklearn.utils.")
 
@@ -85,7 +84,7 @@ def note_seeds(walk: Walk, it: Called) -> None:
     """Note a seed that a call gets by keyword, if it is no fixed one."""
     for key in ("seed", "random_state"):
         value = it.keywords.get(key)
-        if value is not None and value.taints & _UNFIXED:
+        if value is not None and value.taints & UNFIXED:
             walk.note(it.node, Seeded(it.name, [value]))
 
 
@@ -93,7 +92,7 @@ def _seed(walk: Walk, it: Called) -> Value | None:
     walk.note(it.node, Seeded(it.name, it.values))
     if roles.made_by(it.name) == "rng":
         return None  # a generator of its own; the global one is as it was
-    if it.values and not it.taints & _UNFIXED:
+    if it.values and not it.taints & UNFIXED:
         walk.seeded.add(it.name.split(".", 1)[0])
     return unknown()
 
