@@ -80,7 +80,7 @@ class AdaptiveDataParallel(nn.Module):
     """
 
     module: nn.Module
-    _replica: nn.Module
+    _replica: Callable[..., Any]
     _reduction: Reduction | None
 
     def __init__(
@@ -102,14 +102,12 @@ class AdaptiveDataParallel(nn.Module):
         check_belong(module, optimizers.values(), schedulers.values())
         self.module = module
         self.training = module.training
-        # Past nn.Module's own __setattr__, by which a DDP would bring all parameters a
-        # second time, and whose modules take longer to be found.
+        # Past nn.Module's own __setattr__, whose modules take longer to be found.
         object.__setattr__(self, "_replica", module)
-        object.__setattr__(self, "_reduction", None)
+        self._reduction = None
         if job.world_size > 1:
-            reduction = Reduction(module, ddp_kwargs, job.pace)
-            object.__setattr__(self, "_reduction", reduction)
-            object.__setattr__(self, "_replica", reduction.ddp)
+            self._reduction = Reduction(module, ddp_kwargs, job.pace)
+            self._replica = self._reduction.run
         self._weighing = weighing_of(job)
         self._gradient_hooks = GradientHooks(
             module,
@@ -137,7 +135,6 @@ class AdaptiveDataParallel(nn.Module):
                 return self.module(*args, **kwargs)
             self._gradient_hooks.unhook()  # The new DDP's hooks come before them.
             reduction.renew()
-            object.__setattr__(self, "_replica", reduction.ddp)
         is_step = self._gradient_hooks.prepare(is_training=self.training)
         if reduction is None:
             return self._replica(*args, **kwargs)
