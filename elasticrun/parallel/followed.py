@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
 from elasticrun.job.loop import Loop
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import Method, step_between_micro_batches, wrap_method
-from elasticrun.parallel.partial_gradients import PartialGradients, parameters_of
-from elasticrun.parallel.rehearsal import Rehearsal
+from elasticrun.parallel.first_steps import FirstSteps
+from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.unstepped import Unstepped
 from elasticrun.parallel.weighing import Weighing, factor_of
 
@@ -34,7 +35,7 @@ class FollowedOptimizer:
         put_off_in: The last turn in which its step was put off, to that of the last
             micro-batch.
         unstepped: Whether gradients wait for its step.
-        rehearsal: Is told of its steps; None once it is over.
+        first_steps: Is told of its steps; None once it is over.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class FollowedOptimizer:
         partial: PartialGradients,
         weighing: Weighing,
         pace: Pace | None,
-        rehearsal: Rehearsal | None,
+        first_steps: FirstSteps | None,
     ) -> None:
         self.put_off_in: object = None
         self.unstepped = Unstepped()
-        self.rehearsal = rehearsal
+        self.first_steps = first_steps
         self._partial = partial
         self._weighing = weighing
         self._pace = pace
@@ -75,8 +76,8 @@ class FollowedOptimizer:
             if hides:
                 partial.correct(self._weighing)
                 partial.show_the_rest()
-            if self.rehearsal is not None and loop is not None:
-                self.rehearsal.note_step(optimizer)
+            if self.first_steps is not None and loop is not None:
+                self.first_steps.note_step(optimizer)
             result = method(optimizer)
             if hides:
                 partial.drop_due(optimizer)

@@ -17,10 +17,10 @@ from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.crossing import crossing_node, reaches_unweighed
+from elasticrun.parallel.first_steps import FirstSteps
 from elasticrun.parallel.followed import FollowedOptimizer, running_loop
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.rehearsal import Rehearsal
 from elasticrun.parallel.unstepped import Unstepped
 from elasticrun.parallel.weighing import Weighing
 
@@ -71,9 +71,9 @@ class GradientHooks:
             self._parameters, is_reduced=reduction is not None
         )
         self._reduction = reduction
-        self._rehearsal: Rehearsal | None = None
+        self._first_steps: FirstSteps | None = None
         if reduction is None:
-            self._rehearsal = Rehearsal(module, may_be_unused=may_be_unused)
+            self._first_steps = FirstSteps(module, may_be_unused=may_be_unused)
         self._pace = pace
         self._searches_unused = (
             reduction is not None and reduction.ddp.find_unused_parameters
@@ -108,8 +108,8 @@ class GradientHooks:
         """
         loader = running_loader()
         self._weighing.counts_met = None  # In case that an exception has left them.
-        if self._rehearsal is not None:
-            self._rehearse(self._rehearsal, loader)
+        if self._first_steps is not None:
+            self._watch_first_steps(self._first_steps, loader)
         part = None
         if loader is not None:
             loop = loader.running_loop
@@ -145,12 +145,14 @@ class GradientHooks:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def _rehearse(self, rehearsal: Rehearsal, loader: LoopedLoader | None) -> None:
-        rehearsal.note_forward(is_step=loader is None or loader.is_step)
-        if rehearsal.is_over:
-            self._rehearsal = None
+    def _watch_first_steps(
+        self, first_steps: FirstSteps, loader: LoopedLoader | None
+    ) -> None:
+        first_steps.note_forward(is_step=loader is None or loader.is_step)
+        if first_steps.is_over:
+            self._first_steps = None
             for each in self._followed:
-                each.rehearsal = None
+                each.first_steps = None
 
     def follow(self, optimizer: Optimizer) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
@@ -159,7 +161,7 @@ class GradientHooks:
             partial=self._partial,
             weighing=self._weighing,
             pace=None if self._reduction is None else self._pace,
-            rehearsal=self._rehearsal,
+            first_steps=self._first_steps,
         )
         self._followed.append(followed)
         self._unstepped.append(followed.unstepped)

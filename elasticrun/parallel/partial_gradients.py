@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
 from elasticrun.parallel.weighing import Weighing
@@ -225,13 +226,6 @@ def _add(sums: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> Non
 def _sum(first: Tensor, second: Tensor) -> Tensor:
     """Return the sum, in the memory of the first where that is dense."""
     return second + first if first.is_sparse else first.add_(second)
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return what an optimizer steps."""
-    return [
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    ]
 
 
 def _running_global_batch() -> object:

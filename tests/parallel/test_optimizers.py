@@ -102,7 +102,7 @@ def test_a_closure_of_lbfgs_returns_what_it_has_weighed() -> None:
         partial=PartialGradients([*net.parameters()], is_reduced=True),
         weighing=weighing,
         pace=Pace(),
-        rehearsal=None,
+        first_steps=None,
     )
 
     def closure(*, returns_weighed: bool) -> Tensor:

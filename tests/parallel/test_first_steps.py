@@ -94,7 +94,7 @@ def test_what_comes_after_the_first_steps_is_not_looked_for() -> None:
         output.mean().backward()
         optimizer.step()
     assert chosen.chosen == 1
-    assert model._gradient_hooks._rehearsal is None
+    assert model._gradient_hooks._first_steps is None
 
 
 class Chosen(nn.Module):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
+from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import warn_at_program
 from elasticrun.parallel.late import LateGradients
-from elasticrun.parallel.partial_gradients import parameters_of
 
 _NUM_FORWARDS = 8  # After so many forward passes a program has shown what it does.
 _MOST_NAMES = 5
 
 
-class Rehearsal:
+class FirstSteps:
     """Watches the first steps of a module that one replica trains.
 
     Args:
