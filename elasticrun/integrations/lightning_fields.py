@@ -66,8 +66,11 @@ class Fields:
         }
 
     def _is_in_state(self, owner: Any, attribute: str) -> bool:
-        """Say whether the state of a callback or the data has it, by its name."""
-        if isinstance(owner, nn.Module):
+        """Say whether the state of a callback or the data has it, by its name.
+
+        Of several replicas, checkpoints have the first one's alone.
+        """
+        if isinstance(owner, nn.Module) or self._trainer.world_size > 1:
             return False
         mine = self._digests.of(getattr(owner, attribute, None))
         return any(
