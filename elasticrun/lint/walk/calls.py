@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from elasticrun.lint import catalog
 from elasticrun.lint.events import Made, Outside, StateMade
@@ -26,6 +27,7 @@ from elasticrun.lint.walk.methods import call_method
 from elasticrun.lint.walk.walk import Walk
 
 _STEPPING = frozenset(("scheduler", "ema", "optimizer"))
+_CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 
 
 def call(walk: Walk, node: ast.Call, frame: Frame, is_iterated: bool) -> Value:
@@ -85,8 +87,9 @@ def _call_value(
         return call_external(walk, callee.name, Site(node, frame, is_iterated))
     if callee.kind == "partial":
         return _call_partial(walk, callee, node, frame)
-    if _is_callable_instance(callee):
-        method = attribute(walk, callee, "__call__", node, frame)
+    body = _body(callee)
+    if body is not None:
+        method = attribute(walk, callee, body, node, frame)
         return call_known(walk, method, node, frame)
     name = written(node.func) if callee.kind == "unknown" else callee.name
     return call_unknown(walk, callee, name, Site(node, frame, is_iterated))
@@ -170,14 +173,17 @@ def _super(frame: Frame) -> Value:
     return Value("super", "super", owner=frame.instance, frame=frame)
 
 
-def _is_callable_instance(value: Value) -> bool:
+def _body(value: Value) -> str | None:
+    """Return the method that a call of an instance runs, if it is walked through."""
     cls = value.cls
-    return (
-        value.kind == "instance"
-        and cls is not None
-        and cls.role != "model"
-        and cls.find("__call__") is not None
-    )
+    if value.kind != "instance" or cls is None:
+        return None
+    name = "__call__"
+    if cls.role == "model":
+        if not _CRITERION.search(cls.node.name):
+            return None
+        name = "forward"
+    return name if cls.find(name) is not None else None
 
 
 def _changes_by_role(receiver: Value, name: str) -> bool:

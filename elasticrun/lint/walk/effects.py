@@ -20,6 +20,7 @@ from elasticrun.lint.walk.elastic import assume_loop
 from elasticrun.lint.walk.walk import Walk
 
 _ON_GRADIENTS = frozenset(("clip_grad_norm_", "clip_grad_value_", "backward"))
+_ON_ALL = "torch._foreach_"
 _SPLITTERS = ("sklearn.model_selection.", "sklearn.utils.")
 
 
@@ -62,6 +63,12 @@ def _effect_on_all(walk: Walk, it: Called) -> Value | None:
         return unknown(taints=it.taints - {"rank"})
     if it.name.startswith("torch.nn.init.") or "prune" in it.name.split("."):
         walk.note(it.node, Trained("weights", it.name), next(iter(it.args), None))
+    elif it.name.startswith(_ON_ALL) and it.last.endswith("_") and it.args:
+        all_of_them = (it.args[0], *it.args[0].parts)
+        weights = next((each for each in all_of_them if each.kind == "param"), None)
+        if weights is not None:
+            how = it.name.removeprefix(_ON_ALL)
+            walk.note(it.node, Trained("weights", how), weights.owner)
     elif it.last == "update_bn" and it.args:
         assume_loop(walk, it.args[0], it.node, it.frame, sure=True)
     elif it.last not in _ON_GRADIENTS:

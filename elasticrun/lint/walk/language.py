@@ -110,7 +110,8 @@ def _wrapping(walk: Walk, it: Called) -> Value:
             copied = Value("list", parts=first.parts, is_complete=first.is_complete)
             return walk.made(copied)
         _consumed(walk, it)
-        return walk.made(Value("list", taints=it.taints))
+        parameters = [first] if first.kind == "param" else []
+        return walk.made(Value("list", parts=parameters, taints=it.taints))
     parts = it.args if it.last == "zip" else it.values
     return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
 
