@@ -36,10 +36,10 @@ from elasticrun.replicas.gathering import gather
 logger = logging.getLogger(__name__)
 
 _CHANGED_IN_STEPS = (
-    "`%s` has changed in the validation, or cannot be compared, and is in no "
-    "checkpoint, so saves and stops wait for the end of the validation. Keep it by "
-    "self.log or in a metric of torchmetrics; or if it need not be kept, say so: "
-    "Elastic(saves_in_validation=True)."
+    "`%s` has changed in the validation or the batch before it, or cannot be compared, "
+    "and is in no checkpoint, so saves and stops wait for the end of the validation. "
+    "Keep it by self.log or in a metric of torchmetrics; or if it need not be kept, "
+    "say so: Elastic(saves_in_validation=True)."
 )
 _CHANGED_IN_HOOKS = (
     "`%s` is changed by the hooks that begin a validation. They would do so once more "
@@ -76,9 +76,10 @@ class Elastic(Callback):
             validation, too. A list that the module fills in `validation_step` would be
             empty again after a restart. So with None, a save or a stop waits for the
             end of the validation where an attribute of the module, of a callback or of
-            the data has changed since its beginning, or hooks change weights there.
-            True says that nothing is kept but by `self.log`, in metrics of torchmetrics
-            and in callbacks' states, and that those hooks may be called twice.
+            the data has changed in it or in the batch before it, or hooks change
+            weights at its beginning. True says that nothing is kept but by `self.log`,
+            in metrics of torchmetrics and in callbacks' states, and that those hooks
+            may be called twice.
 
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
@@ -113,9 +114,12 @@ class Elastic(Callback):
         self._saves_in_validation = saves_in_validation
         self._first_validated = (0, 0)  # The next validation begins there.
         self._resumes_validation = False  # Its first batch after a restart is to come.
-        # Before the hooks that begin a validation, and after them.
+        # Before the last batch of training ahead of a validation; before the hooks that
+        # begin this; and after them.
+        self._fields_before_batch: Fields | None = None
         self._kept: KeptFields | None = None
         self._fields: Fields | None = None
+        self._change_in_batch: str | None = None
         self._change_in_hooks: str | None = None
         self._metrics: Metrics = []  # Of a validation that goes on.
         self._has_begun_batches = True  # Of the validation.
@@ -354,6 +358,11 @@ class Elastic(Callback):
     ) -> None:
         """Count the samples of all micro-batches; Lightning has the first one."""
         self._steps.be_in_whole()
+        loop: Any = trainer.fit_loop
+        if self._saves_in_validation is None and loop.epoch_loop._should_check_val_fx(
+            loop._data_fetcher
+        ):
+            self._fields_before_batch = Fields(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Let metrics forget padding."""
@@ -378,6 +387,7 @@ class Elastic(Callback):
     def _end_batch(self, end: Any, data_fetcher: Any) -> None:
         """Pass a boundary after all that belongs to a batch, validation included."""
         end(data_fetcher)
+        self._fields = None
         assert self._trainer is not None
         assert self._loop is not None
         if not self._trainer.fit_loop.epoch_loop.done:
@@ -397,7 +407,8 @@ class Elastic(Callback):
         if self._saves_in_validation:
             return False
         assert self._fields is not None
-        told = gather((self._change_in_hooks, self._fields.find_change()))
+        changed = self._change_in_batch or self._fields.find_change()
+        told = gather((self._change_in_hooks, changed))
         in_hooks = [each for each, _ in told if each]
         in_steps = [each for _, each in told if each]
         if not in_hooks and not in_steps:
@@ -416,7 +427,10 @@ class Elastic(Callback):
         reset()
         trainer: Any = self._trainer
         module = trainer.lightning_module
-        self._fields = self._kept = self._change_in_hooks = None
+        self._change_in_batch = self._change_in_hooks = None
+        if self._fields_before_batch is not None:  # None where a validation goes on.
+            self._change_in_batch = self._fields_before_batch.find_change()
+            self._fields_before_batch = None
         self._waits_for_end = self._has_begun_batches = False
         if self._saves_in_validation is None and not trainer.sanity_checking:
             self._kept = KeptFields(trainer, module)

@@ -52,6 +52,8 @@ INTERNALS = {
     "fit_loop.epoch_loop.on_advance_end": "is the end of a batch, and validates",
     "fit_loop.epoch_loop.reset": "is the beginning of an epoch",
     "fit_loop.epoch_loop.restarting": "is the same as that of the loop around it",
+    "fit_loop._data_fetcher": "knows which batch is the last one",
+    "fit_loop.epoch_loop._should_check_val_fx": "says whether a validation follows",
     "fit_loop.epoch_loop.val_loop.setup_data": "asks for the loaders for validation",
     "fit_loop.epoch_loop.val_loop._combined_loader": "has them",
     "fit_loop.epoch_loop.val_loop.reset": "is the beginning of a validation",

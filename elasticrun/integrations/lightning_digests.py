@@ -8,7 +8,7 @@ import pickle
 import threading
 import warnings
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 _MOST_BYTES = 1 << 26  # Of a value that is compared.
+_BYTES_OF_TENSOR = 1 << 12  # That take as long as one without any.
 _OTHERS = ("elasticrun", "lightning", "torch", "torchmetrics")  # Packages.
 _CONTAINERS = (dict, list, tuple, set, frozenset, nn.Module)
 _OPAQUE = (
@@ -76,10 +77,15 @@ class _Checksum:
     def __init__(self) -> None:
         self.value = self.num_bytes = 0
 
+    def check(self, num_bytes: int) -> None:
+        """Raise if these are too many more."""
+        if self.num_bytes + num_bytes > _MOST_BYTES:
+            raise ValueError("It is too large to be compared.")
+
     def write(self, data: Any) -> int:
         num_bytes = memoryview(data).nbytes
+        self.check(num_bytes)
         self.num_bytes += num_bytes
-        _check_size(self.num_bytes)
         self.value = zlib.crc32(data, self.value)
         return num_bytes
 
@@ -88,6 +94,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, digests: Digests, file: Any) -> None:
         super().__init__(file, protocol=5)
         self._digests = digests
+        self._file = file
 
     def reducer_override(self, value: Any) -> Any:
         if value is list:  # It is what all others are made to be.
@@ -95,9 +102,14 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, nn.Parameter) and not value.is_inference():
             content: Any = [self._digests.by_id(value), value._version]
         elif isinstance(value, torch.Tensor):
+            num_bytes = value.nbytes + _BYTES_OF_TENSOR
+            self._file.check(num_bytes)
+            self._file.num_bytes += num_bytes
             content = _of_tensor(value)
         elif isinstance(value, torch.Generator):
             content = [value.get_state().numpy().tobytes()]
+        elif isinstance(value, Iterator) and is_of_others(type(value)):
+            raise ValueError("How far it is cannot be told.")
         elif self._digests.is_opaque(value):
             content = [self._digests.by_id(value)]
         elif isinstance(value, FunctionType):
@@ -110,7 +122,7 @@ class _Pickler(pickle.Pickler):
             content = [self._digests.by_id(value), value.closed or value.tell()]
         else:
             if isinstance(value, np.ndarray):
-                _check_size(value.nbytes)
+                self._file.check(value.nbytes)
             return NotImplemented
         return list, (), None, iter(content)  # Which may lead back to the value.
 
@@ -121,15 +133,9 @@ def is_of_others(kind: Any) -> bool:
 
 
 def _of_tensor(tensor: torch.Tensor) -> list[Any]:
-    _check_size(tensor.nbytes)
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     content = plain.reshape(-1).view(torch.uint8).numpy()
     return [str(tensor.dtype), tuple(tensor.shape), zlib.crc32(content.data)]
-
-
-def _check_size(num_bytes: int) -> None:
-    if num_bytes > _MOST_BYTES:
-        raise ValueError("It is too large to be compared.")
 
 
 def digest_of_weight(weight: torch.Tensor) -> object:

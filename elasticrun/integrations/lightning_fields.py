@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
 from torch import nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
@@ -144,7 +144,7 @@ def _owners(trainer: Any, module: LightningModule) -> Iterator[tuple[str, Any]]:
             yield f"{type(module).__name__}.{path}".rstrip("."), part
     for each in (*trainer.callbacks, trainer.datamodule):
         is_shown = each is None or isinstance(each, ProgressBar)
-        if not (is_shown or is_of_others(type(each))):
+        if type(each) is LambdaCallback or not (is_shown or is_of_others(type(each))):
             yield type(each).__name__, each
 
 

@@ -28,6 +28,7 @@ from torchmetrics import (
     MeanSquaredError,
     MetricCollection,
 )
+from torchmetrics.classification import BinaryAUROC
 
 from elasticrun import rank, world_size
 from elasticrun.checkpoint.states.values import load_values
@@ -175,7 +176,39 @@ class Saving(Validating):
         self.number = checkpoint["number"]
 
 
+class Ranking(Validating):
+    """Has a metric for each loader that keeps all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.areas = nn.ModuleList(BinaryAUROC() for _ in range(2))
+
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        super().validation_step(batch, batch_idx, dataloader_idx)
+        values = batch[0].sum(1)
+        area: Any = self.areas[dataloader_idx]
+        area.update(values.sigmoid(), (batch[0][:, 0] > batch[0][:, 1]).long())
+
+    def on_validation_epoch_end(self) -> None:
+        for number, area in enumerate(self.areas):
+            self.log(f"area_{number}", area.compute())
+            area.reset()
+
+
 # What waits for the end of the validation.
+
+
+class Remembering(Validating):
+    """Keeps the loss of the last batch of training."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.last = super().training_step(batch, batch_idx)
+        return self.last
+
+    def kept(self) -> float:
+        return float(self.last)
 
 
 class Slots:
@@ -291,6 +324,16 @@ class FillsGenerator(Filling):
         return next(self.outputs)
 
 
+class FillsLoader(FillsGenerator):
+    """Has batches of another loader, too."""
+
+    def make(self) -> Any:
+        return iter(DataLoader(datasets()[0], 1, generator=torch.Generator()))
+
+    def kept(self) -> float:
+        return float(next(self.outputs)[0].sum())
+
+
 class FillsFile(Filling):
     def make(self) -> Any:
         return open("kept.txt", "w+")
@@ -355,6 +398,21 @@ class Counting(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, module: Any) -> None:
         module.log("count", float(self.count))
         self.count = 0
+
+
+def summing() -> Callback:
+    values: list[float] = []
+
+    def add(trainer: Any, module: Any, outputs: Any, batch: Any, *args: Any) -> None:
+        values.append(float(batch[0].sum()))
+
+    def log(trainer: Any, module: Any) -> None:
+        module.log("sum", sum(values))
+        values.clear()
+
+    return callbacks.LambdaCallback(
+        on_validation_batch_end=add, on_validation_epoch_end=log
+    )
 
 
 class HalfInState(Counting):
@@ -497,6 +555,11 @@ CASES = {
     "normal": Case(Normal),
     "in state": Case(Validating, InState),
     "saving": Case(Saving),
+    "ranking": Case(Ranking, sizes=(3, 6)),
+    "remembering": Case(Remembering, waits_for="Remembering.last"),
+    "summing": Case(
+        Validating, summing, waits_for="LambdaCallback.on_validation_epoch_end"
+    ),
     "list": Case(Filling, waits_for="Filling.outputs"),
     "last": Case(FillsLast, waits_for="FillsLast.outputs"),
     "array": Case(FillsArray, waits_for="FillsArray.outputs"),
@@ -506,6 +569,7 @@ CASES = {
     "metric": Case(FillsMetric, waits_for="FillsMetric.outputs"),
     "closure": Case(FillsClosure, waits_for="FillsClosure.outputs"),
     "generator": Case(FillsGenerator, waits_for="FillsGenerator.outputs"),
+    "loader": Case(FillsLoader, waits_for="FillsLoader.outputs"),
     "file": Case(FillsFile, waits_for="FillsFile.outputs"),
     "class": Case(FillsClass, waits_for="FillsClass.all_values"),
     "buffer": Case(FillsBuffer, waits_for="FillsBuffer.total"),
@@ -526,7 +590,8 @@ if hasattr(callbacks, "EMAWeightAveraging"):  # The oldest Lightning has none.
 OF_SEVERAL = {
     name: case
     for name, case in CASES.items()
-    if case.net in (Logging, Resetting, ResetsAtEnd, Filling, FillsLast, FillsFirst)
+    if case.net
+    in (Logging, Ranking, Resetting, ResetsAtEnd, Filling, FillsLast, FillsFirst)
     or case.other in (InState, Numbering, Averaging, average)
 }
 

@@ -53,6 +53,8 @@ def test_metrics_of_torchmetrics_are_merged(
         assert (each["least"], each["largest"]) == (0, 23)
         assert each["recall"] == pytest.approx(4 / 12)
         assert each["precision"] == pytest.approx(4 / 8)
+        assert each["matrix"] == [[8, 4], [8, 4]]
+        assert each["kappa"] == pytest.approx(0)
 
 
 def test_what_counts_on_each_replica_is_refused_when_it_is_saved(

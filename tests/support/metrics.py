@@ -45,6 +45,9 @@ def measure(directory: str, *, leaves: bool, is_parallel: bool) -> dict[str, flo
             {
                 "recall": torchmetrics.Recall("binary"),
                 "precision": torchmetrics.Precision("binary"),
+                # These two add to one tensor in place.
+                "matrix": torchmetrics.ConfusionMatrix("binary"),
+                "kappa": torchmetrics.CohenKappa("binary"),
             }
         ),
     }

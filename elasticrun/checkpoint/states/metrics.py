@@ -111,11 +111,13 @@ class MetricState(StatefulState):
                 continue
             kind = _kind_of(metric, state)
             if kind == "list":
-                values[key] = [
-                    each.to(metric.device) for each in values[key] if is_first
-                ]
+                every = [each.to(metric.device) for each in values[key]]
+                values[key] = (
+                    every if is_first else _without_samples(metric, state, every)
+                )
             else:
-                value = values[key].to(metric.device)
+                # A copy, as metrics of one group share what they add to in place.
+                value = values[key].to(metric.device, copy=True)
                 has_it = is_first or _MERGED[kind][1]
                 values[key] = value if has_it else torch.zeros_like(value)
         super().take(values)
@@ -150,6 +152,18 @@ def _kind_of(metric: Any, state: str) -> str:
         return "list"
     reduction = metric._reductions[state]
     return getattr(reduction, "__name__", str(reduction))
+
+
+def _without_samples(metric: Any, state: str, values: list[Tensor]) -> list[Tensor]:
+    """Return what a replica has of a list that is gathered, if all of it is rank 0's.
+
+    torchmetrics gathers one that is concatenated where it is not empty: on all replicas
+    or on none.
+    """
+    reduction = metric._reductions[state]
+    if not values or getattr(reduction, "__name__", "") != "dim_zero_cat":
+        return []
+    return [values[0].new_empty((0, *values[0].shape[1:]))]
 
 
 def _merge(kind: str, values: Sequence[Any]) -> Any:
