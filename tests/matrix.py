@@ -105,7 +105,7 @@ def rows() -> Iterator[tuple[str, str, Path, str | None]]:
         yield f"{major}.{minor}-torch-{torch}", interpreter, requirements, None
         version, requirements = requirements_of_oldest_lightning()
         name = f"{major}.{minor}-lightning-{version}"
-        yield name, interpreter, requirements, "tests/integrations/test_lightning.py"
+        yield name, interpreter, requirements, "tests/integrations/lightning"
 
 
 def run_tests_on(

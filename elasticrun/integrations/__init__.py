@@ -1,1 +1,1 @@
-"""Frameworks, one a file; each is imported by its name, and needs that framework."""
+"""Frameworks; each is imported by its name, and needs that framework."""

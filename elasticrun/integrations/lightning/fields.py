@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
 from torch import nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from elasticrun.integrations.lightning_digests import (
+from elasticrun.integrations.lightning.digests import (
     Digests,
     digest_of_weight,
     is_of_others,

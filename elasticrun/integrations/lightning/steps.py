@@ -10,7 +10,7 @@ import torch
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError
-from elasticrun.integrations.lightning_values import StepValues
+from elasticrun.integrations.lightning.values import StepValues
 from elasticrun.job.foreign import ForeignLoop
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 )
 
 from elasticrun.checkpoint.states.values import load_values_of, save_values_of
-from elasticrun.integrations.lightning_logs import kept_logs
+from elasticrun.integrations.lightning.logs import kept_logs
 from elasticrun.job.current import current_job
 from elasticrun.job.states import State
 from elasticrun.replicas.gathering import gather

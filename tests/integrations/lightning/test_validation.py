@@ -26,9 +26,9 @@ from torchmetrics import MeanMetric
 
 from elasticrun import init, rank, world_size
 from elasticrun.integrations.lightning import Elastic
-from elasticrun.integrations.lightning_fields import Fields
+from elasticrun.integrations.lightning.fields import Fields
 from elasticrun.testing import run_generation
-from tests.integrations.fitting import Net, datasets, nothing
+from tests.integrations.lightning.fitting import SILENT, Net, datasets, nothing
 from tests.support.generations import run_once
 from tests.support.programs import StopOnce
 
@@ -37,12 +37,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 TIMEOUT = 600.0
 NUM_BATCHES = 5  # Of a validation.
-SILENT = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 class Filling(Net):

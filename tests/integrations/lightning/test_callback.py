@@ -31,13 +31,14 @@ from torch.utils.data import (
 
 from elasticrun import AdaptiveDataLoader, CheckpointError, ElasticRunError, rank
 from elasticrun.integrations.lightning import Elastic, patch
-from elasticrun.integrations.lightning_checks import INTERNALS, INTERNALS_BESIDE
+from elasticrun.integrations.lightning.checks import INTERNALS, INTERNALS_BESIDE
 from elasticrun.testing import run_generation, start_generation
-from tests.integrations.fitting import (
+from tests.integrations.lightning.fitting import (
     KINDS,
     NUM_BATCHES,
     NUM_EPOCHS,
     NUM_SAMPLES,
+    SILENT,
     Fit,
     Manual,
     Net,
@@ -54,13 +55,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 TIMEOUT = 600.0
 LAST_BATCH = NUM_BATCHES * NUM_EPOCHS
-
-SILENT = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 def run(directory: Path, fit: Fit, **options: Any) -> Any:
@@ -475,6 +469,11 @@ def test_a_batch_size_means_what_is_said(
 def test_a_batch_size_without_a_meaning_is_refused(options: Any) -> None:
     with pytest.raises(ValueError, match="batch_size="):
         Elastic(**options)
+
+
+def test_a_wish_for_saves_in_validations_without_a_meaning_is_refused() -> None:
+    with pytest.raises(ValueError, match="saves_in_validation='never' must be"):
+        Elastic(saves_in_validation="never")  # type: ignore[arg-type]
 
 
 def set_up(trainer: Any) -> None:

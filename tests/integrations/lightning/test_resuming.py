@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 
 from elasticrun import AdaptiveDataLoader
 from elasticrun.integrations.lightning import Elastic
-from tests.integrations.fitting import Patient, datasets
+from tests.integrations.lightning.fitting import Patient, datasets
 from tests.support.generations import Crash, run_once
 from tests.support.programs import request_stop_and_wait
 

@@ -1,8 +1,7 @@
-"""Lightning: a Trainer whose fit goes on where it was, at any number of devices."""
+"""`Elastic`, the callback by which a Trainer's fit has a place in the job."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
@@ -16,35 +15,17 @@ from torch.utils.data import DataLoader
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
-from elasticrun.integrations.lightning_checks import check_arguments, check_internals
-from elasticrun.integrations.lightning_fields import Fields, KeptFields
-from elasticrun.integrations.lightning_loaders import StandIn, check_alike, elastic
-from elasticrun.integrations.lightning_logs import restore_logs
-from elasticrun.integrations.lightning_state import FitState, averaging, restore_sums
-from elasticrun.integrations.lightning_steps import Steps, settle_cut
-from elasticrun.integrations.lightning_values import (
-    Metrics,
-    StepValues,
-    copy_metrics,
-    restore_metrics,
-)
+from elasticrun.integrations.lightning.checks import check_arguments, check_internals
+from elasticrun.integrations.lightning.evaluation import Evaluations
+from elasticrun.integrations.lightning.loaders import StandIn, check_alike, elastic
+from elasticrun.integrations.lightning.logs import restore_logs
+from elasticrun.integrations.lightning.state import FitState, averaging, restore_sums
+from elasticrun.integrations.lightning.steps import Steps, settle_cut
+from elasticrun.integrations.lightning.validation import Validation
+from elasticrun.integrations.lightning.values import StepValues
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
-from elasticrun.replicas.gathering import gather
-
-logger = logging.getLogger(__name__)
-
-_CHANGED_IN_STEPS = (
-    "`%s` has changed in the validation or the batch before it, or cannot be compared, "
-    "and is in no checkpoint, so saves and stops wait for the end of the validation. "
-    "Keep it by self.log or in a metric of torchmetrics; or if it need not be kept, "
-    "say so: Elastic(saves_in_validation=True)."
-)
-_CHANGED_IN_HOOKS = (
-    "`%s` is changed by the hooks that begin a validation. They would do so once more "
-    "where it goes on after a restart, so saves and stops wait for its end."
-)
 
 
 class Elastic(Callback):
@@ -56,11 +37,11 @@ class Elastic(Callback):
         trainer.fit(model, train, valid)
 
     The job saves and stops between two batches of training or of a validation, and not
-    while gradients are accumulated. The module, its
-    optimizers and schedulers, the progress of all loops, callbacks, the averages over
-    the epoch that `self.log` has begun, and what a `CSVLogger` has written are in each
-    checkpoint. Losses are weighed by the replica's share in the global batch. A loader
-    with `max_local_batch_size` is trained in micro-batches, by one step a global batch.
+    while gradients are accumulated. The module, its optimizers and schedulers, the
+    progress of all loops, callbacks, the averages over the epoch that `self.log` has
+    begun, and what a `CSVLogger` has written are in each checkpoint. Losses are weighed
+    by the replica's share in the global batch. A loader with `max_local_batch_size` is
+    trained in micro-batches, by one step a global batch.
 
     Collective: `fit` is called on every replica, once in a job.
     Replay: `fit` goes on where the job was; give it no `ckpt_path`.
@@ -84,7 +65,8 @@ class Elastic(Callback):
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
         TypeError: `fit` gets a loader that cannot go on in the middle.
-        ValueError: `devices` is missing, or without a meaning.
+        ValueError: `devices` is missing, or without a meaning; or another argument has
+            a value that it cannot have.
     """
 
     def __init__(
@@ -104,6 +86,11 @@ class Elastic(Callback):
                 'how many "per_device" is one, so these go together. A job trains with '
                 "the same global batch at any number of devices."
             )
+        if saves_in_validation not in (None, True, False):
+            raise ValueError(
+                f"saves_in_validation={saves_in_validation!r} must be True, False or "
+                "None."
+            )
         self._num_nominal = {None: 0, "global": 1}.get(batch_size, devices)
         self._trainer: Trainer | None = None
         self._loop: ForeignLoop | None = None
@@ -112,19 +99,7 @@ class Elastic(Callback):
         self._has_finished = False
         self._start = (0, 0)  # Epoch, and its first batch in this process.
         self._saves_in_validation = saves_in_validation
-        self._first_validated = (0, 0)  # The next validation begins there.
-        self._resumes_validation = False  # Its first batch after a restart is to come.
-        # Before the last batch of training ahead of a validation; before the hooks that
-        # begin this; and after them.
-        self._fields_before_batch: Fields | None = None
-        self._kept: KeptFields | None = None
-        self._fields: Fields | None = None
-        self._change_in_batch: str | None = None
-        self._change_in_hooks: str | None = None
-        self._metrics: Metrics = []  # Of a validation that goes on.
-        self._has_begun_batches = True  # Of the validation.
-        self._waits_for_end = False  # Of it.
-        self._has_said_why = False
+        self._validation: Validation | None = None
         self._num_loaders = 0
         self._sizes: dict[str, int] = {}  # Of one device, by the name of the loader.
 
@@ -159,6 +134,13 @@ class Elastic(Callback):
                 "Train until a larger max_epochs, or in another job with a checkpoint "
                 "directory of its own."
             ) from error
+        self._validation = Validation(
+            trainer,
+            self._loop,
+            state=self._state,
+            evaluations=self._evaluations,
+            saves=self._saves_in_validation,
+        )
         loaded = self._state.loaded
         if loaded is not None:
             self._resumes = True
@@ -191,18 +173,12 @@ class Elastic(Callback):
         self._steps = Steps(
             trainer, StepValues(trainer, epoch_loop._results, strategy.reduce)
         )
-        loops = epoch_loop.val_loop, of_trainer.validate_loop, of_trainer.test_loop
-        self._evaluated = {
-            id(each._results): StepValues(trainer, each._results, strategy.reduce)
-            for each in loops
-        }
+        self._evaluations = Evaluations(trainer, strategy.reduce)
         automatic = epoch_loop.automatic_optimization
         automatic._make_closure = partial(
             self._steps.make_closure, automatic._make_closure
         )
         epoch_loop.reset = partial(self._begin_epoch, epoch_loop.reset)
-        val_loop = epoch_loop.val_loop
-        val_loop.reset = partial(self._begin_validation, val_loop.reset)
         epoch_loop.on_advance_end = partial(self._end_batch, epoch_loop.on_advance_end)
         fit_loop.on_advance_end = partial(self._end_epoch, fit_loop.on_advance_end)
 
@@ -257,7 +233,12 @@ class Elastic(Callback):
                 "are no steps: each micro-batch would be a batch with hooks and a "
                 "number of its own. Give it a smaller batch_size instead."
             )
-        return StandIn(loader, self._read if is_for_training else self._evaluate)
+        if is_for_training:
+            return StandIn(loader, self._read)
+        if is_fitting:
+            assert self._validation is not None
+            return StandIn(loader, self._validation.read)
+        return StandIn(loader, self._evaluations.read)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the module, which is complete and in its precision only now.
@@ -326,10 +307,8 @@ class Elastic(Callback):
         self._start = epoch, trained
         self._state.is_in_epoch = True
         if validated and loaded is not None:  # All that is left of the batch.
-            self._first_validated = validated
-            self._resumes_validation = True
-            val_loop = epoch_loop.val_loop
-            val_loop._restarting = True  # It counts on.
+            assert self._validation is not None
+            self._validation.resume_at(validated)
             epoch_loop.on_advance_end(fit_loop._data_fetcher)
 
     def _read(self, batches: StandIn) -> Iterator[Any]:
@@ -358,11 +337,8 @@ class Elastic(Callback):
     ) -> None:
         """Count the samples of all micro-batches; Lightning has the first one."""
         self._steps.be_in_whole()
-        loop: Any = trainer.fit_loop
-        if self._saves_in_validation is None and loop.epoch_loop._should_check_val_fx(
-            loop._data_fetcher
-        ):
-            self._fields_before_batch = Fields(trainer, pl_module)
+        assert self._validation is not None
+        self._validation.look_before_batch()
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Let metrics forget padding."""
@@ -387,9 +363,10 @@ class Elastic(Callback):
     def _end_batch(self, end: Any, data_fetcher: Any) -> None:
         """Pass a boundary after all that belongs to a batch, validation included."""
         end(data_fetcher)
-        self._fields = None
         assert self._trainer is not None
         assert self._loop is not None
+        assert self._validation is not None
+        self._validation.end()
         if not self._trainer.fit_loop.epoch_loop.done:
             self._loop.pass_boundary()
 
@@ -402,148 +379,24 @@ class Elastic(Callback):
 
     def _is_put_off(self) -> bool:
         """Say whether something is in no checkpoint here. Collective."""
-        if self._is_waiting or self._state.validated is None:
+        if self._is_waiting or self._validation is None:
             return self._is_waiting
-        if self._saves_in_validation:
-            return False
-        assert self._fields is not None
-        changed = self._change_in_batch or self._fields.find_change()
-        told = gather((self._change_in_hooks, changed))
-        in_hooks = [each for each, _ in told if each]
-        in_steps = [each for _, each in told if each]
-        if not in_hooks and not in_steps:
-            return False
-        self._waits_for_end = True
-        if not self._has_said_why and current_job().rank == 0:
-            logger.warning(
-                _CHANGED_IN_HOOKS if in_hooks else _CHANGED_IN_STEPS,
-                (in_hooks or in_steps)[0],
-            )
-        self._has_said_why = True
-        return True
-
-    def _begin_validation(self, reset: Any) -> None:
-        """Begin a validation; its first hooks are about to be called."""
-        reset()
-        trainer: Any = self._trainer
-        module = trainer.lightning_module
-        self._change_in_batch = self._change_in_hooks = None
-        if self._fields_before_batch is not None:  # None where a validation goes on.
-            self._change_in_batch = self._fields_before_batch.find_change()
-            self._fields_before_batch = None
-        self._waits_for_end = self._has_begun_batches = False
-        if self._saves_in_validation is None and not trainer.sanity_checking:
-            self._kept = KeptFields(trainer, module)
-        if self._resumes_validation:
-            self._metrics = copy_metrics(module)
-
-    def _begin_batches(self) -> None:
-        """Undo what those hooks did once more, and note what there is after them."""
-        trainer: Any = self._trainer
-        if self._has_begun_batches:
-            return
-        self._has_begun_batches = True
-        if self._resumes_validation:
-            assert self._state.loaded is not None
-            restore_metrics(self._metrics)
-            results = trainer.fit_loop.epoch_loop.val_loop._results
-            restore_sums(results, self._state.loaded["validation_sums"], trainer)
-        if self._kept is not None:
-            self._change_in_hooks = self._kept.find_change()
-            self._kept = None
-            self._fields = Fields(trainer, trainer.lightning_module)
-
-    def _evaluate(self, batches: StandIn) -> Iterator[Any]:
-        """Yield batches for an evaluation, from where a validation is to go on."""
-        trainer: Any = self._trainer
-        val_loop = trainer.fit_loop.epoch_loop.val_loop
-        combined = val_loop._combined_loader
-        members = [] if combined is None else combined.flattened
-        if batches not in members:
-            for batch, _ in self._read_evaluated(batches, 0, len(batches)):
-                yield batch
-            return
-        self._begin_batches()
-        number = members.index(batches)
-        loader, first = self._first_validated
-        if number < loader:
-            return  # It was finished before the restart.
-        self._first_validated = (0, 0)
-        if first:
-            self._resume_validation(val_loop, loader, first)
-        end = int(min(len(batches), combined.limits[number]))
-        may_save = self._saves_in_validation is not False
-        may_save = may_save and not trainer.sanity_checking
-        is_in_turn = len(members) == 1 or combined._mode == "sequential"
-        # A replica may have no sample of the last batch, so it has another one after
-        # each boundary: without any, it would not take part in the averages.
-        last = end - 2 if may_save and is_in_turn else 0
-        finished = first
-        for batch, index in self._read_evaluated(batches, first, end):
-            finished = self._pass_validated((number, finished), min(index, last))
-            if index >= end:
-                return
-            yield batch
-        self._pass_validated((number, finished), last)
-
-    def _read_evaluated(
-        self, batches: StandIn, first: int, end: int
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield batches from a number on, each with its own, for what is logged."""
-        trainer: Any = self._trainer
-        values = self._evaluated.get(id(trainer._results))  # None to predict.
-        loader = batches.loader
-        is_even = loader.even_batches or not end
-        if not is_even:
-            is_even = loader._pass().size(end - 1) >= current_job().world_size
-        for batch, (number, _, part) in loader.read(0, first):
-            if values is not None:
-                values.is_even = is_even
-                values.begin_batch(part.num_valid)
-            yield batch, number
-
-    def _resume_validation(self, val_loop: Any, loader: int, first: int) -> None:
-        """Be in a loader of a validation; those before it were finished."""
-        val_loop._combined_loader._iterator._idx = first  # The number that hooks get.
-        for finished in range(loader):
-            val_loop._results.dataloader_idx = finished
-            if finished < loader - 1:  # Lightning ends the last one when it comes here.
-                val_loop._store_dataloader_outputs()
+        return self._state.validated is not None and self._validation.must_end()
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
-        """Let averages go on; Lightning would begin them anew in its first batch."""
-        if self._resumes_validation:
-            self._resumes_validation = False
-            trainer._logger_connector._first_loop_iter = False
+        """Let averages go on where a validation does."""
+        if self._validation is not None:
+            self._validation.begin_batch()
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Let metrics forget padding."""
-        self._end_evaluated(trainer)
+        self._evaluations.end_batch()
 
     def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Let metrics forget padding."""
-        self._end_evaluated(trainer)
-
-    def _end_evaluated(self, trainer: Any) -> None:
-        values = self._evaluated.get(id(trainer._results))
-        if values is not None:
-            values.end_part()
-
-    def _pass_validated(self, place: tuple[int, int], number: int) -> int:
-        """Pass the boundaries up to that before a batch; return how many are finished.
-
-        There are several where other replicas alone had samples of a batch.
-        """
-        assert self._loop is not None
-        loader, finished = place
-        while finished < number and not self._waits_for_end:
-            finished += 1
-            self._state.validated = (loader, finished)
-            self._loop.pass_boundary(0)
-            self._state.validated = None
-        return finished
+        self._evaluations.end_batch()
 
     # After it.
 

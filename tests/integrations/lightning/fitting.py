@@ -37,6 +37,14 @@ def nothing(trainer: Trainer) -> None:
     """Let the batch be."""
 
 
+SILENT = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
 class Net(LightningModule):
     """Logs averages over steps and epochs, and a metric of its own."""
 
