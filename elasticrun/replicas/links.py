@@ -17,7 +17,7 @@ import socket
 import time
 import weakref
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TypeAlias
 
 from elasticrun.replicas.store import HUB, START_TIMEOUT, Address, JobStore
 from elasticrun.replicas.wire import Channel, Message, WireError, to_line
@@ -35,37 +35,11 @@ _KEEP_ALIVE = {
 }
 
 
-class Links(Protocol):
-    """One replica's connections.
+class Hub:
+    """Rank 0's connections to all others.
 
     `fileno` is for `poll`: when it becomes readable, there is something to do in
     `read`.
-    """
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait on."""
-
-    def read(self) -> list[Message]:
-        """Return the messages that have come, without waiting; send what was left.
-
-        The last one from a rank that is gone is {"type": "hung_up", "rank": rank}.
-        """
-
-    def send(self, ranks: Iterable[int], message: Message) -> None:
-        """Send a message, without waiting; a rank that is gone gets nothing.
-
-        One that has not called rank 0 yet gets it when it does.
-        """
-
-    def close(self, *, timeout: float = 0.0) -> None:
-        """Send what is left, for `timeout` seconds at most, and hang up."""
-
-    def forget(self) -> None:
-        """Close this process's descriptors; in a fork, the replica's stay open."""
-
-
-class Hub:
-    """Rank 0's connections to all others.
 
     Args:
         patience: Seconds that a caller has to show that it is a replica.
@@ -93,9 +67,14 @@ class Hub:
         _held.add(self)
 
     def fileno(self) -> int:
+        """Return the descriptor to wait on."""
         return self._selector.fileno()
 
     def read(self) -> list[Message]:
+        """Return the messages that have come, without waiting; send what was left.
+
+        The last one from a rank that is gone is {"type": "hung_up", "rank": rank}.
+        """
         messages: list[Message] = []
         self._dismiss_strangers()
         if self._is_full:  # There may be room again.
@@ -114,6 +93,10 @@ class Hub:
         return messages
 
     def send(self, ranks: Iterable[int], message: Message) -> None:
+        """Send a message, without waiting; a rank that is gone gets nothing.
+
+        One that has not called rank 0 yet gets it when it does.
+        """
         line = to_line(message)
         for rank in ranks:
             channel = self._channels.get(rank)
@@ -124,12 +107,14 @@ class Hub:
                 self._early.setdefault(rank, []).append(line)
 
     def close(self, *, timeout: float = 0.0) -> None:
+        """Send what is left, for `timeout` seconds at most, and hang up."""
         deadline = time.monotonic() + timeout
         for channel in self._channels.values():
             channel.flush_until(deadline)
         self.forget()
 
     def forget(self) -> None:
+        """Close this process's descriptors; in a fork, the replica's stay open."""
         for key in list((self._selector.get_map() or {}).values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
@@ -217,7 +202,7 @@ class Hub:
 
 
 class Spoke:
-    """Another replica's connection to rank 0."""
+    """Another replica's connection to rank 0, with the methods of `Hub`."""
 
     def __init__(self, store: JobStore, rank: int) -> None:
         there = store.take(HUB)
@@ -251,6 +236,9 @@ class Spoke:
         self._channel.close()
 
 
+Links: TypeAlias = Hub | Spoke
+
+
 def _channel(connection: socket.socket) -> Channel:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -272,7 +260,7 @@ def _receive(channel: Channel) -> list[Message]:
 # A forked child, such as a DataLoader worker, may outlive its replica: it must not hold
 # the connection that says that the replica lives.
 
-_held: weakref.WeakSet[Hub | Spoke] = weakref.WeakSet()
+_held: weakref.WeakSet[Links] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
