@@ -146,8 +146,9 @@ class Boundary:
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
         if self._last_save == (self._gate.number, self._progress.position):
-            self.finish_saving()
-            if self._saver is None or not self._saver.has_failed:
+            assert self._saver is not None  # Or there would be no last save.
+            self._saver.finish()
+            if not self._saver.has_failed:
                 return
         self.save(may_end=True)
 
@@ -213,18 +214,9 @@ class Boundary:
                 position.encode(), timeout=timeout, is_awaited=is_awaited
             )
         self._schedule.note_saved(self._gate.number, seconds=self._saver.seconds)
-        self._watcher.note_saved(self._schedule.next_interval)
+        self._watcher.note_saved(self._schedule.interval)
         self._last_save = (self._gate.number, position)
         return None if checkpoint is None else checkpoint.path
-
-    def finish_saving(self) -> None:
-        """Wait until no save is in flight.
-
-        Raises:
-            Exception: What it came to.
-        """
-        if self._saver is not None:
-            self._saver.finish()
 
     def close(self) -> None:
         """Wait for what is in flight, as long as a stop may take.

@@ -37,9 +37,8 @@ class Progress:
     @property
     def position(self) -> Position:
         """The position to save; during replay still the one to resume at."""
-        if self._resume is not None:
-            return self._resume
-        return replace(self._cursor, index=self.index)
+        resume = self._resume  # Read once: other threads ask, too.
+        return replace(self._cursor, index=self.index) if resume is None else resume
 
     @property
     def is_replaying(self) -> bool:

@@ -151,16 +151,11 @@ class Watcher:
         # Where the program is now: what is agreed before this is read may serve it.
         self._put(Request(kind, cause, exit_code, at=self._gate.number))
 
-    def note_saved(self, interval: float | None = None) -> None:
-        """Start the save interval anew: a checkpoint was just written.
-
-        Args:
-            interval: Another one from now on.
-        """
-        if interval is not None:
-            self._save_interval = interval
-        self._save_at = time.monotonic() + self._save_interval
-        if self._save_interval != math.inf:
+    def note_saved(self, interval: float) -> None:
+        """Let the next checkpoint by time come so many seconds after this one."""
+        self._save_interval = interval
+        self._save_at = time.monotonic() + interval
+        if interval != math.inf:
             self._pipe.wake()  # It may be about to sleep until another deadline.
 
     def wake(self) -> None:

@@ -43,11 +43,6 @@ class Schedule:
         assert self._interval != "auto"
         return self._interval
 
-    @property
-    def next_interval(self) -> float | None:
-        """Seconds until the next checkpoint by time; None if that does not change."""
-        return None if self.auto is None else self.auto.next_interval()
-
     def note_epoch(self, boundary: int) -> None:
         """An epoch ends at this boundary, which is not one of a batch."""
         if self._is_each_epoch:

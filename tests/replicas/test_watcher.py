@@ -116,7 +116,7 @@ def test_a_save_by_time_is_asked_for_once_until_it_is_written() -> None:
         assert train(gate).cause == "save_interval"
         let_it_look()
         assert [gate.arrive(), gate.arrive()] == [None, None]
-        watcher.note_saved()
+        watcher.note_saved(0.001)
         assert train(gate).cause == "save_interval"
 
 
