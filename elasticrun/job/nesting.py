@@ -34,9 +34,10 @@ class OpenLoops:
     @property
     def why_no_boundary(self) -> str | None:
         """What a boundary waits for, if it is the end of an inner loop."""
-        if len(self._open) < 2:
+        outermost = self._open[:2]  # Looked at once: other threads ask, too.
+        if len(outermost) < 2:
             return None
-        outer, inner = self._open[0].loader, self._open[1].loader
+        outer, inner = (each.loader for each in outermost)
         return (
             f"the loop over `{inner.name}` ({inner.where}) runs in the body of that "
             f"over `{outer.name}` ({outer.where}), and a stop waits for its end"
