@@ -240,7 +240,7 @@ class RankZero:
         self._checkpoints.acquire()
         registry = Registry(0)
         registry.add(Generators(torch.device("cpu")))
-        self._saver = Saver(self._checkpoints, registry, membership, Start.afresh())
+        self._saver = Saver(self._checkpoints, registry, membership, Start())
         self._watcher = Watcher(
             self._gate,
             rank=0,

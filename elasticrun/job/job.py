@@ -136,7 +136,7 @@ class Job:
             self._membership, has_one=self._checkpoints is not None
         )
         if self._checkpoints is None:
-            return Start.afresh()
+            return Start()
         start = open_checkpoints(self._checkpoints, self._membership)
         self._saver = Saver(
             self._checkpoints,

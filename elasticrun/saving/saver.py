@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
@@ -74,12 +73,8 @@ class Saver:
         self._capturer = Capturer(
             registry, membership, best=checkpoints.keeping.best, is_async=is_async
         )
-        self._warnings: list[str] = []
         self._writer = CheckpointWriter(
-            checkpoints,
-            membership,
-            generation=start.generation,
-            warn=self._warnings.append,
+            checkpoints, membership, generation=start.generation
         )
         self._gone: dict[int, str] = {}
         self._exchange = membership.exchange_over(membership.store, gone=self._gone)
@@ -178,14 +173,9 @@ class Saver:
                 exchange.forget(num_said)  # Rank 0 is past the saves before.
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
-            topic = save_written(number)
             told = exchange.decide(
                 save_ended(number),
-                lambda: writer.commit(
-                    own,
-                    gather=lambda: exchange.gather(topic, None, timeout=timeout),
-                    fetch=partial(exchange.fetch, topic),
-                ),
+                lambda: writer.commit(own, exchange, timeout=timeout),
                 timeout=2 * timeout,
                 is_heard=True,
             )
@@ -344,7 +334,7 @@ class Saver:
         self.num_failed += self.has_failed
         if isinstance(outcome, BaseException):
             raise outcome
-        told, self._warnings[:] = list(self._warnings), []
+        told, self._writer.warnings[:] = list(self._writer.warnings), []
         for text in told:
             warn_at_program(text, CheckpointWarning)
         if isinstance(outcome, Checkpoint):
