@@ -249,7 +249,7 @@ class RankZero:
             grace=PATIENCE,
             save_interval=float("inf"),
             describe=str,
-            on_gone=self._saver.note_gone,
+            gone=self._saver.gone,
         )
         self._watcher.start()
         context = multiprocessing.get_context("spawn")

@@ -157,9 +157,9 @@ class Job:
             save_interval=self._schedule.interval,
             stop_signals=self.settings.stop_signals,
             stuck_seconds=_stuck_seconds(self.device),
-            # These four are called in the watcher's thread.
+            gone={} if self._saver is None else self._saver.gone,
+            # These three are called in the watcher's thread.
             describe=self._describe,
-            on_gone=self._on_gone,
             is_saving=lambda: self._saver is not None and self._saver.is_busy,
             is_in_loop=lambda: self.loader is not None,
         )
@@ -374,10 +374,6 @@ class Job:
         if self.trace is not None:
             self.trace.close()
         self._let_go()
-
-    def _on_gone(self, rank: int, fate: str) -> None:
-        if self._saver is not None:
-            self._saver.note_gone(rank, fate)
 
     def _open_trace(self) -> Trace | None:
         if self.settings.trace_dir is None:

@@ -69,8 +69,8 @@ class Watcher:
             for none.
         describe: Says where the program is, for the message of a stop that took too
             long.
-        on_gone: Called on rank 0, in the watcher's thread, with a rank that takes part
-            no more and what became of it.
+        gone: On rank 0, it adds to it who takes part no more, and what became of that
+            rank.
         is_saving: Whether a save is in flight. What is due by time then waits until
             `wake` is called.
         stop_signals: The signals that mean to save and stop.
@@ -89,7 +89,7 @@ class Watcher:
         grace: float,
         save_interval: float,
         describe: Callable[[], str],
-        on_gone: Callable[[int, str], None],
+        gone: dict[int, str],
         is_saving: Callable[[], bool] = lambda: False,
         stop_signals: Sequence[int] = STOP_SIGNALS,
         stuck_seconds: float = math.inf,
@@ -100,7 +100,7 @@ class Watcher:
         self._world_size = world_size
         self._grace = grace
         self._save_interval = save_interval
-        self._on_gone = on_gone
+        self._gone = gone
         self._is_saving = is_saving
         self._stuck_seconds = stuck_seconds
         self._is_in_loop = is_in_loop
@@ -134,7 +134,7 @@ class Watcher:
             Farewell: self._on_farewell,
             HasLeft: self._on_left,
             HungUp: self._on_hung_up,
-            Dead: lambda dead: self._lose(_explain_death(dead.rank)),
+            Dead: self._on_dead,
             Alone: self._on_alone,
         }
 
@@ -339,7 +339,7 @@ class Watcher:
 
     def _note_gone(self, rank: int, fate: str) -> None:
         self._present.discard(rank)
-        self._on_gone(rank, fate)
+        self._gone[rank] = fate
         self._exit_if_alone()
         if self._is_closing:
             self._end_when_alone()
@@ -374,6 +374,13 @@ class Watcher:
         self._lose(
             "rank 0 is gone. Without it no boundary can be agreed and no checkpoint "
             "committed; start the job again, it resumes at the last one."
+        )
+
+    def _on_dead(self, dead: Dead) -> None:
+        self._lose(
+            f"the process of rank {dead.rank} died. Without it no boundary can be "
+            "agreed and no checkpoint committed. Look at its log; start the job again, "
+            "it resumes at the last checkpoint."
         )
 
     def _lose(self, why: str) -> None:
@@ -417,11 +424,3 @@ class Watcher:
         if self._links is not None:
             self._links.close(timeout=timeout)
             self._links = None
-
-
-def _explain_death(rank: int) -> str:
-    return (
-        f"the process of rank {rank} died. Without it no boundary can be agreed and no "
-        "checkpoint committed. Look at its log; start the job again, it resumes at the "
-        "last checkpoint."
-    )

@@ -44,12 +44,14 @@ class Saver:
     """One replica's part in saving.
 
     At most one save is in flight: what a thread of its own writes while training goes
-    on. Everything here but `_write` and `note_gone` is for the training thread.
+    on. Everything here but `_write` and `gone` is for the training thread.
 
     Args:
         is_async: Whether saves may be in flight; costs memory for all that is saved.
 
     Attributes:
+        gone: The ranks that take part no more, and what became of them; rank 0's
+            watcher adds to it, in its own thread.
         on_end: Called in another thread when a save in flight has ended, and is to be
             settled.
         newest: The newest committed checkpoint. It changes when a flight ends; whoever
@@ -76,14 +78,14 @@ class Saver:
         self._writer = CheckpointWriter(
             checkpoints, membership, generation=start.generation
         )
-        self._gone: dict[int, str] = {}
-        self._exchange = membership.exchange_over(membership.store, gone=self._gone)
+        self.gone: dict[int, str] = {}
+        self._exchange = membership.exchange_over(membership.store, gone=self.gone)
         # A client of the store that waits in one thread blocks all threads that use it.
         # So the writer's thread, which waits for other ranks, has one of its own.
         self._exchange_in_flight = self._exchange
         if is_async and membership.store is not None:
             store = JobStore(membership.store.address, None)
-            self._exchange_in_flight = membership.exchange_over(store, gone=self._gone)
+            self._exchange_in_flight = membership.exchange_over(store, gone=self.gone)
         # What the others must have heard before rank 0 leaves, which serves the store.
         self._asked: str | None = None
         self.on_end: Callable[[], object] = lambda: None
@@ -307,10 +309,6 @@ class Saver:
             self._capturer.forget()
             if self._rank == 0 and self._asked is not None:
                 self._exchange.wait_until_heard(self._asked, timeout=_HEARING_SECONDS)
-
-    def note_gone(self, rank: int, fate: str) -> None:
-        """Do not wait for a rank any more: for rank 0's watcher, in its own thread."""
-        self._gone[rank] = fate
 
     def _hint_of_renaming(self) -> None:
         """Warn once if a state of the checkpoint seems to have another name now."""

@@ -38,7 +38,7 @@ def watched(
         grace=grace,
         save_interval=save_interval,
         describe=lambda: "here",
-        on_gone=lambda rank, fate: None,
+        gone={},
         is_saving=is_saving,
     )
     yield watcher
