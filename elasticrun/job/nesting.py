@@ -63,16 +63,14 @@ class OpenLoops:
         Raises:
             LoopOrderError: It is open already.
         """
+        if self.has(loader):
+            raise LoopOrderError(
+                f"the loop over `{loader.name}` ({where}) began while another one over "
+                f"it ({loader.where}) was at batch {loader.batch_index}. A loader is "
+                "at one place at a time. Leave the first loop before you start the "
+                "second, and do not keep its iterator; or make another loader."
+            )
         key: tuple[int, ...] = ()
-        for each in self._open:
-            if each.loader is loader:
-                raise LoopOrderError(
-                    f"the loop over `{loader.name}` ({where}) began while another one "
-                    f"over it ({loader.where}) was at batch {loader.batch_index}. A "
-                    "loader is at one place at a time. Leave the first loop before you "
-                    "start the second, and do not keep its iterator; or make another "
-                    "loader."
-                )
         if self._open:
             outer = self._open[-1]
             batch = outer.loader.batch_index
