@@ -209,7 +209,7 @@ class Boundary:
         if self._saver is None:
             return None
         position = self._progress.position
-        with self._schedule.measured(), self._schedule.ending(may_end=may_end):
+        with self._schedule.saving(may_end=may_end):
             checkpoint = self._saver.save(
                 position.encode(), timeout=timeout, is_awaited=is_awaited
             )
@@ -241,12 +241,7 @@ class Boundary:
     # Stops.
 
     def _stop(self, decision: Decision) -> NoReturn:
-        """Save, and stop. Collective.
-
-        This is the end of a stop. It began with a signal, read by the watcher of the
-        replica that got it, or with `request_stop`; that watcher told rank 0's, which
-        asked all where they are and told all the boundary; their gates have held the
-        training threads until then, and let each come here.
+        """Save, and stop, as docs/design.md has it of the life of a stop. Collective.
 
         Raises:
             JobStopped: Always, but for:

@@ -80,8 +80,7 @@ class Saver:
         )
         self.gone: dict[int, str] = {}
         self._exchange = membership.exchange_over(membership.store, gone=self.gone)
-        # A client of the store that waits in one thread blocks all threads that use it.
-        # So the writer's thread, which waits for other ranks, has one of its own.
+        # The writer's thread waits for other ranks, so it has a client of its own.
         self._exchange_in_flight = self._exchange
         if is_async and membership.store is not None:
             store = JobStore(membership.store.address, None)

@@ -130,19 +130,15 @@ class CheckpointWriter:
         if capture.problem is not None:
             raise SaveFailed(capture.problem)
         if self._rank != 0:
-            try:
+            with _failing_softly(CheckpointError):
                 draft = self._checkpoints.join(capture.number)
-            except CheckpointError as error:
-                raise SaveFailed(str(error)) from error
             return [own.write(draft) for own in capture.files]
         assert self._draft is not None
         files = [own.write(self._draft) for own in capture.files]
-        if newest is None:
-            return files
-        try:
-            return files + [self._draft.copy(newest, name) for name in capture.carried]
-        except CheckpointError as error:
-            raise SaveFailed(str(error)) from error
+        if newest is not None:
+            with _failing_softly(CheckpointError):
+                files += [self._draft.copy(newest, name) for name in capture.carried]
+        return files
 
     def commit(
         self, own: Written, exchange: Exchange, *, timeout: float
@@ -254,11 +250,11 @@ class CheckpointWriter:
 
 
 @contextmanager
-def _failing_softly() -> Iterator[None]:
-    """Turn an OSError into SaveFailed: a failing disk or network ends no training."""
+def _failing_softly(kind: type[Exception] = OSError) -> Iterator[None]:
+    """Turn an error into SaveFailed: a failing disk or network ends no training."""
     try:
         yield
-    except OSError as error:
+    except kind as error:
         raise SaveFailed(text_of(error)) from error
 
 
