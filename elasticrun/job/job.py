@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
@@ -156,7 +154,8 @@ class Job:
             grace=self.settings.grace,
             save_interval=self._schedule.interval,
             stop_signals=self.settings.stop_signals,
-            stuck_seconds=_stuck_seconds(self.device),
+            # Collectives of gloo fail when a peer is gone; GPUs' wait for minutes.
+            stuck_seconds=10.0 if self.device.type == "cuda" else math.inf,
             gone={} if self._saver is None else self._saver.gone,
             # These three are called in the watcher's thread.
             describe=self._describe,
@@ -384,11 +383,3 @@ class Job:
             rank=self.rank,
             world_size=self.world_size,
         )
-
-
-def _stuck_seconds(device: torch.device) -> float:
-    """Return how long a replica may wait in a loop for one that is gone.
-
-    Collectives of gloo fail when a peer is gone; those on GPUs wait for minutes.
-    """
-    return 10.0 if device.type == "cuda" else math.inf

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _MAX_BYTES = 1 << 16
+_PATIENCE = 30.0  # Seconds that a caller has to show that it is a replica.
 # Seconds before the first probe of a silent connection, between probes, and how many
 # may stay unanswered.
 _KEEP_ALIVE = {
@@ -40,13 +41,9 @@ class Hub:
 
     `fileno` is for `poll`: when it becomes readable, there is something to do in
     `read`.
-
-    Args:
-        patience: Seconds that a caller has to show that it is a replica.
     """
 
-    def __init__(self, store: JobStore, *, patience: float = 30.0) -> None:
-        self._patience = patience
+    def __init__(self, store: JobStore) -> None:
         self._token = secrets.token_hex(16)
         self._listener = socket.create_server((store.interface, 0), backlog=_BACKLOG)
         self._listener.setblocking(False)
@@ -150,7 +147,7 @@ class Hub:
 
     def _dismiss_strangers(self) -> None:
         """Hang up on callers that never show the token."""
-        until = time.monotonic() - self._patience
+        until = time.monotonic() - _PATIENCE
         for channel in [c for c, since in self._strangers.items() if since < until]:
             self._forget(channel)
 

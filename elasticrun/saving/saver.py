@@ -211,8 +211,12 @@ class Saver:
             return self._write(capture, exchange, timeout=timeout, begun=begun)
 
         flight = Flight(capture.number, write, on_end=self.on_end)
-        self._flight = flight if flight.start() else None
-        return self._flight is not None
+        try:
+            flight.start()
+        except RuntimeError:  # So many threads already, or the interpreter ends.
+            return False
+        self._flight = flight
+        return True
 
     @contextmanager
     def _not_within_itself(self) -> Iterator[None]:
