@@ -240,7 +240,7 @@ class RankZero:
         self._checkpoints.acquire()
         registry = Registry(0)
         registry.add(Generators(torch.device("cpu")))
-        self._saver = Saver(self._checkpoints, registry, membership, Start.afresh())
+        self._saver = Saver(self._checkpoints, registry, membership, Start())
         self._watcher = Watcher(
             self._gate,
             rank=0,
@@ -249,7 +249,7 @@ class RankZero:
             grace=PATIENCE,
             save_interval=float("inf"),
             describe=str,
-            on_gone=self._saver.note_gone,
+            gone=self._saver.gone,
         )
         self._watcher.start()
         context = multiprocessing.get_context("spawn")

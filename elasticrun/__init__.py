@@ -47,47 +47,25 @@ if TYPE_CHECKING:
     from elasticrun.parallel.module import AdaptiveDataParallel as AdaptiveDataParallel
 
 # Handed on at first use (PEP 562), so that importing elasticrun does not import torch.
-_MODULES = {
-    "elasticrun.checkpoint.atomic": ("AtomicDirectory", "atomic_save"),
-    "elasticrun.job.current": (
-        "current_job",
-        "device",
-        "generation",
-        "init",
-        "load_state",
-        "local_rank",
-        "rank",
-        "request_checkpoint",
-        "request_stop",
-        "save_all_states",
-        "world_size",
-    ),
-    "elasticrun.data.order.ready": ("LengthGroups", "RandomWindows", "WeightedDraws"),
-    "elasticrun.data.sampler": ("ElasticSampler",),
-    "elasticrun.data.combined": ("CombinedLoader", "current_dataloader"),
-    "elasticrun.data.loader": ("AdaptiveDataLoader",),
-    "elasticrun.job.epochs": (
-        "current_epoch",
-        "finished_epochs",
-        "remaining_epochs_until",
-    ),
-    "elasticrun.errors": (
-        "AgreementError",
-        "CheckpointError",
-        "CheckpointWarning",
-        "ElasticRunError",
-        "JobStopped",
-        "LoopOrderError",
-        "StateNameError",
-    ),
-    "elasticrun.job.foreign": ("ForeignLoop",),
-    "elasticrun.launcher.calling": ("launch",),
-    "elasticrun.job.accumulator": ("Accumulator",),
-    "elasticrun.parallel.module": ("AdaptiveDataParallel",),
-    "elasticrun.job.steps": ("remaining_steps_until",),
-    "elasticrun.job.states": ("State", "Variables", "once", "register"),
+_NAMES = {
+    "checkpoint.atomic": "AtomicDirectory atomic_save",
+    "data.combined": "CombinedLoader current_dataloader",
+    "data.loader": "AdaptiveDataLoader",
+    "data.order.ready": "LengthGroups RandomWindows WeightedDraws",
+    "data.sampler": "ElasticSampler",
+    "errors": "AgreementError CheckpointError CheckpointWarning ElasticRunError "
+    "JobStopped LoopOrderError StateNameError",
+    "job.accumulator": "Accumulator",
+    "job.current": "current_job device generation init load_state local_rank rank "
+    "request_checkpoint request_stop save_all_states world_size",
+    "job.epochs": "current_epoch finished_epochs remaining_epochs_until",
+    "job.foreign": "ForeignLoop",
+    "job.states": "State Variables once register",
+    "job.steps": "remaining_steps_until",
+    "launcher.calling": "launch",
+    "parallel.module": "AdaptiveDataParallel",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module in _NAMES for name in _NAMES[module].split()}
 
 __all__ = sorted(_MODULE_OF)
 
@@ -97,7 +75,8 @@ def __getattr__(name: str) -> Any:
         return import_module("elasticrun.checkpoint.manifest").version()
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'elasticrun' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    module = import_module(f"elasticrun.{_MODULE_OF[name]}")
+    value = globals()[name] = getattr(module, name)
     return value
 
 

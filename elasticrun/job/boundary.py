@@ -146,8 +146,9 @@ class Boundary:
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
         if self._last_save == (self._gate.number, self._progress.position):
-            self.finish_saving()
-            if self._saver is None or not self._saver.has_failed:
+            assert self._saver is not None  # Or there would be no last save.
+            self._saver.finish()
+            if not self._saver.has_failed:
                 return
         self.save(may_end=True)
 
@@ -208,23 +209,14 @@ class Boundary:
         if self._saver is None:
             return None
         position = self._progress.position
-        with self._schedule.measured(), self._schedule.ending(may_end=may_end):
+        with self._schedule.saving(may_end=may_end):
             checkpoint = self._saver.save(
                 position.encode(), timeout=timeout, is_awaited=is_awaited
             )
         self._schedule.note_saved(self._gate.number, seconds=self._saver.seconds)
-        self._watcher.note_saved(self._schedule.next_interval)
+        self._watcher.note_saved(self._schedule.interval)
         self._last_save = (self._gate.number, position)
         return None if checkpoint is None else checkpoint.path
-
-    def finish_saving(self) -> None:
-        """Wait until no save is in flight.
-
-        Raises:
-            Exception: What it came to.
-        """
-        if self._saver is not None:
-            self._saver.finish()
 
     def close(self) -> None:
         """Wait for what is in flight, as long as a stop may take.
@@ -249,12 +241,7 @@ class Boundary:
     # Stops.
 
     def _stop(self, decision: Decision) -> NoReturn:
-        """Save, and stop. Collective.
-
-        This is the end of a stop. It began with a signal, read by the watcher of the
-        replica that got it, or with `request_stop`; that watcher told rank 0's, which
-        asked all where they are and told all the boundary; their gates have held the
-        training threads until then, and let each come here.
+        """Save, and stop, as docs/design.md has it of the life of a stop. Collective.
 
         Raises:
             JobStopped: Always, but for:

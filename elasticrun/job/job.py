@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
@@ -136,7 +134,7 @@ class Job:
             self._membership, has_one=self._checkpoints is not None
         )
         if self._checkpoints is None:
-            return Start.afresh()
+            return Start()
         start = open_checkpoints(self._checkpoints, self._membership)
         self._saver = Saver(
             self._checkpoints,
@@ -156,10 +154,11 @@ class Job:
             grace=self.settings.grace,
             save_interval=self._schedule.interval,
             stop_signals=self.settings.stop_signals,
-            stuck_seconds=_stuck_seconds(self.device),
-            # These four are called in the watcher's thread.
+            # Collectives of gloo fail when a peer is gone; GPUs' wait for minutes.
+            stuck_seconds=10.0 if self.device.type == "cuda" else math.inf,
+            gone={} if self._saver is None else self._saver.gone,
+            # These three are called in the watcher's thread.
             describe=self._describe,
-            on_gone=self._on_gone,
             is_saving=lambda: self._saver is not None and self._saver.is_busy,
             is_in_loop=lambda: self.loader is not None,
         )
@@ -375,10 +374,6 @@ class Job:
             self.trace.close()
         self._let_go()
 
-    def _on_gone(self, rank: int, fate: str) -> None:
-        if self._saver is not None:
-            self._saver.note_gone(rank, fate)
-
     def _open_trace(self) -> Trace | None:
         if self.settings.trace_dir is None:
             return None
@@ -388,11 +383,3 @@ class Job:
             rank=self.rank,
             world_size=self.world_size,
         )
-
-
-def _stuck_seconds(device: torch.device) -> float:
-    """Return how long a replica may wait in a loop for one that is gone.
-
-    Collectives of gloo fail when a peer is gone; those on GPUs wait for minutes.
-    """
-    return 10.0 if device.type == "cuda" else math.inf

@@ -38,32 +38,26 @@ class LoopedLoader(Protocol):
     @property
     def name(self) -> str:
         """What checkpoints and messages call the loader."""
-        ...
 
     @property
     def where(self) -> str:
         """Where the loop stands in the program, as "file.py:line"."""
-        ...
 
     @property
     def num_samples(self) -> int:
         """Samples in the whole loop, over all replicas."""
-        ...
 
     @property
     def batch_index(self) -> int:
         """Number of the current global batch within the loop."""
-        ...
 
     @property
     def is_step(self) -> bool:
         """Whether this micro-batch completes a global batch."""
-        ...
 
     @property
     def even_batches(self) -> bool:
         """Whether every replica takes part in every step."""
-        ...
 
     @property
     def loss_weight(self) -> float:
@@ -72,25 +66,20 @@ class LoopedLoader(Protocol):
         Raises:
             ElasticRunError: There is more than one.
         """
-        ...
 
     @property
     def has_one_weight(self) -> bool:
         """Whether all losses over its batches have that weight."""
-        ...
 
     @property
     def running_loop(self) -> Loop:
         """The running loop over the loader: a new object for each loop."""
-        ...
 
     def batch_at(self, index: int) -> int:
         """Return the number of the global batch that begins at an index of the loop."""
-        ...
 
     def __len__(self) -> int:
         """Return the number of global batches in the whole loop."""
-        ...
 
 
 class Loop(Protocol):
@@ -102,7 +91,6 @@ class Loop(Protocol):
 
         A new tuple for each turn, so that two turns are told apart by identity.
         """
-        ...
 
 
 class LoopOfSteps:

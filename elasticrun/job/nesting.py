@@ -34,9 +34,10 @@ class OpenLoops:
     @property
     def why_no_boundary(self) -> str | None:
         """What a boundary waits for, if it is the end of an inner loop."""
-        if len(self._open) < 2:
+        outermost = self._open[:2]  # Looked at once: other threads ask, too.
+        if len(outermost) < 2:
             return None
-        outer, inner = self._open[0].loader, self._open[1].loader
+        outer, inner = (each.loader for each in outermost)
         return (
             f"the loop over `{inner.name}` ({inner.where}) runs in the body of that "
             f"over `{outer.name}` ({outer.where}), and a stop waits for its end"
@@ -62,16 +63,14 @@ class OpenLoops:
         Raises:
             LoopOrderError: It is open already.
         """
+        if self.has(loader):
+            raise LoopOrderError(
+                f"the loop over `{loader.name}` ({where}) began while another one over "
+                f"it ({loader.where}) was at batch {loader.batch_index}. A loader is "
+                "at one place at a time. Leave the first loop before you start the "
+                "second, and do not keep its iterator; or make another loader."
+            )
         key: tuple[int, ...] = ()
-        for each in self._open:
-            if each.loader is loader:
-                raise LoopOrderError(
-                    f"the loop over `{loader.name}` ({where}) began while another one "
-                    f"over it ({loader.where}) was at batch {loader.batch_index}. A "
-                    "loader is at one place at a time. Leave the first loop before you "
-                    "start the second, and do not keep its iterator; or make another "
-                    "loader."
-                )
         if self._open:
             outer = self._open[-1]
             batch = outer.loader.batch_index

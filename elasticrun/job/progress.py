@@ -15,6 +15,7 @@ class Progress:
     restart), continued, or new; `position` is what a checkpoint has to hold.
 
     Attributes:
+        index: That of the running loop.
         num_begun_epochs: How often this process has entered an epoch.
         num_begun_loops: How often it has entered a loop.
     """
@@ -22,13 +23,13 @@ class Progress:
     def __init__(self, resume: Position | None = None) -> None:
         self._resume = resume
         # Where the program is; during replay that is before `_resume`. Its index is in
-        # `_index`, which changes with each batch.
+        # `index`, which changes with each batch.
         self._cursor = Position()
-        self._index = 0
+        self.index = 0
         self._before_epoch = Position()  # Where the running epoch began.
         self._num_epoch_loops = 0
         self._is_asked = False  # Whether a loader's own state said where to resume.
-        self._is_in_loop = False
+        self._is_in_loop = False  # Whether one has begun, and neither ended nor left.
         self._has_left_epoch = False  # By an exception, which may have been caught.
         self.num_begun_epochs = 0
         self.num_begun_loops = 0
@@ -36,19 +37,13 @@ class Progress:
     @property
     def position(self) -> Position:
         """The position to save; during replay still the one to resume at."""
-        if self._resume is not None:
-            return self._resume
-        return replace(self._cursor, index=self._index)
+        resume = self._resume  # Read once: other threads ask, too.
+        return replace(self._cursor, index=self.index) if resume is None else resume
 
     @property
     def is_replaying(self) -> bool:
         """Whether the program has yet to move on from the position to resume at."""
         return self._resume is not None
-
-    @property
-    def index(self) -> int:
-        """The index of the running loop."""
-        return self._index
 
     @property
     def body(self) -> tuple[int, ...]:
@@ -62,11 +57,6 @@ class Progress:
         if resume is None or resume.place != self._cursor.place:
             return 0
         return resume.index if resume.loader == loader else 0
-
-    @property
-    def is_in_loop(self) -> bool:
-        """Whether a loop has begun and neither ended nor been left."""
-        return self._is_in_loop
 
     @property
     def finished_epochs(self) -> int:
@@ -231,13 +221,13 @@ class Progress:
     def _enter(self, loader: str, index: int) -> None:
         self.num_begun_loops += 1
         self._cursor = replace(self._cursor, loader=loader)
-        self._index = index
+        self.index = index
         self._is_in_loop = True
         self._resume = None
 
     def advance(self, num_samples: int) -> None:
         """Count the samples of one global batch as consumed, or a step."""
-        self._index += num_samples
+        self.index += num_samples
 
     def end_loop(self, *, is_finished: bool) -> None:
         """Leave the loop; unfinished when an exception went through it."""
@@ -252,13 +242,13 @@ class Progress:
             self._pass_loop()
 
     def _pass_loop(self) -> None:
-        self._index = 0
+        self.index = 0
         self._cursor = self._cursor.after_loops(self._cursor.finished_loops + 1)
 
     def _move(self, cursor: Position) -> None:
         self._check_reached(cursor)
         self._cursor = replace(cursor, loader="")
-        self._index = 0
+        self.index = 0
         if self._resume is not None and cursor.place > self._resume.place:
             self._resume = None
 

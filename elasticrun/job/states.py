@@ -103,13 +103,12 @@ def register(**objects: Stateful) -> None:
                 "write a State with save and load."
             )
     # Modules first: a sharded optimizer's state goes by its parameters' names in them.
-    for name, target in sorted(objects.items(), key=_is_no_module):
+    in_order = sorted(
+        objects.items(), key=lambda item: not isinstance(item[1], nn.Module)
+    )
+    for name, target in in_order:
         current_job().register(state_of(name, target))
         act_once_per_global_batch(target)
-
-
-def _is_no_module(item: tuple[str, Stateful]) -> bool:
-    return not isinstance(item[1], nn.Module)
 
 
 def state_of(name: str, target: Stateful) -> StatefulState:
@@ -198,14 +197,11 @@ class _KeysSeen(BaseState):
 
     def __init__(self) -> None:
         super().__init__("once")
-        self._keys: dict[int, list[str]] = {}
+        self._keys: dict[int, list[str]] = {-1: []}
 
     def add(self, key: str, epoch: int) -> bool:
         if epoch not in self._keys:
-            outside = self._keys.get(-1, [])
-            self._keys = (
-                {-1: outside, epoch: []} if epoch >= 0 else {**self._keys, -1: []}
-            )
+            self._keys = {-1: self._keys[-1], epoch: []}
         if key in self._keys[epoch]:
             return False
         self._keys[epoch].append(key)
@@ -216,7 +212,8 @@ class _KeysSeen(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         keys = load_values(fileobj)["keys"]
-        self._keys = {int(epoch): list(found) for epoch, found in keys.items()}
+        found = {int(epoch): list(keys_of) for epoch, keys_of in keys.items()}
+        self._keys = {-1: [], **found}
 
 
 _keys_of: WeakKeyDictionary[Job, _KeysSeen] = WeakKeyDictionary()

@@ -81,6 +81,7 @@ class GradientHooks:
         self._awaits_backward = False  # DDP does, after its forward pass.
         self._hooked: list[bool] = []  # For each parameter.
         self._hooks: list[Any] = []
+        self._nodes: list[Any] = []  # Of these; a parameter's own reference is weak.
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._settled: object = _NEVER  # The part for which nothing is left to prepare.
         # The part whose gradients are only to be multiplied, all with one weight, and
@@ -177,7 +178,7 @@ class GradientHooks:
         """Remove the hooks; `prepare` puts them back if it finds a need."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._hooked = [], []
+        self._hooks, self._nodes, self._hooked = [], [], []
         self._settled = _NEVER
 
     def _hook(self, *, hides: bool) -> None:
@@ -201,7 +202,8 @@ class GradientHooks:
                 return self._before_adding(parameter, gradient)
             return (gradient * weight,)  # What most have to do.
 
-        self._hooks += [_Held(node), node.register_prehook(before)]
+        self._nodes.append(node)
+        self._hooks.append(node.register_prehook(before))
         if not self._hides_too:
             return
         after = functools.partial(self._after_adding, parameter)
@@ -244,7 +246,9 @@ class GradientHooks:
         if loader is None:
             return None
         if counts_met is None:
-            weight = self._own_weight(loader)
+            weight = loader.loss_weight
+            if loader.running_loop is not self._checked_loop:
+                self._check_own(loader, weight)
         else:
             weight = self._weight_of_weighed(loader)
         if gradient is None or weight == 1.0:
@@ -256,13 +260,6 @@ class GradientHooks:
             self._settled = self._sole_part
             self._sole_weights[gradient.dtype] = factor
         return (gradient * factor,)
-
-    def _own_weight(self, loader: LoopedLoader) -> float:
-        """Return the weight of gradients whose losses were not weighed."""
-        weight = loader.loss_weight
-        if loader.running_loop is not self._checked_loop:
-            self._check_own(loader, weight)
-        return weight
 
     def _weight_of_weighed(self, loader: LoopedLoader) -> float:
         """Return 0 or 1: what comes through a weighed loss was weighed on its way."""
@@ -322,13 +319,3 @@ def _factor(weight: float, dtype: torch.dtype) -> Tensor:
     """
     kept = dtype if dtype == torch.float32 else torch.float64
     return torch.tensor(weight, dtype=kept, device="cpu")
-
-
-class _Held:
-    """Keeps a node alive, of which a parameter itself has a weak reference only."""
-
-    def __init__(self, node: Any) -> None:
-        self._node = node
-
-    def remove(self) -> None:
-        self._node = None

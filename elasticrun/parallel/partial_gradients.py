@@ -89,13 +89,11 @@ class PartialGradients:
         """Weigh what is hidden by counts whose sums were not known yet."""
         self.drop_abandoned()
         if self.counts_met - {None}:
-            self._multiply(weighing.correction(self.counts_met))
+            factor = torch.as_tensor(weighing.correction(self.counts_met))
+            for hidden in (self._fresh, self._zeroed, self._due):
+                for gradient in hidden.values():
+                    gradient.mul_(factor.to(gradient))
         self.counts_met = set()
-
-    def _multiply(self, factor: Tensor | float) -> None:
-        for hidden in (self._fresh, self._zeroed, self._due):
-            for gradient in hidden.values():
-                gradient.mul_(torch.as_tensor(factor).to(gradient))
 
     def show(self) -> None:
         """Put what is hidden back where the step looks for it."""

@@ -113,7 +113,8 @@ def why_not_a_gpu_each(sights: Sequence[Sight]) -> str:
                 return (
                     f"rank {rank} on {sight.host} cannot use its GPUs: {sight.trouble}"
                 )
-            return f"rank {rank} on {sight.host} sees {_gpus(sight.num_gpus)} for it"
+            seen = f"{sight.num_gpus} GPUs, but none" if sight.num_gpus else "no GPU"
+            return f"rank {rank} on {sight.host} sees {seen} for it"
         owner = owners.setdefault((sight.host, sight.gpu), rank)
         if owner != rank:
             return (
@@ -128,10 +129,6 @@ def choose_number(local_rank: int, num_gpus: int) -> int:
     if num_gpus == 1:
         return 0
     return local_rank if local_rank < num_gpus else -1
-
-
-def _gpus(number: int) -> str:
-    return {0: "no GPU"}.get(number, f"{number} GPUs, but none")
 
 
 def _look(local_rank: int) -> Sight:

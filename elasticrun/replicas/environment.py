@@ -59,6 +59,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             "start the script with torchrun, or set both variables alike everywhere."
         )
     local_rank = _integer(variables, "LOCAL_RANK", default=0, least=0)
+    # As far as the store's address tells.
+    is_one_machine = variables.get("MASTER_ADDR", "localhost") in _LOOPBACK
     return Environment(
         rank=rank,
         local_rank=local_rank,
@@ -66,7 +68,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         local_world_size=_integer(
             variables,
             "LOCAL_WORLD_SIZE",
-            default=world_size if _is_one_machine(variables) else local_rank + 1,
+            default=world_size if is_one_machine else local_rank + 1,
             least=1,
         ),
         master_address=variables.get("MASTER_ADDR"),
@@ -74,11 +76,6 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         step=variables.get(_STEP, ""),
     )
-
-
-def _is_one_machine(variables: Mapping[str, str]) -> bool:
-    """Return whether all replicas are here, as far as the store's address tells."""
-    return variables.get("MASTER_ADDR", "localhost") in _LOOPBACK
 
 
 def _is_task(variables: Mapping[str, str]) -> bool:

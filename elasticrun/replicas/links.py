@@ -17,7 +17,7 @@ import socket
 import time
 import weakref
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TypeAlias
 
 from elasticrun.replicas.store import HUB, START_TIMEOUT, Address, JobStore
 from elasticrun.replicas.wire import Channel, Message, WireError, to_line
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _MAX_BYTES = 1 << 16
+_PATIENCE = 30.0  # Seconds that a caller has to show that it is a replica.
 # Seconds before the first probe of a silent connection, between probes, and how many
 # may stay unanswered.
 _KEEP_ALIVE = {
@@ -35,44 +36,14 @@ _KEEP_ALIVE = {
 }
 
 
-class Links(Protocol):
-    """One replica's connections.
+class Hub:
+    """Rank 0's connections to all others.
 
     `fileno` is for `poll`: when it becomes readable, there is something to do in
     `read`.
     """
 
-    def fileno(self) -> int:
-        """Return the descriptor to wait on."""
-
-    def read(self) -> list[Message]:
-        """Return the messages that have come, without waiting; send what was left.
-
-        The last one from a rank that is gone is {"type": "hung_up", "rank": rank}.
-        """
-
-    def send(self, ranks: Iterable[int], message: Message) -> None:
-        """Send a message, without waiting; a rank that is gone gets nothing.
-
-        One that has not called rank 0 yet gets it when it does.
-        """
-
-    def close(self, *, timeout: float = 0.0) -> None:
-        """Send what is left, for `timeout` seconds at most, and hang up."""
-
-    def forget(self) -> None:
-        """Close this process's descriptors; in a fork, the replica's stay open."""
-
-
-class Hub:
-    """Rank 0's connections to all others.
-
-    Args:
-        patience: Seconds that a caller has to show that it is a replica.
-    """
-
-    def __init__(self, store: JobStore, *, patience: float = 30.0) -> None:
-        self._patience = patience
+    def __init__(self, store: JobStore) -> None:
         self._token = secrets.token_hex(16)
         self._listener = socket.create_server((store.interface, 0), backlog=_BACKLOG)
         self._listener.setblocking(False)
@@ -93,9 +64,14 @@ class Hub:
         _held.add(self)
 
     def fileno(self) -> int:
+        """Return the descriptor to wait on."""
         return self._selector.fileno()
 
     def read(self) -> list[Message]:
+        """Return the messages that have come, without waiting; send what was left.
+
+        The last one from a rank that is gone is {"type": "hung_up", "rank": rank}.
+        """
         messages: list[Message] = []
         self._dismiss_strangers()
         if self._is_full:  # There may be room again.
@@ -114,6 +90,10 @@ class Hub:
         return messages
 
     def send(self, ranks: Iterable[int], message: Message) -> None:
+        """Send a message, without waiting; a rank that is gone gets nothing.
+
+        One that has not called rank 0 yet gets it when it does.
+        """
         line = to_line(message)
         for rank in ranks:
             channel = self._channels.get(rank)
@@ -124,12 +104,14 @@ class Hub:
                 self._early.setdefault(rank, []).append(line)
 
     def close(self, *, timeout: float = 0.0) -> None:
+        """Send what is left, for `timeout` seconds at most, and hang up."""
         deadline = time.monotonic() + timeout
         for channel in self._channels.values():
             channel.flush_until(deadline)
         self.forget()
 
     def forget(self) -> None:
+        """Close this process's descriptors; in a fork, the replica's stay open."""
         for key in list((self._selector.get_map() or {}).values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
@@ -165,7 +147,7 @@ class Hub:
 
     def _dismiss_strangers(self) -> None:
         """Hang up on callers that never show the token."""
-        until = time.monotonic() - self._patience
+        until = time.monotonic() - _PATIENCE
         for channel in [c for c, since in self._strangers.items() if since < until]:
             self._forget(channel)
 
@@ -217,7 +199,7 @@ class Hub:
 
 
 class Spoke:
-    """Another replica's connection to rank 0."""
+    """Another replica's connection to rank 0, with the methods of `Hub`."""
 
     def __init__(self, store: JobStore, rank: int) -> None:
         there = store.take(HUB)
@@ -251,6 +233,9 @@ class Spoke:
         self._channel.close()
 
 
+Links: TypeAlias = Hub | Spoke
+
+
 def _channel(connection: socket.socket) -> Channel:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -272,7 +257,7 @@ def _receive(channel: Channel) -> list[Message]:
 # A forked child, such as a DataLoader worker, may outlive its replica: it must not hold
 # the connection that says that the replica lives.
 
-_held: weakref.WeakSet[Hub | Spoke] = weakref.WeakSet()
+_held: weakref.WeakSet[Links] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:

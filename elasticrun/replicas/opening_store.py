@@ -27,6 +27,7 @@ from elasticrun.replicas.store import (
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE = START_TIMEOUT  # For another replica, which may import much before it comes.
 _QUIET_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
 _REACH_SECONDS = 30.0  # For an address where somebody listens, or did a moment ago.
@@ -38,21 +39,15 @@ _STEP = "step"
 _ELSEWHERE = "192.0.2.1"  # No machine has it (RFC 5737); so it is on no loopback.
 
 
-def open_store(
-    environment: Environment, *, patience: float = START_TIMEOUT
-) -> JobStore:
+def open_store(environment: Environment) -> JobStore:
     """Return the store of this generation, which rank 0 serves. Collective.
 
     Its address travels through the process group if the user has made one, else through
     the agent's store (torchrun); without an agent the store stands at MASTER_ADDR and
     MASTER_PORT itself. It listens on loopback when all replicas are on one machine.
 
-    Args:
-        patience: Seconds that all wait for another replica to come; it may import or
-            prepare much before.
-
     Raises:
-        AgreementError: One did not come; the text names it.
+        AgreementError: A replica did not come; the text names it.
     """
     if dist.is_initialized():
         return _open_through_group(environment)
@@ -63,28 +58,28 @@ def open_store(
             "torchrun, or set both."
         )
     if environment.has_agent_store:
-        return _open_through_agent(environment, patience)
+        return _open_through_agent(environment)
     address = Address(environment.master_address, environment.master_port)
     if environment.rank == 0:
         store = _serve_at(address, environment)
-        _call_roll(store, environment, patience, seconds=_LOOK_SECONDS / 20)
+        _call_roll(store, environment, seconds=_LOOK_SECONDS / 20)
         return store
-    _wait_for_rank_0(address, patience)
+    _wait_for_rank_0(address)
     try:
-        store = JobStore(address, None, patience=patience)
+        store = JobStore(address, None, patience=_PATIENCE)
     except ConnectionError as error:
-        raise _unserved(address, patience, error) from error
-    _check_step(store, environment, patience)
+        raise _unserved(address, error) from error
+    _check_step(store, environment)
     _answer_roll(store, environment)
     return store
 
 
-def _check_step(store: JobStore, environment: Environment, patience: float) -> None:
+def _check_step(store: JobStore, environment: Environment) -> None:
     """Refuse to write into the store of another job."""
     try:
-        step = store.take(_STEP, timeout=patience)
+        step = store.take(_STEP, timeout=_PATIENCE)
     except TimeoutError as error:
-        raise _absent([0], environment, patience) from error
+        raise _absent([0], environment) from error
     if step != environment.step:
         raise AgreementError(
             f"the replicas of another job meet at {store.address} (MASTER_ADDR, "
@@ -117,7 +112,6 @@ def _is_loopback(host: str) -> bool:
 def _call_roll(
     store: JobStore,
     environment: Environment,
-    patience: float,
     *,
     seconds: float,
     look: Callable[[], None] = lambda: None,
@@ -139,17 +133,17 @@ def _call_roll(
         if (number := store.client.add(_NUM_HERE, 0)) > num_here:
             num_here, last_came = number, now
         missing: list[int] | None = None
-        if num_here >= len(others) or now > quiet or now - last_came > patience:
+        if num_here >= len(others) or now > quiet or now - last_came > _PATIENCE:
             missing = _missing_of(store, others)
         if missing == []:
             break
         if now > quiet and missing:
             quiet = math.inf
             logger.warning("waiting for %s", _describe(missing, environment))
-        if now - last_came > patience and missing:
+        if now - last_came > _PATIENCE and missing:
             store.put(EVERYBODY, missing)
             _wait_until_told(store, len(others) - len(missing))
-            raise _absent(missing, environment, patience)
+            raise _absent(missing, environment)
         time.sleep(seconds)
     store.put(EVERYBODY, [])
 
@@ -171,7 +165,7 @@ def _answer_roll(store: JobStore, environment: Environment) -> None:
     missing = store.take(EVERYBODY, timeout=_FOR_EVER)
     if missing:
         store.client.add(_TOLD, 1)
-        raise _absent(missing, environment, None)
+        raise _absent(missing, environment, is_told=True)
 
 
 def _wait_until_told(store: JobStore, number: int) -> None:
@@ -181,7 +175,7 @@ def _wait_until_told(store: JobStore, number: int) -> None:
         time.sleep(_LOOK_SECONDS / 10)
 
 
-def _wait_for_rank_0(address: Address, patience: float) -> None:
+def _wait_for_rank_0(address: Address) -> None:
     """Wait until somebody listens where rank 0 is to serve the store."""
     begin = time.monotonic()
     quiet = begin + _QUIET_SECONDS
@@ -194,22 +188,22 @@ def _wait_for_rank_0(address: Address, patience: float) -> None:
             if now > quiet:
                 quiet = math.inf
                 logger.warning("waiting for rank 0 at %s: %s", address, error)
-            if now - begin > patience:
-                raise _unserved(address, patience, error) from error
+            if now - begin > _PATIENCE:
+                raise _unserved(address, error) from error
         time.sleep(_LOOK_SECONDS / 10)
 
 
-def _unserved(address: Address, patience: float, error: OSError) -> AgreementError:
+def _unserved(address: Address, error: OSError) -> AgreementError:
     return AgreementError(
-        f"rank 0 did not come within {patience:g} s: nobody serves the job's store at "
+        f"rank 0 did not come within {_PATIENCE:g} s: nobody serves the job's store at "
         f"{address} (MASTER_ADDR, MASTER_PORT): {error}. Look at the log of rank 0."
     )
 
 
 def _absent(
-    missing: list[int], environment: Environment, patience: float | None
+    missing: list[int], environment: Environment, *, is_told: bool = False
 ) -> AgreementError:
-    within = "" if patience is None else f" within {patience:g} s after the others"
+    within = "" if is_told else f" within {_PATIENCE:g} s after the others"
     return AgreementError(
         f"{_describe(missing, environment)} did not come{within}, so the job cannot "
         "start. Look at their logs: they may have died before they joined."
@@ -250,7 +244,7 @@ def _open_through_group(environment: Environment) -> JobStore:
     return JobStore(Address.parse(gather("")[0]), None)
 
 
-def _open_through_agent(environment: Environment, patience: float) -> JobStore:
+def _open_through_agent(environment: Environment) -> JobStore:
     """Meet the other replicas of this generation through the agent's store.
 
     That store outlives generations, and a key of a dead one looks like any other. So
@@ -268,12 +262,12 @@ def _open_through_agent(environment: Environment, patience: float) -> JobStore:
     )
     if environment.rank == 0:
         store = _serve_anew(environment)
-        _answer_until_all_are_here(agent, store, environment, patience)
+        _answer_until_all_are_here(agent, store, environment)
         return store
     deadline = time.monotonic() + START_TIMEOUT
     while True:
         try:
-            return _ask_for_store(agent, environment, patience)
+            return _ask_for_store(agent, environment)
         except (ConnectionError, dist.DistError):
             # The rank 0 that answered was one of a generation about to die.
             if time.monotonic() > deadline:
@@ -282,7 +276,7 @@ def _open_through_agent(environment: Environment, patience: float) -> JobStore:
 
 
 def _answer_until_all_are_here(
-    agent: TCPStore, store: JobStore, environment: Environment, patience: float
+    agent: TCPStore, store: JobStore, environment: Environment
 ) -> None:
     asks = _asks(environment.world_size)
     answered = f"{asks}/answered"
@@ -308,7 +302,7 @@ def _answer_until_all_are_here(
             for key in present:
                 del open_asks[key]
 
-    _call_roll(store, environment, patience, seconds=0.002, look=answer)
+    _call_roll(store, environment, seconds=0.002, look=answer)
     agent.set(answered, str(min(open_asks.values(), default=num_seen + 1) - 1))
 
 
@@ -325,17 +319,15 @@ def _answer(nonce: str) -> str:
     return f"elasticrun/answer/{nonce}"
 
 
-def _ask_for_store(
-    agent: TCPStore, environment: Environment, patience: float
-) -> JobStore:
+def _ask_for_store(agent: TCPStore, environment: Environment) -> JobStore:
     nonce = uuid.uuid4().hex
     asks = _asks(environment.world_size)
     agent.set(f"{asks}/{agent.add(asks, 1)}", nonce)
     key = _answer(nonce)
     try:
-        agent.wait([key], timedelta(seconds=patience))
+        agent.wait([key], timedelta(seconds=_PATIENCE))
     except dist.DistStoreError as error:
-        raise _absent([0], environment, patience) from error
+        raise _absent([0], environment) from error
     address = Address.parse(agent.get(key).decode())
     _check_served(address)
     store = JobStore(address, None)

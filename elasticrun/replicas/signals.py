@@ -119,10 +119,8 @@ class SignalPipe:
 
     def wake(self) -> None:
         """Let the reader's `select` return; a full pipe will wake it anyway."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"\0")
-        except BlockingIOError:
-            return
 
     def read(self) -> list[int]:
         """Return the stop signals that came since the last call, without waiting."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.replicas.agreement import Coordinator
 from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.links import Links
-from elasticrun.replicas.mail import Mail
 from elasticrun.replicas.messages import (
     Alone,
     Answer,
@@ -29,6 +29,8 @@ from elasticrun.replicas.messages import (
     HasLeft,
     HungUp,
     Request,
+    decode,
+    encode,
 )
 from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe, exit_at_once
 from elasticrun.replicas.stop_clock import NAMING_SECONDS, StopClock
@@ -67,8 +69,8 @@ class Watcher:
             for none.
         describe: Says where the program is, for the message of a stop that took too
             long.
-        on_gone: Called on rank 0, in the watcher's thread, with a rank that takes part
-            no more and what became of it.
+        gone: On rank 0, it adds to it who takes part no more, and what became of that
+            rank.
         is_saving: Whether a save is in flight. What is due by time then waits until
             `wake` is called.
         stop_signals: The signals that mean to save and stop.
@@ -87,7 +89,7 @@ class Watcher:
         grace: float,
         save_interval: float,
         describe: Callable[[], str],
-        on_gone: Callable[[int, str], None],
+        gone: dict[int, str],
         is_saving: Callable[[], bool] = lambda: False,
         stop_signals: Sequence[int] = STOP_SIGNALS,
         stuck_seconds: float = math.inf,
@@ -98,14 +100,15 @@ class Watcher:
         self._world_size = world_size
         self._grace = grace
         self._save_interval = save_interval
-        self._on_gone = on_gone
+        self._gone = gone
         self._is_saving = is_saving
         self._stuck_seconds = stuck_seconds
         self._is_in_loop = is_in_loop
         self._lost: _Lost | None = None
         self._clock = StopClock(grace, describe)
         self._pipe = SignalPipe(stop_signals)
-        self._mail = Mail(links, rank, wake=self._pipe.wake)
+        self._links = links  # As long as they stand.
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
         self._present = set(range(world_size))  # The ranks that have not left.
         self._is_closing = self._has_ended = False
@@ -131,7 +134,7 @@ class Watcher:
             Farewell: self._on_farewell,
             HasLeft: self._on_left,
             HungUp: self._on_hung_up,
-            Dead: lambda dead: self._lose(_explain_death(dead.rank)),
+            Dead: self._on_dead,
             Alone: self._on_alone,
         }
 
@@ -146,18 +149,13 @@ class Watcher:
             self._gate.schedule(kind, cause, exit_code)
             return
         # Where the program is now: what is agreed before this is read may serve it.
-        self._mail.put(Request(kind, cause, exit_code, at=self._gate.number))
+        self._put(Request(kind, cause, exit_code, at=self._gate.number))
 
-    def note_saved(self, interval: float | None = None) -> None:
-        """Start the save interval anew: a checkpoint was just written.
-
-        Args:
-            interval: Another one from now on.
-        """
-        if interval is not None:
-            self._save_interval = interval
-        self._save_at = time.monotonic() + self._save_interval
-        if self._save_interval != math.inf:
+    def note_saved(self, interval: float) -> None:
+        """Let the next checkpoint by time come so many seconds after this one."""
+        self._save_interval = interval
+        self._save_at = time.monotonic() + interval
+        if interval != math.inf:
             self._pipe.wake()  # It may be about to sleep until another deadline.
 
     def wake(self) -> None:
@@ -178,14 +176,19 @@ class Watcher:
 
     def close(self) -> None:
         """Stop watching; rank 0, which serves the store, first waits for the others."""
-        self._mail.put(Close())
+        self._put(Close())
         serves_others = self._rank == 0 and self._world_size > 1
         if serves_others and not self._others_left.wait(_OTHERS_SECONDS):
-            self._mail.put(Alone())
+            self._put(Alone())
         self._thread.join(_FAREWELL_SECONDS)
         self._pipe.uninstall()
         if not self._thread.is_alive():
             self._pipe.close()
+
+    def _put(self, message: object) -> None:
+        """Have the watcher's thread handle a message; from any thread."""
+        self._inbox.put(message)
+        self._pipe.wake()
 
     # The watcher thread.
 
@@ -196,22 +199,22 @@ class Watcher:
             self._gate.fail(f"the thread that watches for stops failed: {error!r}")
             raise
         finally:
-            self._mail.disconnect(timeout=_FAREWELL_SECONDS)
+            self._disconnect(timeout=_FAREWELL_SECONDS)
 
     def _watch(self) -> None:
         while not self._has_ended:
             self._wait()
             for number in self._pipe.read():
                 self._on_signal(number)
-            for message in self._mail.received():
+            for message in self._received():
                 self._handlers[type(message)](message)
             self._on_time(time.monotonic())
 
     def _wait(self) -> None:
         poll = select.poll()  # `select` takes no descriptor above 1023.
         poll.register(self._pipe, select.POLLIN)
-        if self._mail.links is not None:
-            poll.register(self._mail.links, select.POLLIN)
+        if self._links is not None:
+            poll.register(self._links, select.POLLIN)
         seconds = self._seconds_to_next_deadline()
         poll.poll(None if seconds is None else math.ceil(seconds * 1000))
 
@@ -250,8 +253,7 @@ class Watcher:
             self._answer_by = None
         if self._coordinator is None:
             return
-        if (given_up := self._coordinator.on_time(now)) is not None:
-            self._broadcast(given_up)
+        self._broadcast(self._coordinator.on_time(now))
         if now >= self._save_at and self._may_save_by_time():
             self._save_at = math.inf  # Not again before this one is written.
             self._wish(CHECKPOINT, "save_interval", 0)
@@ -261,31 +263,27 @@ class Watcher:
         return is_timed and not self._is_saving()
 
     def _wish(self, kind: str, cause: str, exit_code: int) -> None:
-        self._mail.send(0, Request(kind, cause, exit_code, at=self._gate.number))
+        self._send({0}, Request(kind, cause, exit_code, at=self._gate.number))
 
     def _on_request(self, request: Request) -> None:
         if self._coordinator is None:  # Of this replica's own threads.
-            self._mail.send(0, request)
+            self._send({0}, request)
             return
         if len(self._present) < self._world_size:
             return  # Somebody's program has ended: no boundary of all is to come.
-        question = self._coordinator.on_request(request, time.monotonic())
-        if question is not None:
-            self._broadcast(question)
+        self._broadcast(self._coordinator.on_request(request, time.monotonic()))
 
     def _on_ask(self, ask: Ask) -> None:
         self._clock.note_heard()
         boundary = self._gate.promise()
         self._answer_by = time.monotonic() + self._grace + _FAREWELL_SECONDS
-        self._mail.send(0, Answer(ask.number, self._rank, boundary))
+        self._send({0}, Answer(ask.number, self._rank, boundary))
 
     def _on_answer(self, answer: Answer) -> None:
         assert self._coordinator is not None
-        decision = self._coordinator.on_answer(
-            answer.number, answer.rank, answer.boundary
+        self._broadcast(
+            self._coordinator.on_answer(answer.number, answer.rank, answer.boundary)
         )
-        if decision is not None:
-            self._broadcast(decision)
 
     def _on_decision(self, decision: Decision) -> None:
         self._answer_by = None
@@ -318,33 +316,30 @@ class Watcher:
             self._broadcast(Farewell())
             self._end_when_alone()
         else:
-            self._mail.send(0, HasLeft(self._rank))
+            self._send({0}, HasLeft(self._rank))
             self._has_ended = True
 
     def _on_farewell(self, _: Farewell) -> None:
         self._gate.settle(None)
-        self._mail.send(0, HasLeft(self._rank))
-        self._mail.disconnect(timeout=_FAREWELL_SECONDS)
+        self._send({0}, HasLeft(self._rank))
+        self._disconnect(timeout=_FAREWELL_SECONDS)
 
     def _on_left(self, left: HasLeft) -> None:
         assert self._coordinator is not None
         self._note_gone(left.rank, "its program has ended")
-        called_off = self._coordinator.on_left()
-        if called_off is not None:
-            self._broadcast(called_off)
+        self._broadcast(self._coordinator.on_left())
 
     def _on_death(self, rank: int) -> None:
         assert self._coordinator is not None
         self._note_gone(rank, "its process died")
         given_up = self._coordinator.on_death(rank)
-        if given_up is not None:
-            self._broadcast(given_up)
+        self._broadcast(given_up)
         if given_up is None or given_up.kind != STOP:  # Else all exit anyway.
             self._broadcast(Dead(rank))
 
     def _note_gone(self, rank: int, fate: str) -> None:
         self._present.discard(rank)
-        self._on_gone(rank, fate)
+        self._gone[rank] = fate
         self._exit_if_alone()
         if self._is_closing:
             self._end_when_alone()
@@ -375,10 +370,17 @@ class Watcher:
             if hung_up.rank in self._present:  # It has not said that it leaves.
                 self._on_death(hung_up.rank)
             return
-        self._mail.disconnect()
+        self._disconnect()
         self._lose(
             "rank 0 is gone. Without it no boundary can be agreed and no checkpoint "
             "committed; start the job again, it resumes at the last one."
+        )
+
+    def _on_dead(self, dead: Dead) -> None:
+        self._lose(
+            f"the process of rank {dead.rank} died. Without it no boundary can be "
+            "agreed and no checkpoint committed. Look at its log; start the job again, "
+            "it resumes at the last checkpoint."
         )
 
     def _lose(self, why: str) -> None:
@@ -395,13 +397,30 @@ class Watcher:
         else:
             self._lost = lost._replace(look_at=now + self._stuck_seconds)
 
+    # Mail.
+
+    def _received(self) -> Iterator[object]:
+        """Yield what has come, without waiting."""
+        while not self._inbox.empty():
+            yield self._inbox.get()
+        if self._links is not None:
+            yield from map(decode, self._links.read())
+
     def _broadcast(self, message: object) -> None:
-        self._mail.broadcast(sorted(self._present), message)
+        """Send a message to all who have not left; None is no message."""
+        if message is not None:
+            self._send(self._present, message)
 
+    def _send(self, ranks: Collection[int], message: object) -> None:
+        """Send a message, without waiting; it is dropped if nobody is there."""
+        if self._rank in ranks:
+            self._put(message)  # Wakes: it may be a deadline that sends it.
+        others = sorted({*ranks} - {self._rank})
+        if others and self._links is not None:
+            self._links.send(others, encode(message))
 
-def _explain_death(rank: int) -> str:
-    return (
-        f"the process of rank {rank} died. Without it no boundary can be agreed and no "
-        "checkpoint committed. Look at its log; start the job again, it resumes at the "
-        "last checkpoint."
-    )
+    def _disconnect(self, *, timeout: float = 0.0) -> None:
+        """Hang up, once everything was sent or `timeout` seconds are over."""
+        if self._links is not None:
+            self._links.close(timeout=timeout)
+            self._links = None

@@ -10,7 +10,7 @@ from elasticrun.checkpoint.draft import Checkpoint
 SaveOutcome = Checkpoint | str | BaseException
 
 
-class Flight:
+class Flight(threading.Thread):
     """One save in a thread of its own, which ends with it.
 
     Not a thread for all saves: the interpreter waits at its end for threads that run,
@@ -33,33 +33,24 @@ class Flight:
         *,
         on_end: Callable[[], object],
     ) -> None:
+        super().__init__(name="elasticrun-writer", daemon=True)
         self.number = number
         self.outcome: SaveOutcome | None = None
         self._write = write
         self._on_end = on_end
         self._given_up = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="elasticrun-writer", daemon=True
-        )
-
-    def start(self) -> bool:
-        """Begin to write; return False, with nothing done, if no thread can be had."""
-        try:
-            self._thread.start()
-        except RuntimeError:  # So many threads already, or the interpreter ends.
-            return False
-        return True
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end; return whether it came in time."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self.join(timeout)
+        return not self.is_alive()
 
     def give_up(self) -> None:
         """Have it stop waiting for other ranks; `on_end` is not called any more."""
         self._given_up.set()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write; called by `start`, in this thread."""
         try:
             self.outcome = self._write(self._given_up)
         except BaseException as error:

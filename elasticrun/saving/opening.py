@@ -32,14 +32,9 @@ class Start:
         newest: The checkpoint to resume from, or None.
     """
 
-    generation: int
-    number: int
-    newest: Checkpoint | None
-
-    @classmethod
-    def afresh(cls) -> Start:
-        """Return what a job without a checkpoint directory begins with."""
-        return cls(generation=0, number=1, newest=None)
+    generation: int = 0
+    number: int = 1
+    newest: Checkpoint | None = None
 
     @property
     def position(self) -> Position | None:
@@ -83,7 +78,7 @@ def open_checkpoints(checkpoints: CheckpointStore, membership: Membership) -> St
 
 def _begin_on_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
     """Take the directory, look what is there, and tell the others; or why not."""
-    start = Start.afresh()
+    start = Start()
 
     def begin() -> dict[str, Any]:
         nonlocal start

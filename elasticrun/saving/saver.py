@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
@@ -45,12 +44,14 @@ class Saver:
     """One replica's part in saving.
 
     At most one save is in flight: what a thread of its own writes while training goes
-    on. Everything here but `_write` and `note_gone` is for the training thread.
+    on. Everything here but `_write` and `gone` is for the training thread.
 
     Args:
         is_async: Whether saves may be in flight; costs memory for all that is saved.
 
     Attributes:
+        gone: The ranks that take part no more, and what became of them; rank 0's
+            watcher adds to it, in its own thread.
         on_end: Called in another thread when a save in flight has ended, and is to be
             settled.
         newest: The newest committed checkpoint. It changes when a flight ends; whoever
@@ -74,21 +75,16 @@ class Saver:
         self._capturer = Capturer(
             registry, membership, best=checkpoints.keeping.best, is_async=is_async
         )
-        self._warnings: list[str] = []
         self._writer = CheckpointWriter(
-            checkpoints,
-            membership,
-            generation=start.generation,
-            warn=self._warnings.append,
+            checkpoints, membership, generation=start.generation
         )
-        self._gone: dict[int, str] = {}
-        self._exchange = membership.exchange_over(membership.store, gone=self._gone)
-        # A client of the store that waits in one thread blocks all threads that use it.
-        # So the writer's thread, which waits for other ranks, has one of its own.
+        self.gone: dict[int, str] = {}
+        self._exchange = membership.exchange_over(membership.store, gone=self.gone)
+        # The writer's thread waits for other ranks, so it has a client of its own.
         self._exchange_in_flight = self._exchange
         if is_async and membership.store is not None:
             store = JobStore(membership.store.address, None)
-            self._exchange_in_flight = membership.exchange_over(store, gone=self._gone)
+            self._exchange_in_flight = membership.exchange_over(store, gone=self.gone)
         # What the others must have heard before rank 0 leaves, which serves the store.
         self._asked: str | None = None
         self.on_end: Callable[[], object] = lambda: None
@@ -178,14 +174,9 @@ class Saver:
                 exchange.forget(num_said)  # Rank 0 is past the saves before.
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
-            topic = save_written(number)
             told = exchange.decide(
                 save_ended(number),
-                lambda: writer.commit(
-                    own,
-                    gather=lambda: exchange.gather(topic, None, timeout=timeout),
-                    fetch=partial(exchange.fetch, topic),
-                ),
+                lambda: writer.commit(own, exchange, timeout=timeout),
                 timeout=2 * timeout,
                 is_heard=True,
             )
@@ -220,8 +211,12 @@ class Saver:
             return self._write(capture, exchange, timeout=timeout, begun=begun)
 
         flight = Flight(capture.number, write, on_end=self.on_end)
-        self._flight = flight if flight.start() else None
-        return self._flight is not None
+        try:
+            flight.start()
+        except RuntimeError:  # So many threads already, or the interpreter ends.
+            return False
+        self._flight = flight
+        return True
 
     @contextmanager
     def _not_within_itself(self) -> Iterator[None]:
@@ -318,10 +313,6 @@ class Saver:
             if self._rank == 0 and self._asked is not None:
                 self._exchange.wait_until_heard(self._asked, timeout=_HEARING_SECONDS)
 
-    def note_gone(self, rank: int, fate: str) -> None:
-        """Do not wait for a rank any more: for rank 0's watcher, in its own thread."""
-        self._gone[rank] = fate
-
     def _hint_of_renaming(self) -> None:
         """Warn once if a state of the checkpoint seems to have another name now."""
         if self._rank != 0 or self._has_hinted or self._start.newest is None:
@@ -344,7 +335,7 @@ class Saver:
         self.num_failed += self.has_failed
         if isinstance(outcome, BaseException):
             raise outcome
-        told, self._warnings[:] = list(self._warnings), []
+        told, self._writer.warnings[:] = list(self._writer.warnings), []
         for text in told:
             warn_at_program(text, CheckpointWarning)
         if isinstance(outcome, Checkpoint):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.saving.settings import Settings
+from elasticrun.saving.settings import ONLY_BY_TIME, Settings
 
 
 class Schedule:
@@ -25,14 +25,11 @@ class Schedule:
 
     def __init__(self, settings: Settings, *, generation: int, is_saving: bool) -> None:
         interval = settings.save_interval if is_saving else math.inf
+        every = settings.save_every if is_saving else ONLY_BY_TIME
         self._interval = interval
-        self._is_each_epoch = is_saving and settings.save_every.is_each_epoch
-        self._num_batches: float = math.inf
-        if is_saving:
-            self._num_batches = settings.save_every.num_batches or math.inf
-        self.due_at = self._num_batches
-        if interval == 0:
-            self.due_at = 0
+        self._is_each_epoch = every.is_each_epoch
+        self._num_batches = every.num_batches or math.inf
+        self.due_at = 0 if interval == 0 else self._num_batches
         self.auto = AutoInterval(generation) if interval == "auto" else None
 
     @property
@@ -42,11 +39,6 @@ class Schedule:
             return self.auto.next_interval()
         assert self._interval != "auto"
         return self._interval
-
-    @property
-    def next_interval(self) -> float | None:
-        """Seconds until the next checkpoint by time; None if that does not change."""
-        return None if self.auto is None else self.auto.next_interval()
 
     def note_epoch(self, boundary: int) -> None:
         """An epoch ends at this boundary, which is not one of a batch."""
@@ -67,27 +59,23 @@ class Schedule:
             self.due_at = boundary + self._num_batches
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Learn how long training waits for the save in the block."""
-        begun = time.perf_counter()
-        yield
-        if self.auto is not None:
-            self.auto.note_cost(time.perf_counter() - begun)
+    def saving(self, *, may_end: bool) -> Iterator[None]:
+        """Learn how long training waits for the save in the block.
 
-    @contextmanager
-    def ending(self, *, may_end: bool) -> Iterator[None]:
-        """Mark the checkpoint in the block as one that a generation may end with.
-
-        If the next generation resumes from one without the mark, this one has failed.
+        Args:
+            may_end: Whether to mark its checkpoint as one that a generation may end
+                with: if the next one resumes from another, this one has failed.
         """
         if self.auto is None:
             yield
             return
         self.auto.is_ending = may_end
+        begun = time.perf_counter()
         try:
             yield
         finally:
             self.auto.is_ending = False
+        self.auto.note_cost(time.perf_counter() - begun)
 
 
 # As if one failure had been seen in so many seconds before the job began.

@@ -62,10 +62,7 @@ def parse_save_interval(
         return math.inf
     if value == "auto":
         return "auto"
-    try:
-        seconds = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        seconds = math.nan
+    seconds = math.nan if isinstance(value, bool) else _number(value)
     if not seconds >= 0:
         raise ValueError(
             f"{setting} is {value!r}; give seconds (0 saves at every boundary), 'auto' "
@@ -134,10 +131,7 @@ def parse_grace(value: float | str) -> float:
     Raises:
         ValueError: `value` is not a number above 0.
     """
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
+    seconds = _number(value)
     if not seconds > 0:
         raise ValueError(
             f"ELASTICRUN_GRACE={value!r} must be a number of seconds above 0."
@@ -151,18 +145,21 @@ def parse_timeout(value: float | timedelta | str) -> float:
     Raises:
         ValueError: `value` is neither a number above 0 nor such a time.
     """
-    try:
-        seconds = (
-            value.total_seconds() if isinstance(value, timedelta) else float(value)
-        )
-    except (TypeError, ValueError):
-        seconds = 0.0
+    seconds = _number(value.total_seconds() if isinstance(value, timedelta) else value)
     if not 0 < seconds < math.inf:
         raise ValueError(
             f"timeout (ELASTICRUN_TIMEOUT) is {value!r}; give the seconds above 0 that "
             "a collective may take."
         )
     return seconds
+
+
+def _number(value: Any) -> float:
+    """Return a number that may be written as text; NaN of what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _name_of_script() -> str:

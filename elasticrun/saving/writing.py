@@ -20,7 +20,7 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.gathered import write_gathered
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, ElasticRunError, text_of
-from elasticrun.replicas.exchange import Gathered
+from elasticrun.replicas.exchange import Exchange, Gathered, save_written
 from elasticrun.replicas.membership import Membership
 from elasticrun.saving.capturing import Capture, Samples
 
@@ -79,7 +79,9 @@ class CheckpointWriter:
 
     Args:
         generation: The number of the running one.
-        warn: Called with what has gone wrong though the checkpoint is committed.
+
+    Attributes:
+        warnings: What has gone wrong though the checkpoint is committed.
     """
 
     def __init__(
@@ -88,13 +90,12 @@ class CheckpointWriter:
         membership: Membership,
         *,
         generation: int,
-        warn: Callable[[str], object],
     ) -> None:
         self._checkpoints = checkpoints
         self._rank = membership.rank
         self._world_size = membership.world_size
         self._generation = generation
-        self._warn = warn
+        self.warnings: list[str] = []
         self._draft: Draft | None = None
         self._made: Checkpoint | None = None
         self._differing: set[str] = set()
@@ -129,33 +130,25 @@ class CheckpointWriter:
         if capture.problem is not None:
             raise SaveFailed(capture.problem)
         if self._rank != 0:
-            try:
+            with _failing_softly(CheckpointError):
                 draft = self._checkpoints.join(capture.number)
-            except CheckpointError as error:
-                raise SaveFailed(str(error)) from error
             return [own.write(draft) for own in capture.files]
         assert self._draft is not None
         files = [own.write(self._draft) for own in capture.files]
-        if newest is None:
-            return files
-        try:
-            return files + [self._draft.copy(newest, name) for name in capture.carried]
-        except CheckpointError as error:
-            raise SaveFailed(str(error)) from error
+        if newest is not None:
+            with _failing_softly(CheckpointError):
+                files += [self._draft.copy(newest, name) for name in capture.carried]
+        return files
 
     def commit(
-        self,
-        own: Written,
-        *,
-        gather: Callable[[], Gathered],
-        fetch: Callable[[str, Iterable[int]], list[str]],
+        self, own: Written, exchange: Exchange, *, timeout: float
     ) -> dict[str, Any]:
         """Commit what all ranks have written; rank 0 only.
 
         Args:
             own: What this rank has written.
-            gather: Waits for what the others have.
-            fetch: Returns one of the small states of other ranks, encoded.
+            exchange: Over which the others tell what they have.
+            timeout: Seconds to wait for that.
 
         Returns:
             The digest and the time, from which the others know the checkpoint. All of
@@ -170,8 +163,10 @@ class CheckpointWriter:
         with _failing_softly():
             if own.error is not None:
                 raise own.error
-            heard, capture = gather(), own.capture
+            capture, topic = own.capture, save_written(own.capture.number)
+            heard = exchange.gather(topic, None, timeout=timeout)
             others = _files_of_others(heard, capture)
+            fetch = partial(exchange.fetch, topic)
             files = [*self._write_gathered(capture, fetch), *own.files, *others]
             _check_complete(capture, files)
             assert self._draft is not None
@@ -208,9 +203,9 @@ class CheckpointWriter:
     def prune(self) -> None:
         """Remove old checkpoints, after a commit; rank 0 only."""
         try:
-            self._checkpoints.prune(warn=self._warn)
+            self._checkpoints.prune(warn=self.warnings.append)
         except OSError as error:  # The new one is there all the same.
-            self._warn(f"old checkpoints could not be removed: {error}")
+            self.warnings.append(f"old checkpoints could not be removed: {error}")
 
     def _warn_of_differences(self, own: dict[str, int], heard: Gathered) -> None:
         """Warn of values that are saved once for all ranks, and differ between these.
@@ -232,7 +227,7 @@ class CheckpointWriter:
         ]
         self._differing.update(found)
         if differing:
-            self._warn(
+            self.warnings.append(
                 "other replicas have other values than rank 0 of "
                 f"{'; '.join(differing)}. Rank 0's are saved, and all replicas load "
                 "them. A value that came from a replica's own part of the batches is "
@@ -255,11 +250,11 @@ class CheckpointWriter:
 
 
 @contextmanager
-def _failing_softly() -> Iterator[None]:
-    """Turn an OSError into SaveFailed: a failing disk or network ends no training."""
+def _failing_softly(kind: type[Exception] = OSError) -> Iterator[None]:
+    """Turn an error into SaveFailed: a failing disk or network ends no training."""
     try:
         yield
-    except OSError as error:
+    except kind as error:
         raise SaveFailed(text_of(error)) from error
 
 

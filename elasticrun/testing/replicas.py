@@ -18,6 +18,7 @@ import cloudpickle
 from torch.distributed import TCPStore
 
 from elasticrun.errors import STOP_CODES, ElasticRunError, JobStopped
+from elasticrun.job.current import close_current_job
 from elasticrun.replicas.environment import environment_of
 from elasticrun.replicas.store import serve_store_at
 
@@ -199,14 +200,7 @@ def _run_replica(
         message["error"] = traceback.format_exc()
         exit_code = 1
     finally:
-        _close_job()
+        close_current_job()  # As `atexit` does in a script; forks have no atexit.
     sender.send_bytes(cloudpickle.dumps(message))
     sender.close()
     raise SystemExit(exit_code)
-
-
-def _close_job() -> None:
-    """Leave the job, as `atexit` does in a script; forked processes have no atexit."""
-    from elasticrun.job import current
-
-    current.close_current_job()

@@ -124,7 +124,7 @@ def hear_of_end(saver: Saver, descriptor: int) -> threading.Event:
 
     def hear() -> None:
         os.read(descriptor, 1)
-        saver.note_gone(1, "its process died")
+        saver.gone[1] = "its process died"
         is_alone.set()
 
     threading.Thread(target=hear, daemon=True).start()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticrun.replicas import links
 from elasticrun.replicas.links import Hub, Spoke
 from elasticrun.replicas.store import Address, JobStore, serve_store_at
 from elasticrun.replicas.wire import Message
@@ -220,9 +221,10 @@ def test_it_listens_where_the_store_does(hub: Hub, store: JobStore) -> None:
 
 
 def test_a_caller_that_never_shows_the_token_is_hung_up_on(
-    store: JobStore,
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = Hub(store, patience=0.0)
+    monkeypatch.setattr(links, "_PATIENCE", 0.0)
+    hub = Hub(store)
     port = int(store.take("hub")["address"].rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as caller:
         caller.settimeout(DEADLINE)

@@ -35,7 +35,8 @@ from elasticrun.replicas.environment import read_environment
 opening_store._QUIET_SECONDS = 0.0
 print("imported", flush=True)
 sys.stdin.readline()
-opening_store.open_store(read_environment(), patience=float(sys.argv[1]))
+opening_store._PATIENCE = float(sys.argv[1])
+opening_store.open_store(read_environment())
 """
 
 
@@ -79,15 +80,19 @@ def test_a_rank_0_that_never_comes_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(opening_store, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(opening_store, "_PATIENCE", 0.2)
     place = Environment(
         rank=1, world_size=2, master_address="127.0.0.1", master_port=kept_port()
     )
     with pytest.raises(AgreementError, match="rank 0 did not come within 0.2 s: "):
-        open_store(place, patience=0.2)
+        open_store(place)
     assert "waiting for rank 0 at 127.0.0.1:" in caplog.text
 
 
-def test_a_rank_0_that_goes_while_others_come_is_named() -> None:
+def test_a_rank_0_that_goes_while_others_come_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening_store, "_PATIENCE", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = Environment(
             rank=1,
@@ -103,7 +108,7 @@ def test_a_rank_0_that_goes_while_others_come_is_named() -> None:
         dying = threading.Thread(target=die)
         dying.start()
         with pytest.raises(AgreementError, match="rank 0 did not come within 1 s: "):
-            open_store(place, patience=1.0)
+            open_store(place)
         dying.join()
 
 
@@ -163,11 +168,14 @@ def test_those_who_are_missing_are_found_among_many() -> None:
     assert _missing_of(store, range(1, 300)) == sorted(missing)
 
 
-def test_a_replica_that_comes_twice_is_not_taken_for_another() -> None:
+def test_a_replica_that_comes_twice_is_not_taken_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening_store, "_PATIENCE", 0.0)
     server = serve_store_at("127.0.0.1")
     store = JobStore(Address("127.0.0.1", server.port), server)
     store.put(here(1), True)
     store.client.add(_NUM_HERE, 2)
     store.client.add(_TOLD, 1)
     with pytest.raises(AgreementError, match="rank 2 of 3 did not come"):
-        _call_roll(store, Environment(world_size=3), 0.0, seconds=0.0)
+        _call_roll(store, Environment(world_size=3), seconds=0.0)

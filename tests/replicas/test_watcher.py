@@ -38,7 +38,7 @@ def watched(
         grace=grace,
         save_interval=save_interval,
         describe=lambda: "here",
-        on_gone=lambda rank, fate: None,
+        gone={},
         is_saving=is_saving,
     )
     yield watcher
@@ -116,7 +116,7 @@ def test_a_save_by_time_is_asked_for_once_until_it_is_written() -> None:
         assert train(gate).cause == "save_interval"
         let_it_look()
         assert [gate.arrive(), gate.arrive()] == [None, None]
-        watcher.note_saved()
+        watcher.note_saved(0.001)
         assert train(gate).cause == "save_interval"
 
 
@@ -130,7 +130,7 @@ def test_a_save_by_time_is_asked_for_again_after_an_agreement_that_failed(
         coordinator = watcher._coordinator
         assert coordinator is not None
         wait_until(lambda: coordinator._number >= 3)  # Rank 1 never answers.
-        watcher._mail.put(HasLeft(1))
+        watcher._put(HasLeft(1))
     assert "rank 1 never answered within 0.01 s of save_interval" in caplog.text
 
 
@@ -161,7 +161,7 @@ def test_if_it_fails_training_does_not_go_on_without_it(
     gate = Gate()
     with watched(gate) as watcher:
         watcher.start()
-        watcher._mail.put("nonsense")
+        watcher._put("nonsense")
         with pytest.raises(AgreementError, match=r"failed: KeyError"):
             train(gate)
     assert [arguments.exc_type for arguments in caught] == [KeyError]

@@ -235,7 +235,7 @@ def test_what_is_due_by_time_is_put_off_until_none_is_in_flight() -> None:
         grace=60.0,
         save_interval=1e-9,
         describe=lambda: "at the test",
-        on_gone=lambda rank, fate: None,
+        gone={},
         is_saving=is_saving,
     )
     gate.number = 1
