@@ -91,8 +91,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="start anew; checkpoints that are there are moved aside")  # fmt: skip
     add("--max-restarts", type=int, default=3, metavar="N",
         help="after crashes without a newer checkpoint between them")  # fmt: skip
-    add("--grace", default="60", metavar="SECONDS",
-        help="how long saving and ending may take")  # fmt: skip
+    add("--grace", metavar="SECONDS",
+        help="how long saving and ending may take; default: 60")  # fmt: skip
     add("--save-interval", metavar="SECONDS",
         help="between checkpoints; 0: every boundary; auto; off")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",

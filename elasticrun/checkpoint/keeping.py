@@ -76,7 +76,7 @@ class Keeping:
         return {next((n for _, n in ranked if is_good(n)), -1)} - {-1}
 
 
-def parse_keep(value: int | str, *, setting: str = "keep (ELASTICRUN_KEEP)") -> int:
+def parse_keep(value: int | str, *, setting: str) -> int:
     """Return how many checkpoints to keep.
 
     Args:
@@ -93,7 +93,7 @@ def parse_keep(value: int | str, *, setting: str = "keep (ELASTICRUN_KEEP)") -> 
     return keep
 
 
-def parse_keep_every(value: int | str | None) -> int | None:
+def parse_keep_every(value: int | str | None, *, setting: str) -> int | None:
     """Return whose multiples stay for ever, None for no checkpoint.
 
     Raises:
@@ -103,13 +103,15 @@ def parse_keep_every(value: int | str | None) -> int | None:
         return None
     if parse_whole_number(value) < 1:
         raise ValueError(
-            f"keep_every (ELASTICRUN_KEEP_EVERY) is {value!r}; give a whole number n "
-            "from 1 up: every n-th checkpoint stays for ever."
+            f"{setting} is {value!r}; give a whole number n from 1 up: every n-th "
+            "checkpoint stays for ever."
         )
     return parse_whole_number(value)
 
 
-def parse_keep_best(value: tuple[str, str] | str | None) -> tuple[str, str] | None:
+def parse_keep_best(
+    value: tuple[str, str] | str | None, *, setting: str
+) -> tuple[str, str] | None:
     """Return a value's name, and "max" or "min".
 
     Raises:
@@ -124,9 +126,8 @@ def parse_keep_best(value: tuple[str, str] | str | None) -> tuple[str, str] | No
         or pair[1] not in ("max", "min")
     ):
         raise ValueError(
-            f"keep_best (ELASTICRUN_KEEP_BEST) is {value!r}; give the name of a value "
-            "in Variables and 'max' or 'min', like ('accuracy', 'max') or "
-            "'accuracy:max'."
+            f"{setting} is {value!r}; give the name of a value in Variables and 'max' "
+            "or 'min', like ('accuracy', 'max') or 'accuracy:max'."
         )
     return pair[0], pair[1]
 

@@ -21,7 +21,6 @@ from elasticrun.errors import STOP_CODES, ElasticRunError
 from elasticrun.launcher.interpreter import command
 from elasticrun.launcher.replica.functions import keep_function, read_results
 from elasticrun.launcher.talk.client import JobConnection, JobError, find_job
-from elasticrun.saving.settings import Settings
 
 _LAST_LINES = 40
 _FIND_SECONDS = 30.0
@@ -170,7 +169,7 @@ def launch(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     fresh: bool = False,
     max_restarts: int = 3,
-    grace: float = Settings.grace,
+    grace: float | None = None,
     save_interval: float | str | None = None,
     hang_timeout: float | str = "auto",
     start: str = "fork",

@@ -16,16 +16,16 @@ from elasticrun.errors import CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.directory import local_directory
 from elasticrun.launcher.options import (
+    SETTINGS_BY_OPTION,
     NodeSettings,
     OptionError,
     Options,
     Program,
-    choose_stop_signals,
     make_program,
     parse_hang_timeout,
     parse_nodes,
     parse_replicas,
-    parse_seconds,
+    read_settings,
 )
 from elasticrun.launcher.talk.client import (
     EXIT_NO_JOB,
@@ -37,7 +37,6 @@ from elasticrun.launcher.talk.client import (
 )
 from elasticrun.launcher.terminal.screen import only_colours
 from elasticrun.launcher.terminal.status_table import render
-from elasticrun.saving.settings import parse_save_interval
 
 EXIT_USAGE = 2
 
@@ -64,6 +63,8 @@ def _options(arguments: argparse.Namespace) -> Options:
     local = local_directory(place)
     nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint)
     _check(arguments, nodes)
+    given = {name: getattr(arguments, name) for name in SETTINGS_BY_OPTION}
+    settings, variables_of_settings = read_settings(variables, **given)
     return Options(
         program=program,
         replicas=parse_replicas(arguments.replicas),
@@ -74,12 +75,11 @@ def _options(arguments: argparse.Namespace) -> Options:
         log_dir=Path(os.path.abspath(arguments.log_dir or local / "logs")),
         is_fresh=arguments.fresh,
         max_restarts=arguments.max_restarts,
-        grace=parse_seconds("--grace", arguments.grace),
-        save_interval=arguments.save_interval,
         is_exec=arguments.start == "exec",
         hang_timeout=parse_hang_timeout(arguments.hang_timeout),
         has_spares=arguments.spares,
-        stop_signals=choose_stop_signals(arguments.stop_signals, variables),
+        settings=settings,
+        variables=variables_of_settings,
         lifeline=arguments.lifeline,
         is_linted=arguments.lint,
         nodes=nodes,
@@ -87,11 +87,6 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
-    if arguments.save_interval is not None:
-        try:  # Every replica would refuse it, too.
-            parse_save_interval(arguments.save_interval, setting="--save-interval")
-        except ValueError as error:
-            raise OptionError(str(error)) from error
     if arguments.max_restarts < 0:
         raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
     if arguments.spares and nodes is not None:

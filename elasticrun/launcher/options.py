@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from elasticrun.checkpoint.storage.place import Place
@@ -16,7 +16,6 @@ from elasticrun.replicas.open_files import (
     files_of_rank_0,
     largest_world,
 )
-from elasticrun.replicas.signals import STOP_SIGNALS, parse_stop_signals
 from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
@@ -116,7 +115,8 @@ class Options:
         is_named: Whether the user gave the name, so that checkpoints get it too.
         hang_timeout: Seconds without a boundary; "auto"; None for never.
         has_spares: Whether a whole generation waits for a crash of the one that runs.
-        stop_signals: The signals that mean to save and stop.
+        settings: Of its replicas, as far as the launcher needs to know them.
+        variables: What tells them the settings that were given as options.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
         is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
@@ -131,12 +131,11 @@ class Options:
     log_dir: Path
     is_fresh: bool = False
     max_restarts: int = 3
-    grace: float = Settings.grace
-    save_interval: str | None = None
     is_exec: bool = False
     hang_timeout: float | str | None = AUTO
     has_spares: bool = False
-    stop_signals: tuple[int, ...] = STOP_SIGNALS
+    settings: Settings = field(default_factory=Settings)
+    variables: Mapping[str, str] = field(default_factory=dict)
     lifeline: int | None = None
     is_linted: bool = True
     nodes: NodeSettings | None = None
@@ -229,22 +228,25 @@ def parse_hang_timeout(text: str) -> float | str | None:
     return parse_seconds("--hang-timeout", text, also=" (or auto, or off)")
 
 
-def choose_stop_signals(
-    given: str | None, variables: Mapping[str, str]
-) -> tuple[int, ...]:
-    """Return the signals that mean to save and stop: the option's, the variable's.
+# That are options of `elasticrun run`, too.
+SETTINGS_BY_OPTION = ("grace", "save_interval", "stop_signals")
+
+
+def read_settings(
+    process: Mapping[str, str], **given: str | None
+) -> tuple[Settings, dict[str, str]]:
+    """Return what replicas are told, and the variables that tell them what is given.
 
     Raises:
-        OptionError: One is named that cannot.
+        OptionError: Every replica would refuse a setting.
     """
-    variable = "ELASTICRUN_STOP_SIGNALS"
-    text = given or variables.get(variable)
-    if not text:
-        return STOP_SIGNALS
+    called = {name: "--" + name.replace("_", "-") for name in given}
     try:
-        return parse_stop_signals(text, setting="--stop-signals" if given else variable)
+        settings = Settings.read(process, called, **given)
     except ValueError as error:
         raise OptionError(str(error)) from error
+    variables = {f.name: f.metadata["variable"] for f in fields(Settings)}
+    return settings, {variables[name]: text for name, text in given.items() if text}
 
 
 def parse_seconds(name: str, text: str, *, also: str = "") -> float:

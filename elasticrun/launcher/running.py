@@ -40,7 +40,9 @@ def run_job(options: Options) -> int:
         if _is_finished(options, console):
             return 0
         with ExitStack() as stack:
-            wakeups = stack.enter_context(signals_as_bytes(options.stop_signals))
+            wakeups = stack.enter_context(
+                signals_as_bytes(options.settings.stop_signals)
+            )
             _claim_directories(options, stack)
             _say_where(options, console)
             processes.adopt_orphans()
@@ -53,7 +55,7 @@ def run_job(options: Options) -> int:
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
             stack.callback(Server(control, supervisor, book).close)
-            stops = StopSignals(supervisor.stop, options.stop_signals)
+            stops = StopSignals(supervisor.stop, options.settings.stop_signals)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(options.lifeline, _on_lifeline(supervisor, options.lifeline))

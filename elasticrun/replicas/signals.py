@@ -39,9 +39,7 @@ _LOOK_FOR_PARENT_SECONDS = 1.0
 _active: SignalPipe | None = None
 
 
-def parse_stop_signals(
-    text: str, *, setting: str = "ELASTICRUN_STOP_SIGNALS"
-) -> tuple[int, ...]:
+def parse_stop_signals(text: str, *, setting: str) -> tuple[int, ...]:
     """Return the signals that mean to save and stop, from a list as `TERM,USR1`.
 
     Args:

@@ -1,6 +1,7 @@
 """The settings of a job: each one's default, variable, reading and refusal, in a line.
 
-They come from what a program gives, else from the variables of its process.
+They come from what a program gives, else from the variables of its process. What parses
+one is told what to call it in a refusal: as it was given.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class SaveEvery(NamedTuple):
 ONLY_BY_TIME = SaveEvery()
 
 
-def parse_checkpoint_dir(value: str | os.PathLike[str]) -> str | os.PathLike[str]:
+def parse_checkpoint_dir(
+    value: str | os.PathLike[str], *, setting: str
+) -> str | os.PathLike[str]:
     """Return where checkpoints are kept: the path of a directory, or a URL.
 
     Raises:
@@ -41,19 +44,14 @@ def parse_checkpoint_dir(value: str | os.PathLike[str]) -> str | os.PathLike[str
     """
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError(
-            f"checkpoint_dir (ELASTICRUN_CHECKPOINT_DIR) is {value!r}; give the path "
-            "of a directory, or the URL of an object store."
+            f"{setting} is {value!r}; give the path of a directory, or the URL of an "
+            "object store."
         )
     return value
 
 
-def parse_save_interval(
-    value: float | str, *, setting: str = "save_interval (ELASTICRUN_SAVE_INTERVAL)"
-) -> float | Literal["auto"]:
+def parse_save_interval(value: float | str, *, setting: str) -> float | Literal["auto"]:
     """Return seconds: 0 means every boundary, infinity ("off") none by time; or "auto".
-
-    Args:
-        setting: What to call it in an error.
 
     Raises:
         ValueError: `value` is no number of seconds from 0 up, nor "off" or "auto".
@@ -71,7 +69,7 @@ def parse_save_interval(
     return seconds
 
 
-def parse_async_save(value: bool | str) -> bool:
+def parse_async_save(value: bool | str, *, setting: str) -> bool:
     """Return whether checkpoints are written while training goes on: "on" or "off".
 
     Raises:
@@ -81,13 +79,13 @@ def parse_async_save(value: bool | str) -> bool:
         return value
     if value not in ("on", "off"):
         raise ValueError(
-            f"async_save (ELASTICRUN_ASYNC_SAVE) is {value!r}; give True or False, in "
-            "the variable 'on' or 'off'."
+            f"{setting} is {value!r}; give True or False, in the variable 'on' or "
+            "'off'."
         )
     return value == "on"
 
 
-def parse_trust_pickle(value: str | Iterable[str]) -> frozenset[str]:
+def parse_trust_pickle(value: str | Iterable[str], *, setting: str) -> frozenset[str]:
     """Return the names of states; one may be given as it is.
 
     Raises:
@@ -97,14 +95,14 @@ def parse_trust_pickle(value: str | Iterable[str]) -> frozenset[str]:
     names = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"trust_pickle is {value!r}; give the names of the states that may hold "
+            f"{setting} is {value!r}; give the names of the states that may hold "
             "any object, like ['history']. Trust is in each by its name, since loading "
             "it executes what its file says."
         )
     return frozenset(names)
 
 
-def parse_save_every(value: int | str) -> SaveEvery:
+def parse_save_every(value: int | str, *, setting: str) -> SaveEvery:
     """Return when to save besides by time: "500", "epoch", or both as "500,epoch".
 
     Raises:
@@ -119,38 +117,21 @@ def parse_save_every(value: int | str) -> SaveEvery:
             every = every._replace(num_batches=parse_whole_number(word))
         else:
             raise ValueError(
-                f"save_every (ELASTICRUN_SAVE_EVERY) is {value!r}; give a number of "
-                "global batches from 1 up, 'epoch', or both with a comma between them."
+                f"{setting} is {value!r}; give a number of global batches from 1 up, "
+                "'epoch', or both with a comma between them."
             )
     return every
 
 
-def parse_grace(value: float | str) -> float:
-    """Return the seconds that a stop may take.
-
-    Raises:
-        ValueError: `value` is not a number above 0.
-    """
-    seconds = _number(value)
-    if not seconds > 0:
-        raise ValueError(
-            f"ELASTICRUN_GRACE={value!r} must be a number of seconds above 0."
-        )
-    return seconds
-
-
-def parse_timeout(value: float | timedelta | str) -> float:
-    """Return the seconds that a collective may take.
+def parse_seconds(value: float | timedelta | str, *, setting: str) -> float:
+    """Return how long something may take.
 
     Raises:
         ValueError: `value` is neither a number above 0 nor such a time.
     """
     seconds = _number(value.total_seconds() if isinstance(value, timedelta) else value)
     if not 0 < seconds < math.inf:
-        raise ValueError(
-            f"timeout (ELASTICRUN_TIMEOUT) is {value!r}; give the seconds above 0 that "
-            "a collective may take."
-        )
+        raise ValueError(f"{setting} is {value!r}; give the seconds above 0.")
     return seconds
 
 
@@ -166,7 +147,11 @@ def _name_of_script() -> str:
     return os.path.basename(sys.argv[0] or "python")
 
 
-def _read(parse: Callable[[Any], object], variable: str = "") -> dict[str, Any]:
+def _text(value: object, *, setting: str) -> str:  # noqa: ARG001
+    return str(value)
+
+
+def _read(parse: Callable[..., object], variable: str = "") -> dict[str, Any]:
     """Return a field's metadata: what parses it, or refuses it, and its variable."""
     return {"parse": parse, "variable": variable}
 
@@ -215,28 +200,37 @@ class Settings:
     trust_pickle: frozenset[str] = field(
         default=frozenset(), metadata=_read(parse_trust_pickle)
     )
-    grace: float = field(default=60.0, metadata=_read(parse_grace, "ELASTICRUN_GRACE"))
+    grace: float = field(
+        default=60.0, metadata=_read(parse_seconds, "ELASTICRUN_GRACE")
+    )
     stop_signals: tuple[int, ...] = field(
         default=STOP_SIGNALS,
         metadata=_read(parse_stop_signals, "ELASTICRUN_STOP_SIGNALS"),
     )
     job: str = field(
-        default_factory=_name_of_script, metadata=_read(str, "ELASTICRUN_JOB")
+        default_factory=_name_of_script, metadata=_read(_text, "ELASTICRUN_JOB")
     )
-    trace_dir: str | None = field(default=None, metadata=_read(str, "ELASTICRUN_TRACE"))
-    backend: str = field(default="auto", metadata=_read(str))
+    trace_dir: str | None = field(
+        default=None, metadata=_read(_text, "ELASTICRUN_TRACE")
+    )
+    backend: str = field(default="auto", metadata=_read(_text))
     timeout: float | None = field(
-        default=None, metadata=_read(parse_timeout, "ELASTICRUN_TIMEOUT")
+        default=None, metadata=_read(parse_seconds, "ELASTICRUN_TIMEOUT")
     )
 
     @classmethod
     def read(
-        cls, process: Mapping[str, str] | None = None, /, **given: Any
+        cls,
+        process: Mapping[str, str] | None = None,
+        called: Mapping[str, str] | None = None,
+        /,
+        **given: Any,
     ) -> Settings:
         """Return the settings that a program gives, and from variables the others.
 
         Args:
             process: The variables of a process; None for this one's.
+            called: What to call a setting in a refusal if it is given, by its name.
             given: By name; None and an empty text are as good as nothing given.
 
         Raises:
@@ -246,9 +240,13 @@ class Settings:
         process = variables() if process is None else process
         values = {}
         for each in fields(cls):
-            value = given.pop(each.name, None)
+            name, variable = each.name, each.metadata["variable"]
+            setting = f"{name} ({variable})" if variable else name
+            value = given.pop(name, None)
             if value is None or value == "":
-                value = process.get(each.metadata["variable"]) or None
+                value = process.get(variable) or None
+            elif called:
+                setting = called.get(name, setting)
             if value is not None:
-                values[each.name] = each.metadata["parse"](value)
+                values[name] = each.metadata["parse"](value, setting=setting)
         return cls(**values, **given)  # Which refuses what is left: no setting.

@@ -10,22 +10,27 @@ from elasticrun.launcher import environment
 from elasticrun.launcher.options import (
     OptionError,
     Replicas,
-    choose_stop_signals,
     parse_nodes,
     parse_replicas,
+    read_settings,
 )
 from tests.launcher.running import elasticrun
 from tests.support.stage import Stage
 
 
 def test_the_option_wins_and_what_cannot_be_is_refused() -> None:
-    variables = {"ELASTICRUN_STOP_SIGNALS": "ALRM"}
-    assert choose_stop_signals(None, variables) == (15, 2, 14)
-    assert choose_stop_signals("XCPU", variables) == (15, 2, 24)
+    variables = {"ELASTICRUN_STOP_SIGNALS": "ALRM", "ELASTICRUN_GRACE": "300"}
+    settings, given = read_settings(variables, stop_signals=None, grace=None)
+    assert (settings.stop_signals, settings.grace, given) == ((15, 2, 14), 300.0, {})
+    settings, given = read_settings(variables, stop_signals="XCPU", grace="5")
+    assert (settings.stop_signals, settings.grace) == ((15, 2, 24), 5.0)
+    assert given == {"ELASTICRUN_STOP_SIGNALS": "XCPU", "ELASTICRUN_GRACE": "5"}
     with pytest.raises(OptionError, match="--stop-signals is 'KILL'"):
-        choose_stop_signals("KILL", {})
-    with pytest.raises(OptionError, match="ELASTICRUN_STOP_SIGNALS is 'STOP'"):
-        choose_stop_signals(None, {"ELASTICRUN_STOP_SIGNALS": "STOP"})
+        read_settings({}, stop_signals="KILL")
+    with pytest.raises(OptionError, match="ELASTICRUN_STOP_SIGNALS. is 'STOP'"):
+        read_settings({"ELASTICRUN_STOP_SIGNALS": "STOP"})
+    with pytest.raises(OptionError, match="--grace is 'inf'; give the seconds above"):
+        read_settings({}, grace="inf")
 
 
 def test_a_number_a_range_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(stage: Stage) -> None:
         (["--nproc-per-node", "2", __file__], "here it is --replicas"),
         ([], "following arguments are required: SCRIPT\n"),
         (["--replicas", "4:2", __file__], "MIN <= MAX"),
-        (["--grace", "soon", __file__], "--grace soon"),
+        (["--grace", "soon", __file__], "--grace is 'soon'; give the seconds above 0."),
         (["--nodes", "2:4", __file__], "--rdzv-endpoint HOST:PORT"),
     ):
         refused = elasticrun(stage, "run", *options)

@@ -118,12 +118,16 @@ def test_a_job_is_named_after_its_script(
             (
                 "grace",
                 value,
-                f"ELASTICRUN_GRACE={value!r} must be a number of seconds above 0.",
+                f"grace (ELASTICRUN_GRACE) is {value!r}; give the seconds above 0.",
             )
-            for value in ("0", "-3", "long", "nan")
+            for value in ("0", "-3", "long", "nan", "inf")
         ),
         *(
-            ("stop_signals", value, f"ELASTICRUN_STOP_SIGNALS is {value!r}, but ")
+            (
+                "stop_signals",
+                value,
+                f"stop_signals (ELASTICRUN_STOP_SIGNALS) is {value!r}, but ",
+            )
             for value in ("KILL", "USR1,,USR2", "SEGV", "10")
         ),
         ("trust_pickle", 5, "trust_pickle is 5; give the names of the states"),

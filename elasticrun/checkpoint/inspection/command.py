@@ -183,8 +183,8 @@ def _prune(arguments: argparse.Namespace) -> int:
 
     keeping = Keeping(
         arguments.keep,
-        parse_keep_every(arguments.keep_every),
-        parse_keep_best(arguments.keep_best),
+        parse_keep_every(arguments.keep_every, setting="--keep-every"),
+        parse_keep_best(arguments.keep_best, setting="--keep-best"),
     )
     _say_all(
         prune(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping
 
 from elasticrun.launcher import environment
@@ -85,18 +84,11 @@ def _variables(
         **environment.mark(),
         "OMP_NUM_THREADS": str(_num_threads(round_, inherited)),
         "ELASTICRUN_CHECKPOINT_DIR": str(options.checkpoint_dir),
-        # The launcher, which also sees a replica that hears nothing, is the last to
-        # act.
-        "ELASTICRUN_GRACE": f"{options.grace:g}",
-        "ELASTICRUN_STOP_SIGNALS": ",".join(
-            signal.Signals(number).name for number in options.stop_signals
-        ),
+        **options.variables,
     }
     if round_.interface and GLOO_INTERFACE not in inherited:
         # By itself gloo takes the address that the machine's own name stands for.
         variables[GLOO_INTERFACE] = round_.interface
-    if options.save_interval is not None:
-        variables["ELASTICRUN_SAVE_INTERVAL"] = options.save_interval
     if options.is_named:
         variables["ELASTICRUN_JOB"] = options.name
     return variables

@@ -260,8 +260,9 @@ class Supervisor:
             else:
                 if self._stop is Stop.NONE:
                     generation.ask_to_stop(cause)
+                grace = self.options.settings.grace
                 self._watchdog.expect_end(
-                    grace=self.options.grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
+                    grace=grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
                 )
         self._stop = stop
 
