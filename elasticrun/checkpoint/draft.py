@@ -148,16 +148,6 @@ class Draft:
         record = checkpoint.manifest.record(name)
         return self.storage.copy(checkpoint.path.name, self.folder, record)
 
-    def adopt(self, name: str) -> FileRecord:
-        """Take in a file that somebody else has written here and forced to the disk.
-
-        Raises:
-            ValueError: It is not a plain file, or its name is the manifest's.
-            OSError: It cannot be read.
-        """
-        check_file_name(name)
-        return self.storage.measure(self.folder, name)
-
     def commit(self, manifest: Manifest) -> Checkpoint:
         """Make the checkpoint exist, durably; rank 0 only, once all ranks have written.
 

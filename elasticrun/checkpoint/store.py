@@ -30,7 +30,7 @@ from elasticrun.checkpoint.listing import (
 from elasticrun.checkpoint.manifest import Manifest, check_job
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
+from elasticrun.checkpoint.storage.storage import NOTE_PREFIX, StoreUnreachableError
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 logger = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class CheckpointStore:
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"
             )
-        if token is not None and self._token_of(name) != token:
+        if token is not None and self._token_of(name) != token.encode():
             raise CheckpointError(
                 f"{self._path(number)} on host {socket.gethostname()} is not the one "
                 f"that rank 0 has begun. {MUST_BE_SHARED}"
@@ -302,9 +302,9 @@ class CheckpointStore:
             if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
 
-    def _token_of(self, folder: str) -> str | None:
+    def _token_of(self, folder: str) -> bytes | None:
         try:
-            return self.storage.read_note(folder)
+            return self.storage.read(NOTE_PREFIX + folder)
         except (CheckpointError, OSError):
             return None
 

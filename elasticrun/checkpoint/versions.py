@@ -14,7 +14,11 @@ import torch
 
 from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import FileRecord, identity_of
+from elasticrun.checkpoint.files.recorded import (
+    FileRecord,
+    identity_of,
+    measure_file,
+)
 from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest, version
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
@@ -154,7 +158,7 @@ class Preparation:
 
     def _try_to_commit(self, names: list[str], *, num_ranks: int) -> str | None:
         try:
-            records = [self._draft.adopt(name) for name in names]
+            records = [measure_file(self.path / name) for name in names]
             self._draft.commit(_manifest(self._draft.number, num_ranks, records))
         except (OSError, ValueError, CheckpointError) as error:
             return text_of(error)

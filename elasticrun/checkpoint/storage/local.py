@@ -79,9 +79,6 @@ class LocalStorage(Storage):
     def has_note(self, folder: str) -> bool:
         return _insist(lambda: durable.find_size(self._note_of(folder))) is not None
 
-    def read_note(self, folder: str) -> str:
-        return self.read(NOTE_PREFIX + folder).decode(errors="replace")
-
     def remove_note(self, folder: str) -> None:
         durable.remove_file(self._note_of(folder))
 
@@ -145,9 +142,6 @@ class LocalStorage(Storage):
             self.locate(folder, record.name),
             record=record,
         )
-
-    def measure(self, folder: str, name: str) -> FileRecord:
-        return recorded.measure_file(self.locate(folder, name))
 
     def verify(self, folder: str, record: FileRecord) -> None:
         self.open_checked(folder, record).close()

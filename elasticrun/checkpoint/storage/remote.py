@@ -109,9 +109,6 @@ class RemoteStorage(Storage):
     def has_note(self, folder: str) -> bool:
         return self._objects.find_size(NOTE_PREFIX + folder) is not None
 
-    def read_note(self, folder: str) -> str:
-        return self._objects.get(NOTE_PREFIX + folder).decode(errors="replace")
-
     def remove_note(self, folder: str) -> None:
         self._objects.remove_object(NOTE_PREFIX + folder)
 
@@ -149,13 +146,6 @@ class RemoteStorage(Storage):
             record.name,
             lambda file: [file.write(block) for block in blocks],
         )
-
-    def measure(self, folder: str, name: str) -> FileRecord:
-        size = crc32 = 0
-        for block in self._objects.blocks(f"{folder}/{name}"):
-            size += len(block)
-            crc32 = zlib.crc32(block, crc32)
-        return FileRecord(name, size, crc32)
 
     def verify(self, folder: str, record: FileRecord) -> None:
         for _ in self._checked_blocks(folder, record):

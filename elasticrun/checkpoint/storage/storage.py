@@ -113,14 +113,6 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def read_note(self, folder: str) -> str:
-        """Return the token of the draft that the folder is.
-
-        Raises:
-            OSError: It is none, or cannot be read.
-        """
-
-    @abstractmethod
     def remove_note(self, folder: str) -> None:
         """Remove the note of a folder that is committed or gone; it may be gone too."""
 
@@ -182,10 +174,6 @@ class Storage(ABC):
         Raises:
             DamagedFileError: The source is not what `record` says.
         """
-
-    @abstractmethod
-    def measure(self, folder: str, name: str) -> FileRecord:
-        """Return what a file holds that somebody else has written."""
 
     @abstractmethod
     def verify(self, folder: str, record: FileRecord) -> None:
