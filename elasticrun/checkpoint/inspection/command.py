@@ -17,7 +17,7 @@ from elasticrun.checkpoint.inspection.entries import (
 from elasticrun.checkpoint.keeping import Keeping, parse_keep_best, parse_keep_every
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.storage.storage import Storage
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import ElasticRunError
 from elasticrun.replicas.environment import variables
 
 FINE, FOUND, COULD_NOT = 0, 1, 2
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
         code: int = arguments.act(arguments)
     except BrokenPipeError:  # Whoever read the output has seen enough; what a store
         raise  # raises is of another type.
-    except (InspectionError, CheckpointError, OSError, ValueError) as error:
+    except (InspectionError, ElasticRunError, OSError, ValueError) as error:
         sys.stderr.write(f"elasticrun: {error}\n")
         return COULD_NOT
     return code
@@ -112,11 +112,7 @@ def _add_prune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--keep", type=int, required=True, metavar="K", help="how many stay, from 1 up")
     add("--keep-every", metavar="N", help="besides, each whose number divides by N")
-    add(
-        "--keep-best",
-        metavar="NAME:max",
-        help="besides, the best by this value",
-    )
+    add("--keep-best", metavar="NAME:max", help="besides, the best by this value")
     add("--dry-run", action="store_true", help="only say what would be removed")
 
 
