@@ -17,7 +17,6 @@ from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
-    has_right_sizes,
     is_own,
     is_torn,
     list_notes,
@@ -330,8 +329,13 @@ class CheckpointStore:
         )
 
     def _is_good(self, number: int) -> bool:
-        is_known_bad = number in self._bad_numbers
-        return not is_known_bad and has_right_sizes(self.storage, number)
+        if number in self._bad_numbers:
+            return False
+        try:
+            read_checkpoint(self.storage, number).check_sizes()
+        except (CheckpointError, OSError):
+            return False
+        return True
 
     def _value_of(self, number: int) -> float | None:
         """Return what the best one is told by; a committed manifest does not change."""
