@@ -15,7 +15,7 @@ from elasticrun.checkpoint.files.recorded import (
     FileRecord,
     check_size,
 )
-from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
+from elasticrun.checkpoint.manifest import Manifest, check_file_name
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError
@@ -159,7 +159,7 @@ class Draft:
         if manifest.number != self.number:
             raise ValueError(f"{self.path} cannot have the number {manifest.number}")
         self._check_present(manifest.files)
-        self.storage.commit(self.folder, MANIFEST_NAME, manifest.encode())
+        self.storage.commit(self.folder, manifest.encode())
         return Checkpoint.of(self.path, manifest, self.storage)
 
     def abandon(self) -> None:

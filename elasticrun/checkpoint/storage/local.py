@@ -88,11 +88,11 @@ class LocalStorage(Storage):
     def has(self, folder: str) -> bool:
         return self.locate(folder).is_dir()
 
-    def commit(self, folder: str, name: str, data: bytes) -> None:
+    def commit(self, folder: str, manifest: bytes) -> None:
         path = self.locate(folder)
         self._lock.check()
         durable.fsync_directory(path)
-        durable.write_atomically(path / name, data)
+        durable.write_atomically(path / MANIFEST_NAME, manifest)
         durable.fsync_directory(path.parent)
         with contextlib.suppress(OSError):
             self.remove_note(folder)

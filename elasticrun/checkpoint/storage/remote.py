@@ -116,9 +116,9 @@ class RemoteStorage(Storage):
         del folder
         return True  # There are no folders. The commit looks for each file.
 
-    def commit(self, folder: str, name: str, data: bytes) -> None:
+    def commit(self, folder: str, manifest: bytes) -> None:
         self._claim.check()
-        self._objects.put(f"{folder}/{name}", data)
+        self._objects.put(f"{folder}/{MANIFEST_NAME}", manifest)
         with suppress(OSError):
             self.remove_note(folder)
 

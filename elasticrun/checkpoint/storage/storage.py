@@ -121,8 +121,8 @@ class Storage(ABC):
         """Return whether there is a folder, as far as this storage knows folders."""
 
     @abstractmethod
-    def commit(self, folder: str, name: str, data: bytes) -> None:
-        """Put the file that makes the folder count, durably, after all others in it.
+    def commit(self, folder: str, manifest: bytes) -> None:
+        """Put the manifest, durably, after all other files: it makes the folder count.
 
         The note goes then; one that cannot be removed does not matter.
 
