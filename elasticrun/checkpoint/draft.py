@@ -133,9 +133,7 @@ class Draft:
             OSError: The file exists or could not be written.
         """
         check_file_name(name)
-        return self.storage.write_blocks(
-            self.folder, name, captured.blocks, checksum=captured.checksum
-        )
+        return self.storage.write_captured(self.folder, name, captured)
 
     def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
         """Carry a file over from another checkpoint in the same storage.

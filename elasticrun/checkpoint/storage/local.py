@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from elasticrun.checkpoint.files import durable, recorded
+from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.checkpoint.storage.lock import DirectoryLock, OwnerProcess, find_owner
@@ -125,16 +126,9 @@ class LocalStorage(Storage):
     ) -> FileRecord:
         return durable.write_file(self.locate(folder, name), write)
 
-    def write_blocks(
-        self,
-        folder: str,
-        name: str,
-        blocks: Iterable[memoryview],
-        *,
-        checksum: Callable[[], int],
-    ) -> FileRecord:
+    def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
         path = self.locate(folder, name)
-        return durable.write_blocks(path, blocks, checksum=checksum)
+        return durable.write_blocks(path, captured.blocks, checksum=captured.checksum)
 
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         return durable.copy_file(
@@ -142,9 +136,6 @@ class LocalStorage(Storage):
             self.locate(folder, record.name),
             record=record,
         )
-
-    def verify(self, folder: str, record: FileRecord) -> None:
-        self.open_checked(folder, record).close()
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         path = self.locate(folder, record.name)

@@ -141,11 +141,7 @@ class RemoteStorage(Storage):
 
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         blocks = self._checked_blocks(source, record)
-        return self.write(
-            folder,
-            record.name,
-            lambda file: [file.write(block) for block in blocks],
-        )
+        return self.write(folder, record.name, lambda file: file.writelines(blocks))
 
     def verify(self, folder: str, record: FileRecord) -> None:
         for _ in self._checked_blocks(folder, record):
@@ -154,8 +150,7 @@ class RemoteStorage(Storage):
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         with ExitStack() as closed_on_error:
             file = closed_on_error.enter_context(tempfile.TemporaryFile())
-            for block in self._checked_blocks(folder, record):
-                file.write(block)
+            file.writelines(self._checked_blocks(folder, record))
             file.seek(0)
             closed_on_error.pop_all()
         return cast(BinaryIO, file)

@@ -9,10 +9,10 @@ somebody else's, whatever its name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
+from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import Place
@@ -150,22 +150,9 @@ class Storage(ABC):
     ) -> FileRecord:
         """Write a file with what `write` puts into a stream that cannot seek."""
 
-    def write_blocks(
-        self,
-        folder: str,
-        name: str,
-        blocks: Iterable[memoryview],
-        *,
-        checksum: Callable[[], int],
-    ) -> FileRecord:
-        """Write a file from memory.
-
-        Args:
-            checksum: Returns that of all blocks, which another thread computes
-                meanwhile; a storage may compute it again.
-        """
-        del checksum
-        return self.write(folder, name, lambda file: deque(map(file.write, blocks), 0))
+    def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
+        """Write a file from memory; a storage may compute its checksum again."""
+        return self.write(folder, name, lambda file: file.writelines(captured.blocks))
 
     @abstractmethod
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
@@ -175,13 +162,13 @@ class Storage(ABC):
             DamagedFileError: The source is not what `record` says.
         """
 
-    @abstractmethod
     def verify(self, folder: str, record: FileRecord) -> None:
         """Read every byte of a file.
 
         Raises:
             DamagedFileError: It is missing, or not what `record` says.
         """
+        self.open_checked(folder, record).close()
 
     @abstractmethod
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
