@@ -44,18 +44,16 @@ class Preparation:
     """A version that does not exist yet; a context manager that commits or abandons it.
 
     `preparation / "name"` is the path of a file in it, `path` that of the directory.
+
+    Attributes:
+        is_open: Whether it is neither committed nor abandoned.
     """
 
     def __init__(self, store: CheckpointStore, draft: Draft, ranks: Ranks) -> None:
         self._store = store
         self._draft = draft
         self._ranks = ranks
-        self._is_open = True
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is neither committed nor abandoned."""
-        return self._is_open
+        self.is_open = True
 
     @property
     def path(self) -> Path:
@@ -77,7 +75,7 @@ class Preparation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._is_open:
+        if not self.is_open:
             return
         if error is None:
             self.commit()
@@ -127,13 +125,13 @@ class Preparation:
         return names
 
     def _check_open(self) -> None:
-        if not self._is_open:
+        if not self.is_open:
             raise ValueError(f"{self.path} has been committed or abandoned already")
 
     def _end(self, error: str | None, names: list[str] | None = None) -> str | None:
         """Commit if no rank has an error; return the first error, None for none."""
         self._check_open()
-        self._is_open = False
+        self.is_open = False
         try:
             # All ranks come here, also those that have failed: nobody waits for one.
             reports = self._ranks.gather([error, names or []])
