@@ -15,7 +15,7 @@ from elasticrun.checkpoint.files.recorded import (
     FileRecord,
     check_size,
 )
-from elasticrun.checkpoint.manifest import MANIFEST_NAME, Manifest, check_file_name
+from elasticrun.checkpoint.manifest import Manifest, check_file_name
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError
@@ -133,9 +133,7 @@ class Draft:
             OSError: The file exists or could not be written.
         """
         check_file_name(name)
-        return self.storage.write_blocks(
-            self.folder, name, captured.blocks, checksum=captured.checksum
-        )
+        return self.storage.write_captured(self.folder, name, captured)
 
     def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
         """Carry a file over from another checkpoint in the same storage.
@@ -148,16 +146,6 @@ class Draft:
         record = checkpoint.manifest.record(name)
         return self.storage.copy(checkpoint.path.name, self.folder, record)
 
-    def adopt(self, name: str) -> FileRecord:
-        """Take in a file that somebody else has written here and forced to the disk.
-
-        Raises:
-            ValueError: It is not a plain file, or its name is the manifest's.
-            OSError: It cannot be read.
-        """
-        check_file_name(name)
-        return self.storage.measure(self.folder, name)
-
     def commit(self, manifest: Manifest) -> Checkpoint:
         """Make the checkpoint exist, durably; rank 0 only, once all ranks have written.
 
@@ -169,7 +157,7 @@ class Draft:
         if manifest.number != self.number:
             raise ValueError(f"{self.path} cannot have the number {manifest.number}")
         self._check_present(manifest.files)
-        self.storage.commit(self.folder, MANIFEST_NAME, manifest.encode())
+        self.storage.commit(self.folder, manifest.encode())
         return Checkpoint.of(self.path, manifest, self.storage)
 
     def abandon(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 
@@ -43,37 +44,25 @@ class Keeping:
             value_of: The best value's, None for one without.
         """
         every = list(numbers)
-        stay = self._newest(every, is_good)
-        if self.every is not None:
-            stay |= {number for number in every if number % self.every == 0}
-        if self.best is not None:
-            stay |= self._best(every, is_good, value_of)
-        return stay
-
-    def _newest(self, numbers: list[int], is_good: Callable[[int], bool]) -> set[int]:
         stay: set[int] = set()
         num_good = 0
-        for number in numbers:
+        for number in every:
             if num_good == self.last:
                 break
             stay.add(number)
             num_good += is_good(number)
+        if self.every is not None:
+            stay |= {number for number in every if number % self.every == 0}
+        if self.best is not None:
+            sign = -1 if self.best[1] == "max" else 1
+            ranked = sorted(
+                (sign * value, number)
+                for number in every
+                if (value := value_of(number)) is not None
+            )
+            good = (number for _, number in ranked if is_good(number))
+            stay |= set(islice(good, 1))
         return stay
-
-    def _best(
-        self,
-        numbers: list[int],
-        is_good: Callable[[int], bool],
-        value_of: Callable[[int], float | None],
-    ) -> set[int]:
-        assert self.best is not None
-        sign = -1 if self.best[1] == "max" else 1
-        ranked = sorted(
-            (sign * value, number)
-            for number in numbers
-            if (value := value_of(number)) is not None
-        )
-        return {next((n for _, n in ranked if is_good(n)), -1)} - {-1}
 
 
 def parse_keep(value: int | str, *, setting: str) -> int:
@@ -101,12 +90,13 @@ def parse_keep_every(value: int | str | None, *, setting: str) -> int | None:
     """
     if value is None:
         return None
-    if parse_whole_number(value) < 1:
+    every = parse_whole_number(value)
+    if every < 1:
         raise ValueError(
             f"{setting} is {value!r}; give a whole number n from 1 up: every n-th "
             "checkpoint stays for ever."
         )
-    return parse_whole_number(value)
+    return every
 
 
 def parse_keep_best(

@@ -108,15 +108,6 @@ def find_manifest(storage: Storage, number: int) -> int | None:
     return storage.find_sizes(folder, [MANIFEST_NAME])[MANIFEST_NAME]
 
 
-def has_right_sizes(storage: Storage, number: int) -> bool:
-    """Return whether it is committed and each file has its size; reads no file."""
-    try:
-        read_checkpoint(storage, number).check_sizes()
-    except (CheckpointError, OSError):
-        return False
-    return True
-
-
 def write_counter(storage: Storage, name: str, value: int) -> None:
     """Replace the count that a file keeps, durably."""
     storage.replace(name, _encode_counter(value))

@@ -37,6 +37,8 @@ class Manifest:
             own, `state.name`; left out if there are none.
     """
 
+    # In the order of the text.
+    format: int = FORMAT
     job: str
     number: int
     generation: int
@@ -45,9 +47,8 @@ class Manifest:
     time: float
     torch_version: str
     elasticrun_version: str
-    files: tuple[FileRecord, ...]
     values: Mapping[str, float] = field(default_factory=dict)
-    format: int = FORMAT
+    files: tuple[FileRecord, ...]
 
     def __post_init__(self) -> None:
         names = [record.name for record in self.files]
@@ -85,22 +86,17 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the manifest as JSON text that ends with its own checksum."""
-        fields = {
-            "format": self.format,
-            "job": self.job,
-            "number": self.number,
-            "generation": self.generation,
-            "world_size": self.world_size,
+        fields: dict[str, Any] = {
+            **vars(self),
             "position": dict(self.position),
-            "time": self.time,
-            "torch_version": self.torch_version,
-            "elasticrun_version": self.elasticrun_version,
-            **({"values": dict(self.values)} if self.values else {}),
+            "values": dict(self.values),
             "files": [
                 {**record._asdict(), "crc32": f"{record.crc32:08x}"}
                 for record in self.files
             ],
         }
+        if not self.values:
+            del fields["values"]
         text = json.dumps(fields, indent=2, allow_nan=False)
         body = text.removesuffix("\n}").encode()
         return body + _trailer(body)

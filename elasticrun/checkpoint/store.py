@@ -17,7 +17,6 @@ from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
-    has_right_sizes,
     is_own,
     is_torn,
     list_notes,
@@ -30,7 +29,7 @@ from elasticrun.checkpoint.listing import (
 from elasticrun.checkpoint.manifest import Manifest, check_job
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
+from elasticrun.checkpoint.storage.storage import NOTE_PREFIX, StoreUnreachableError
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 logger = logging.getLogger(__name__)
@@ -273,7 +272,7 @@ class CheckpointStore:
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"
             )
-        if token is not None and self._token_of(name) != token:
+        if token is not None and self._token_of(name) != token.encode():
             raise CheckpointError(
                 f"{self._path(number)} on host {socket.gethostname()} is not the one "
                 f"that rank 0 has begun. {MUST_BE_SHARED}"
@@ -302,9 +301,9 @@ class CheckpointStore:
             if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
 
-    def _token_of(self, folder: str) -> str | None:
+    def _token_of(self, folder: str) -> bytes | None:
         try:
-            return self.storage.read_note(folder)
+            return self.storage.read(NOTE_PREFIX + folder)
         except (CheckpointError, OSError):
             return None
 
@@ -330,8 +329,13 @@ class CheckpointStore:
         )
 
     def _is_good(self, number: int) -> bool:
-        is_known_bad = number in self._bad_numbers
-        return not is_known_bad and has_right_sizes(self.storage, number)
+        if number in self._bad_numbers:
+            return False
+        try:
+            read_checkpoint(self.storage, number).check_sizes()
+        except (CheckpointError, OSError):
+            return False
+        return True
 
     def _value_of(self, number: int) -> float | None:
         """Return what the best one is told by; a committed manifest does not change."""

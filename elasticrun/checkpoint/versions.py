@@ -14,7 +14,11 @@ import torch
 
 from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import FileRecord, identity_of
+from elasticrun.checkpoint.files.recorded import (
+    FileRecord,
+    identity_of,
+    measure_file,
+)
 from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest, version
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
@@ -40,18 +44,16 @@ class Preparation:
     """A version that does not exist yet; a context manager that commits or abandons it.
 
     `preparation / "name"` is the path of a file in it, `path` that of the directory.
+
+    Attributes:
+        is_open: Whether it is neither committed nor abandoned.
     """
 
     def __init__(self, store: CheckpointStore, draft: Draft, ranks: Ranks) -> None:
         self._store = store
         self._draft = draft
         self._ranks = ranks
-        self._is_open = True
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is neither committed nor abandoned."""
-        return self._is_open
+        self.is_open = True
 
     @property
     def path(self) -> Path:
@@ -73,7 +75,7 @@ class Preparation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._is_open:
+        if not self.is_open:
             return
         if error is None:
             self.commit()
@@ -123,13 +125,13 @@ class Preparation:
         return names
 
     def _check_open(self) -> None:
-        if not self._is_open:
+        if not self.is_open:
             raise ValueError(f"{self.path} has been committed or abandoned already")
 
     def _end(self, error: str | None, names: list[str] | None = None) -> str | None:
         """Commit if no rank has an error; return the first error, None for none."""
         self._check_open()
-        self._is_open = False
+        self.is_open = False
         try:
             # All ranks come here, also those that have failed: nobody waits for one.
             reports = self._ranks.gather([error, names or []])
@@ -154,7 +156,7 @@ class Preparation:
 
     def _try_to_commit(self, names: list[str], *, num_ranks: int) -> str | None:
         try:
-            records = [self._draft.adopt(name) for name in names]
+            records = [measure_file(self.path / name) for name in names]
             self._draft.commit(_manifest(self._draft.number, num_ranks, records))
         except (OSError, ValueError, CheckpointError) as error:
             return text_of(error)

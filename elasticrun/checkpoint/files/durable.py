@@ -51,8 +51,8 @@ def write_blocks(
 ) -> FileRecord:
     """Create the file with these blocks, and force it to the disk.
 
-    The disk works while the blocks are handed over. After an error a part of the file
-    may be left.
+    The disk works while the blocks are handed over, which promises nothing yet. After
+    an error a part of the file may be left.
 
     Args:
         path: A file that does not exist.
@@ -67,7 +67,7 @@ def write_blocks(
         for block in blocks:
             while block:
                 num_bytes = file.write(block[:WRITE_SIZE])
-                _begin_writeback(file.fileno(), size, num_bytes)
+                _sync_file_range(file.fileno(), size, num_bytes, _BEGIN_WRITING)
                 size += num_bytes
                 block = block[num_bytes:]
         file.flush()
@@ -240,14 +240,6 @@ def _create(path: Path) -> BinaryIO:
     except FileExistsError:
         os.unlink(path)
         return open(path, "xb")
-
-
-def _begin_writeback(descriptor: int, offset: int, size: int) -> None:
-    """Let the disk begin with these bytes.
-
-    This promises nothing: only `fsync` forces a file to the disk.
-    """
-    _sync_file_range(descriptor, offset, size, _BEGIN_WRITING)
 
 
 _sync_file_range = ctypes.CDLL(None).sync_file_range

@@ -38,8 +38,8 @@ def open_checked(path: Path, record: FileRecord) -> BinaryIO:
     """
     with ExitStack() as closed_on_error:
         file = closed_on_error.enter_context(open_recorded(path, record))
-        size, crc32 = os.fstat(file.fileno()).st_size, record.crc32
-        compare(path, record, size=size, crc32=crc32)  # It may be a huge hole.
+        # Before it is read: it may be a huge hole.
+        check_size(path, record, os.fstat(file.fileno()).st_size)
         size, crc32 = _measure(file)
         compare(path, record, size=size, crc32=crc32)
         file.seek(0)

@@ -15,7 +15,6 @@ from typing import BinaryIO
 from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX, fsync_directory
 from elasticrun.checkpoint.files.streams import NotingWriter, write_through
 
-_TOKEN = re.compile("[0-9a-f]{16}")
 _LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.
 
 
@@ -92,13 +91,9 @@ def _prefix(path: Path) -> str:
 
 def _remove_leftovers(path: Path) -> None:
     """Remove what killed writers of this file have left: nobody locks it any more."""
-    prefix = _prefix(path)
-    for name in os.listdir(path.parent):
-        middle = name.removeprefix(prefix).removesuffix(TEMPORARY_SUFFIX)
-        if name != f"{prefix}{middle}{TEMPORARY_SUFFIX}" or not _TOKEN.fullmatch(
-            middle
-        ):
-            continue
+    prefix, suffix = re.escape(_prefix(path)), re.escape(TEMPORARY_SUFFIX)
+    leftover = re.compile(f"{prefix}[0-9a-f]{{16}}{suffix}")
+    for name in filter(leftover.fullmatch, os.listdir(path.parent)):
         with contextlib.suppress(OSError), open(path.with_name(name), "rb") as file:
             if _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 os.unlink(path.with_name(name))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from elasticrun.checkpoint.inspection.entries import (
     NEWEST,
@@ -17,7 +18,7 @@ from elasticrun.checkpoint.inspection.entries import (
 from elasticrun.checkpoint.keeping import Keeping, parse_keep_best, parse_keep_every
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.storage.storage import Storage
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import ElasticRunError
 from elasticrun.replicas.environment import variables
 
 FINE, FOUND, COULD_NOT = 0, 1, 2
@@ -38,13 +39,24 @@ def main(options: argparse.Namespace) -> int:
             _refuse_mistyped(directory, rest)
         arguments = _make_parser().parse_args(rest)
         arguments.directory = directory
-        code: int = arguments.act(arguments)
+        has_found = _say(arguments.act(arguments))
     except BrokenPipeError:  # Whoever read the output has seen enough; what a store
         raise  # raises is of another type.
-    except (InspectionError, CheckpointError, OSError, ValueError) as error:
+    except (InspectionError, ElasticRunError, OSError, ValueError) as error:
         sys.stderr.write(f"elasticrun: {error}\n")
         return COULD_NOT
-    return code
+    return FOUND if has_found else FINE
+
+
+def _say(lines: Iterator[str]) -> bool:
+    """Write each line as it comes; return whether damage or differences were found."""
+    while True:
+        try:
+            line = next(lines)
+        except StopIteration as end:  # With the number of those, or nothing.
+            return bool(end.value)
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -112,11 +124,7 @@ def _add_prune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--keep", type=int, required=True, metavar="K", help="how many stay, from 1 up")
     add("--keep-every", metavar="N", help="besides, each whose number divides by N")
-    add(
-        "--keep-best",
-        metavar="NAME:max",
-        help="besides, the best by this value",
-    )
+    add("--keep-best", metavar="NAME:max", help="besides, the best by this value")
     add("--dry-run", action="store_true", help="only say what would be removed")
 
 
@@ -144,41 +152,35 @@ def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> 
     parser.add_argument(name, metavar=symbol, help=text)
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.overview import list_checkpoints
 
-    _say_all(list_checkpoints(_storage(arguments), as_json=arguments.json))
-    return FINE
+    return list_checkpoints(_storage(arguments), as_json=arguments.json)
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _verify(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.overview import verify
 
-    num_bad = verify(
-        _storage(arguments), arguments.which, as_json=arguments.json, say=_say
-    )
-    return FOUND if num_bad else FINE
+    return verify(_storage(arguments), arguments.which, as_json=arguments.json)
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.display import show
 
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
-    _say_all(show(checkpoint, arguments.state, as_json=arguments.json))
-    return FINE
+    return show(checkpoint, arguments.state, as_json=arguments.json)
 
 
-def _diff(arguments: argparse.Namespace) -> int:
+def _diff(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.difference import compare
 
     storage = _storage(arguments)
     old = choose_checkpoint(storage, arguments.old)
     new = choose_checkpoint(storage, arguments.new)
-    num_changes = compare(old, new, arguments.state, as_json=arguments.json, say=_say)
-    return FOUND if num_changes else FINE
+    return compare(old, new, arguments.state, as_json=arguments.json)
 
 
-def _prune(arguments: argparse.Namespace) -> int:
+def _prune(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.pruning import prune
 
     keeping = Keeping(
@@ -186,18 +188,11 @@ def _prune(arguments: argparse.Namespace) -> int:
         parse_keep_every(arguments.keep_every, setting="--keep-every"),
         parse_keep_best(arguments.keep_best, setting="--keep-best"),
     )
-    _say_all(
-        prune(
-            _storage(arguments),
-            keeping,
-            is_dry=arguments.dry_run,
-            as_json=arguments.json,
-        )
-    )
-    return FINE
+    storage = _storage(arguments)
+    return prune(storage, keeping, is_dry=arguments.dry_run, as_json=arguments.json)
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.import_export import export_state
 
     target = local_path(arguments.target, what="export")
@@ -207,16 +202,15 @@ def _export(arguments: argparse.Namespace) -> int:
     text = export_state(
         checkpoint, target, state=arguments.state, has_prefix=arguments.prefix
     )
-    _say_done(arguments, text, str(target))
-    return FINE
+    yield json.dumps({"path": str(target)}) if arguments.json else text
 
 
-def _import(arguments: argparse.Namespace) -> int:
+def _import(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.import_export import import_state
 
     storage = _storage(arguments, may_be_new=True)
     source = local_path(arguments.source, what="import")
-    checkpoint = import_state(
+    made = import_state(
         source,
         storage,
         state=arguments.state,
@@ -224,15 +218,14 @@ def _import(arguments: argparse.Namespace) -> int:
         is_new=arguments.new,
         is_forced=arguments.force,
     )
-    text = f"{checkpoint.path} has {arguments.state!r} from {source}"
-    _say_done(arguments, text, str(checkpoint.path))
-    return FINE
+    text = f"{made.path} has {arguments.state!r} from {source}"
+    yield json.dumps({"path": str(made.path)}) if arguments.json else text
 
 
 _Action = tuple[
     str,
     Callable[[argparse.ArgumentParser], None],
-    Callable[[argparse.Namespace], int],
+    Callable[[argparse.Namespace], Iterator[str]],
 ]
 _ACTIONS: dict[str, _Action] = {
     "list": ("which there are (this is the default)", lambda _: None, _list),
@@ -251,19 +244,3 @@ def _storage(arguments: argparse.Namespace, *, may_be_new: bool = False) -> Stor
         configured=variables().get("ELASTICRUN_CHECKPOINT_DIR"),
         may_be_new=may_be_new,
     )
-
-
-def _say_all(lines: Iterable[str]) -> None:
-    for line in lines:
-        _say(line)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _say_done(arguments: argparse.Namespace, text: str, path: str) -> None:
-    import json
-
-    _say(json.dumps({"path": path}) if arguments.json else text)

@@ -76,17 +76,13 @@ def _holds_shards(checkpoint: Checkpoint, name: str) -> bool:
     return state != name and checkpoint.has(state)
 
 
-def size_of_state(checkpoint: Checkpoint, name: str) -> int:
-    """Return the bytes of a state's file, and of those with its shards."""
-    return sum(
-        record.size
+def records_of_state(checkpoint: Checkpoint, name: str) -> list[FileRecord]:
+    """Return the records of a state's file, and of those with its shards."""
+    return [
+        record
         for record in checkpoint.manifest.files
-        if name == record.name
-        or (
-            name == state_of_file(record.name)
-            and _holds_shards(checkpoint, record.name)
-        )
-    )
+        if name in (record.name, state_of_file(record.name))
+    ]
 
 
 def load_file(checkpoint: Checkpoint, name: str) -> Any:

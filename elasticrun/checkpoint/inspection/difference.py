@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.inspection.columns import columns
 from elasticrun.checkpoint.inspection.contents import (
     kind_of,
     leaves,
     load_file,
     names_of_state,
+    records_of_state,
     to_plain,
     value_of,
 )
-from elasticrun.checkpoint.states.state import state_of_file
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
@@ -52,17 +51,12 @@ class Difference:
 
 
 def compare(
-    old: Checkpoint,
-    new: Checkpoint,
-    state: str | None,
-    *,
-    as_json: bool,
-    say: Callable[[str], object],
-) -> int:
+    old: Checkpoint, new: Checkpoint, state: str | None, *, as_json: bool
+) -> Generator[str, None, int]:
     """Compare two checkpoints, or one state of them.
 
-    Args:
-        say: Takes what differs, a line a value.
+    Yields:
+        What differs, a line a value.
 
     Returns:
         How many values differ.
@@ -76,12 +70,11 @@ def compare(
         every += changes
         if as_json:
             continue
-        say(f"{name}{'' if changes else '  same'}")
+        yield f"{name}{'' if changes else '  same'}"
         rows = [(f"  {each.how}", each.path, each.text) for each in changes]
-        for line in columns(rows) if rows else ():
-            say(line)
+        yield from columns(rows) if rows else ()
     if as_json:
-        say(json.dumps({"changes": [asdict(change) for change in every]}))
+        yield json.dumps({"changes": [asdict(change) for change in every]})
     return len(every)
 
 
@@ -102,18 +95,9 @@ def _changes_of(old: Checkpoint, new: Checkpoint, name: str) -> Iterator[Differe
         if change is not None:
             is_same = False
             yield change
-    if is_same and _records_of(old, name) != _records_of(new, name):
+    if is_same and records_of_state(old, name) != records_of_state(new, name):
         # As where a list is a tuple now.
         yield Difference(name, "", CHANGED, "bytes differ, though no value shown does")
-
-
-def _records_of(checkpoint: Checkpoint, name: str) -> list[FileRecord]:
-    """Return the records of a state's file, and of those with its shards."""
-    return [
-        record
-        for record in checkpoint.manifest.files
-        if name in (record.name, state_of_file(record.name))
-    ]
 
 
 def _by_path(values: Any) -> dict[str, Any]:

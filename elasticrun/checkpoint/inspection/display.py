@@ -18,7 +18,7 @@ from elasticrun.checkpoint.inspection.contents import (
     leaves,
     load_file,
     names_of_state,
-    size_of_state,
+    records_of_state,
     value_of,
 )
 from elasticrun.checkpoint.inspection.overview import manifest_values
@@ -46,7 +46,8 @@ def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterato
     if state is None:
         yield from _describe(checkpoint)
     for name, found in contents:
-        yield f"{name}  {size_text(size_of_state(checkpoint, name))}"
+        size = sum(record.size for record in records_of_state(checkpoint, name))
+        yield f"{name}  {size_text(size)}"
         rows = [(f"  {path}", kind_of(leaf), value_of(leaf)) for path, leaf in found]
         yield from columns(rows) if rows else ()
 

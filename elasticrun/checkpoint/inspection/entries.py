@@ -115,7 +115,8 @@ def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
 
     Raises:
         DamagedCheckpointError: Its manifest is damaged, or has another format.
-        InspectionError: There is none, or it cannot be read.
+        InspectionError: There is none.
+        OSError: It cannot be read.
     """
     if word == NEWEST:
         return _newest(storage)
@@ -135,8 +136,6 @@ def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
         ) from error
     except CheckpointError as error:
         raise DamagedCheckpointError(number, str(error)) from error
-    except OSError as error:
-        raise InspectionError(str(error)) from error
 
 
 def _find(storage: Storage, word: str) -> tuple[Storage, int]:
@@ -175,10 +174,12 @@ def choose_storage(
 
     Raises:
         InspectionError: There is no such directory, or none is known.
+        ValueError: It is a URL without a path.
+        CheckpointError: What is needed for such URLs is not installed.
     """
     given = word or configured
     if given is not None:
-        storage = _storage(given)
+        storage = storage_at(given)
         # An object store has no directories: one without checkpoints is listed so.
         is_path = isinstance(storage.place, Path)
         if is_path and not may_be_new and not os.path.isdir(storage.place):
@@ -196,13 +197,6 @@ def choose_storage(
     if len(candidates) == 1:
         return storage_at(candidates[0])
     raise InspectionError(_say_which(candidates))
-
-
-def _storage(path: str) -> Storage:
-    try:
-        return storage_at(path)
-    except (CheckpointError, ValueError) as error:
-        raise InspectionError(str(error)) from error
 
 
 def _refuse_checkpoint(storage: Storage) -> None:

@@ -17,22 +17,19 @@ from elasticrun.checkpoint.inspection.contents import (
 )
 from elasticrun.checkpoint.inspection.entries import InspectionError
 from elasticrun.checkpoint.states.state import check_state_name, state_of_file
-from elasticrun.errors import StateNameError
 
 _MOST_SHOWN = 10
 _OF_EACH_RANK = "random"  # Which every job has.
 
 
 def check_name(state: str) -> None:
-    """Refuse a name that no program can give to a state, beside elasticrun's own.
+    """Refuse a name that no program can give to a state.
 
     Raises:
-        InspectionError: It is none.
+        StateNameError: It is none.
+        InspectionError: It is elasticrun's own.
     """
-    try:
-        check_state_name(state)
-    except StateNameError as error:
-        raise InspectionError(str(error)) from error
+    check_state_name(state)
     if state.lower() == _OF_EACH_RANK:
         raise InspectionError(
             f"each rank has a {_OF_EACH_RANK!r} of its own, in which elasticrun keeps "

@@ -147,6 +147,7 @@ def import_state(
 
     Raises:
         InspectionError: The file cannot be used, or the job is not known.
+        StateNameError: The name is none for a state.
         CheckpointError: A live job uses the directory, or the newest is damaged.
         OSError: It could not be written.
     """

@@ -6,7 +6,7 @@ Needs no torch: manifests are JSON, and checksums are of bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
@@ -105,17 +105,15 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def verify(
-    storage: Storage,
-    words: list[str],
-    *,
-    as_json: bool,
-    say: Callable[[str], object],
-) -> int:
+    storage: Storage, words: list[str], *, as_json: bool
+) -> Generator[str, None, int]:
     """Read every byte of checkpoints and compare it with what was written.
 
     Args:
         words: Which checkpoints; none for all.
-        say: Takes what was found, a line a checkpoint and a line a problem.
+
+    Yields:
+        What was found, a line a checkpoint and a line a problem.
 
     Returns:
         How many are damaged.
@@ -125,11 +123,10 @@ def verify(
         num_bad += bool(problems)
         results.append({"number": number, "problems": problems})
         if not as_json:
-            say(f"{number}  {'bad' if problems else 'good'}")
-            for problem in problems:
-                say(f"    {problem}")
+            yield f"{number}  {'bad' if problems else 'good'}"
+            yield from (f"    {problem}" for problem in problems)
     if as_json:
-        say(json.dumps({"directory": str(storage.place), "verified": results}))
+        yield json.dumps({"directory": str(storage.place), "verified": results})
     return num_bad
 
 

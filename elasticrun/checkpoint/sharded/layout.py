@@ -77,10 +77,9 @@ def make_layout(name: str, descriptions: Sequence[Description]) -> Layout:
         raise CheckpointError(
             f"the shards of {name!r} cannot be put together again: {error}"
         ) from error
-    chunks: dict[str, list[Chunk]] = {path: [] for path in descriptions[0]["tensors"]}
-    dtypes = {
-        path: getattr(torch, dtype)
-        for path, (dtype, _) in descriptions[0]["tensors"].items()
+    tensors = {
+        path: SavedTensor(getattr(torch, dtype), tuple(size), [])
+        for path, (dtype, size) in descriptions[0]["tensors"].items()
     }
     own: list[list[tuple[str, Chunk]]] = []
     for rank, plan in enumerate(plans):
@@ -91,14 +90,11 @@ def make_layout(name: str, descriptions: Sequence[Description]) -> Layout:
             assert data is not None
             box = data.chunk
             chunk = Chunk(rank, start, tuple(box.offsets), tuple(box.sizes))
-            chunks[path].append(chunk)
+            tensors[path].chunks.append(chunk)
             own[rank].append((path, chunk))
-            start += math.prod(chunk.sizes) * dtypes[path].itemsize
+            start += math.prod(chunk.sizes) * tensors[path].dtype.itemsize
             start += -start % ALIGNMENT
-    sizes = {path: size for path, (_, size) in descriptions[0]["tensors"].items()}
-    return Layout(
-        {p: SavedTensor(dtypes[p], tuple(sizes[p]), chunks[p]) for p in chunks}, own
-    )
+    return Layout(tensors, own)
 
 
 def _plan(description: Description) -> SavePlan:

@@ -70,13 +70,12 @@ def by_names(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: It is of another number of parameters.
     """
-    num_parameters = sum(len(group["params"]) for group in values["param_groups"])
-    if num_parameters != len(names):
+    numbers = [n for group in values["param_groups"] for n in group["params"]]
+    if len(numbers) != len(names):
         raise CheckpointError(
-            f"the saved optimizer has {num_parameters} parameters, but this one has "
+            f"the saved optimizer has {len(numbers)} parameters, but this one has "
             f"{len(names)}. {BUILD_IT_ALIKE}"
         )
-    numbers = [n for group in values["param_groups"] for n in group["params"]]
     name_of = dict(zip(numbers, names, strict=True))
     return {
         **values,

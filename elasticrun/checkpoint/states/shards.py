@@ -49,7 +49,7 @@ class SavedTensor:
 
     dtype: torch.dtype
     size: tuple[int, ...]
-    chunks: Sequence[Chunk]
+    chunks: list[Chunk]
 
 
 @dataclass(frozen=True)
@@ -200,15 +200,12 @@ class ShardReader:
         file = self._files[rank]
         file.seek(start)
         data = bytearray(num_bytes)
-        view, position = memoryview(data), 0
-        while position < num_bytes:
-            count = file.readinto(view[position:])  # type: ignore[attr-defined]
-            if not count:
-                raise DamagedFileError(
-                    f"{replica_file_name(self._name, rank)} ends before byte "
-                    f"{start + num_bytes}, where the state {self._name!r} has a part."
-                )
-            position += count
+        # A buffered file, which reads on until that is full or the file ends.
+        if file.readinto(data) < num_bytes:  # type: ignore[attr-defined]
+            raise DamagedFileError(
+                f"{replica_file_name(self._name, rank)} ends before byte "
+                f"{start + num_bytes}, where the state {self._name!r} has a part."
+            )
         return torch.frombuffer(data, dtype=torch.uint8)
 
     def read_whole(self, path: str) -> Tensor:

@@ -271,15 +271,11 @@ def _smallest_tensors(values: Iterable[Any]) -> list[Any]:
     tensors: dict[type, torch.Tensor] = {}
     for value in values:
         kind = type(value)
-        if not isinstance(value, torch.Tensor) or _has_doubtful(value):
+        if not isinstance(value, torch.Tensor) or list(find_doubtful(vars(value))):
             others.append(value)
         elif _size(value) <= _size(tensors.setdefault(kind, value)):
             tensors[kind] = value
     return [*others, *tensors.values()]
-
-
-def _has_doubtful(tensor: torch.Tensor) -> bool:
-    return any(True for _ in find_doubtful(vars(tensor)))
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from elasticrun.checkpoint.files import durable, recorded
+from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.checkpoint.storage.lock import DirectoryLock, OwnerProcess, find_owner
@@ -79,9 +80,6 @@ class LocalStorage(Storage):
     def has_note(self, folder: str) -> bool:
         return _insist(lambda: durable.find_size(self._note_of(folder))) is not None
 
-    def read_note(self, folder: str) -> str:
-        return self.read(NOTE_PREFIX + folder).decode(errors="replace")
-
     def remove_note(self, folder: str) -> None:
         durable.remove_file(self._note_of(folder))
 
@@ -91,11 +89,11 @@ class LocalStorage(Storage):
     def has(self, folder: str) -> bool:
         return self.locate(folder).is_dir()
 
-    def commit(self, folder: str, name: str, data: bytes) -> None:
+    def commit(self, folder: str, manifest: bytes) -> None:
         path = self.locate(folder)
         self._lock.check()
         durable.fsync_directory(path)
-        durable.write_atomically(path / name, data)
+        durable.write_atomically(path / MANIFEST_NAME, manifest)
         durable.fsync_directory(path.parent)
         with contextlib.suppress(OSError):
             self.remove_note(folder)
@@ -128,16 +126,9 @@ class LocalStorage(Storage):
     ) -> FileRecord:
         return durable.write_file(self.locate(folder, name), write)
 
-    def write_blocks(
-        self,
-        folder: str,
-        name: str,
-        blocks: Iterable[memoryview],
-        *,
-        checksum: Callable[[], int],
-    ) -> FileRecord:
+    def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
         path = self.locate(folder, name)
-        return durable.write_blocks(path, blocks, checksum=checksum)
+        return durable.write_blocks(path, captured.blocks, checksum=captured.checksum)
 
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         return durable.copy_file(
@@ -145,12 +136,6 @@ class LocalStorage(Storage):
             self.locate(folder, record.name),
             record=record,
         )
-
-    def measure(self, folder: str, name: str) -> FileRecord:
-        return recorded.measure_file(self.locate(folder, name))
-
-    def verify(self, folder: str, record: FileRecord) -> None:
-        self.open_checked(folder, record).close()
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         path = self.locate(folder, record.name)

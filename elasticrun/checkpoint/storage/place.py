@@ -65,7 +65,12 @@ def parse_place(path: str | os.PathLike[str]) -> Place:
     if not is_url:
         return Path(os.path.abspath(os.path.expanduser(text)))
     if protocol not in _LOCAL:
-        return RemotePath(f"{protocol}://{_check_rest(text, rest)}")
+        if not rest.strip("/"):
+            raise ValueError(
+                f"{text!r} names no place for a job's checkpoints. Add a bucket and a "
+                "prefix, as in s3://bucket/job."
+            )
+        return RemotePath(text.rstrip("/"))
     if not rest.startswith("/"):
         raise ValueError(
             f"{text!r} names a host where {protocol}:// has none. Give three slashes "
@@ -88,13 +93,3 @@ def local_path(path: str | os.PathLike[str], *, what: str) -> Path:
             "directory or file on this machine."
         )
     return place if "://" in os.fspath(path) else Path(path)
-
-
-def _check_rest(url: str, rest: str) -> str:
-    rest = rest.rstrip("/")
-    if not rest:
-        raise ValueError(
-            f"{url!r} names no place for a job's checkpoints. Add a bucket and a "
-            "prefix, as in s3://bucket/job."
-        )
-    return rest

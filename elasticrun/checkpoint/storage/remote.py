@@ -109,9 +109,6 @@ class RemoteStorage(Storage):
     def has_note(self, folder: str) -> bool:
         return self._objects.find_size(NOTE_PREFIX + folder) is not None
 
-    def read_note(self, folder: str) -> str:
-        return self._objects.get(NOTE_PREFIX + folder).decode(errors="replace")
-
     def remove_note(self, folder: str) -> None:
         self._objects.remove_object(NOTE_PREFIX + folder)
 
@@ -119,9 +116,9 @@ class RemoteStorage(Storage):
         del folder
         return True  # There are no folders. The commit looks for each file.
 
-    def commit(self, folder: str, name: str, data: bytes) -> None:
+    def commit(self, folder: str, manifest: bytes) -> None:
         self._claim.check()
-        self._objects.put(f"{folder}/{name}", data)
+        self._objects.put(f"{folder}/{MANIFEST_NAME}", manifest)
         with suppress(OSError):
             self.remove_note(folder)
 
@@ -144,18 +141,7 @@ class RemoteStorage(Storage):
 
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         blocks = self._checked_blocks(source, record)
-        return self.write(
-            folder,
-            record.name,
-            lambda file: [file.write(block) for block in blocks],
-        )
-
-    def measure(self, folder: str, name: str) -> FileRecord:
-        size = crc32 = 0
-        for block in self._objects.blocks(f"{folder}/{name}"):
-            size += len(block)
-            crc32 = zlib.crc32(block, crc32)
-        return FileRecord(name, size, crc32)
+        return self.write(folder, record.name, lambda file: file.writelines(blocks))
 
     def verify(self, folder: str, record: FileRecord) -> None:
         for _ in self._checked_blocks(folder, record):
@@ -164,8 +150,7 @@ class RemoteStorage(Storage):
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         with ExitStack() as closed_on_error:
             file = closed_on_error.enter_context(tempfile.TemporaryFile())
-            for block in self._checked_blocks(folder, record):
-                file.write(block)
+            file.writelines(self._checked_blocks(folder, record))
             file.seek(0)
             closed_on_error.pop_all()
         return cast(BinaryIO, file)

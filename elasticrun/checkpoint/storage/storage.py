@@ -9,10 +9,10 @@ somebody else's, whatever its name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
+from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import Place
@@ -113,14 +113,6 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def read_note(self, folder: str) -> str:
-        """Return the token of the draft that the folder is.
-
-        Raises:
-            OSError: It is none, or cannot be read.
-        """
-
-    @abstractmethod
     def remove_note(self, folder: str) -> None:
         """Remove the note of a folder that is committed or gone; it may be gone too."""
 
@@ -129,8 +121,8 @@ class Storage(ABC):
         """Return whether there is a folder, as far as this storage knows folders."""
 
     @abstractmethod
-    def commit(self, folder: str, name: str, data: bytes) -> None:
-        """Put the file that makes the folder count, durably, after all others in it.
+    def commit(self, folder: str, manifest: bytes) -> None:
+        """Put the manifest, durably, after all other files: it makes the folder count.
 
         The note goes then; one that cannot be removed does not matter.
 
@@ -158,22 +150,9 @@ class Storage(ABC):
     ) -> FileRecord:
         """Write a file with what `write` puts into a stream that cannot seek."""
 
-    def write_blocks(
-        self,
-        folder: str,
-        name: str,
-        blocks: Iterable[memoryview],
-        *,
-        checksum: Callable[[], int],
-    ) -> FileRecord:
-        """Write a file from memory.
-
-        Args:
-            checksum: Returns that of all blocks, which another thread computes
-                meanwhile; a storage may compute it again.
-        """
-        del checksum
-        return self.write(folder, name, lambda file: deque(map(file.write, blocks), 0))
+    def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
+        """Write a file from memory; a storage may compute its checksum again."""
+        return self.write(folder, name, lambda file: file.writelines(captured.blocks))
 
     @abstractmethod
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
@@ -183,17 +162,13 @@ class Storage(ABC):
             DamagedFileError: The source is not what `record` says.
         """
 
-    @abstractmethod
-    def measure(self, folder: str, name: str) -> FileRecord:
-        """Return what a file holds that somebody else has written."""
-
-    @abstractmethod
     def verify(self, folder: str, record: FileRecord) -> None:
         """Read every byte of a file.
 
         Raises:
             DamagedFileError: It is missing, or not what `record` says.
         """
+        self.open_checked(folder, record).close()
 
     @abstractmethod
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:

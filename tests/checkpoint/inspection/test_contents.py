@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -365,6 +366,10 @@ def test_a_comparison_counts(tmp_path: Path) -> None:
 
     save_some(tmp_path, 1.0, 2.0)
     old, new = (choose_checkpoint(storage_at(tmp_path), word) for word in ("1", "2"))
-    said: list[str] = []
-    assert compare(old, new, "variables", as_json=False, say=said.append) == 1
-    assert len(said) == 2
+    counts: list[int] = []
+
+    def lines() -> Iterator[str]:
+        counts.append((yield from compare(old, new, "variables", as_json=False)))
+
+    assert len(list(lines())) == 2
+    assert counts == [1]
