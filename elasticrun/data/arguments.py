@@ -80,12 +80,11 @@ def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
     )
     if not are_counts or 0 not in sizes:
         raise ValueError(f"batch_size={dict(sizes)!r}: {_WHAT_A_PLAN_IS}")
-    return SizePlan(
-        {
-            index(samples): _check_size(f"batch_size[{samples}]", size)
-            for samples, size in sizes.items()
-        }
-    )
+    checked = {
+        index(samples): _check_size(f"batch_size[{samples}]", size)
+        for samples, size in sizes.items()
+    }
+    return tuple(sorted(checked.items()))
 
 
 def _check_size(name: str, value: Any) -> int:

@@ -156,7 +156,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         )
         fingerprint = {
             "num_samples": self._order.num_samples,
-            "batch_size": size if isinstance(size, int) else size.encode(),
+            "batch_size": size if isinstance(size, int) else list(map(list, size)),
             "shuffle": self.shuffle,
             "seed": seed,
             "drop_last": bool(drop_last),
@@ -321,7 +321,7 @@ def _make_order(
         num_batches = job.samples_of(len(batch_sampler), 1)
         return ListedOrder(batch_sampler, num_batches, shuffle=shuffle)
     length = len(dataset) if sampler is None else len(sampler)
-    first = batch_size if isinstance(batch_size, int) else batch_size.steps[0][1]
+    first = batch_size if isinstance(batch_size, int) else batch_size[0][1]
     return SampleOrder(
         length,
         job.samples_of(length, first),
