@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import check_place, check_progress_bar
@@ -21,9 +21,8 @@ from elasticrun.job.job import Job
 from elasticrun.job.loop import MicroBatch, Part
 from elasticrun.job.trace import Trace
 
-_MODES = ("min_size", "max_size", "max_size_cycle", "sequential")
-
 Mode = Literal["min_size", "max_size", "max_size_cycle", "sequential"]
+_MODES = get_args(Mode)
 
 
 class CombinedLoader(Looped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import transformers.trainer
@@ -15,11 +16,11 @@ from elasticrun.data.order.ready import LengthGroups
 from elasticrun.errors import ElasticRunError
 
 
+@dataclass(eq=False)
 class LocalBatch:
     """This replica's part of a global batch, in micro-batches, each with its share."""
 
-    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
-        self.pairs = pairs
+    pairs: list[tuple[Any, Any]]
 
     def without_padding(self) -> list[Any]:
         """Return the micro-batches, one of padding without its rows."""
@@ -37,21 +38,21 @@ def without_rows(inputs: Any) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class LocalBatches:
     """Stands for the loader where the Trainer iterates an epoch.
 
-    Args:
+    Attributes:
         first: The batch to begin with.
     """
 
-    def __init__(self, loader: AdaptiveDataLoader[Any], epoch: int, first: int) -> None:
-        self._loader = loader
-        self._epoch = epoch
-        self._first = first
+    loader: AdaptiveDataLoader[Any]
+    epoch: int
+    first: int
 
     def __iter__(self) -> Iterator[LocalBatch]:
         pairs = []
-        for inputs, share in self._loader.read(self._epoch, self._first):
+        for inputs, share in self.loader.read(self.epoch, self.first):
             pairs.append((inputs, share))
             if share[2].is_step:
                 yield LocalBatch(pairs)
