@@ -143,7 +143,7 @@ def compare_fields(
         if tolerances is not None:
             if name in mask.sized or MISSING in (one, other):
                 continue
-            if is_within(one, other, tolerances.of(key, name)):
+            if is_within(one, other, tolerances.get((key, name), 0.0)):
                 continue
         differences.append(Mismatch(name, one, other))
     return differences

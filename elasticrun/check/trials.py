@@ -15,7 +15,7 @@ from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import loops_of
 from elasticrun.check.runs.places import LoopPlace
 from elasticrun.check.runs.routes import Route, straight
-from elasticrun.check.tolerance import Tolerances
+from elasticrun.check.tolerance import Tolerances, tolerances_of
 
 
 class Trials:
@@ -122,7 +122,7 @@ class Trials:
             for each in differences
         )
         return any(
-            tolerances.of(each.key, each.name) == 0
+            not tolerances.get((each.key, each.name))
             and not (isinstance(each.expected, dict) and "sketch" in each.expected)
             and (not is_rounded or _is_schedule(each.name, base))
             for each in differences
@@ -132,7 +132,7 @@ class Trials:
         if size not in self._tolerances:
             perturbed = self.take(straight(size), is_perturbed=True)
             base = self.baseline(size)
-            self._tolerances[size] = Tolerances(base.moments, perturbed.moments)
+            self._tolerances[size] = tolerances_of(base.moments, perturbed.moments)
         return self._tolerances[size]
 
 
