@@ -49,29 +49,34 @@ class Trials:
         Raises:
             Problem: It has none: the script fails, hangs, or misses a place.
         """
-        return self._checked(
-            self.engine.run(route, watched=watched, is_perturbed=is_perturbed)
-        )
+        (run,) = self.take_each([route], watched=watched, is_perturbed=is_perturbed)
+        return run
 
-    def take_each(self, routes: Sequence[Route]) -> Generator[CheckedRun, None, None]:
+    def take_each(
+        self,
+        routes: Sequence[Route],
+        *,
+        watched: Sequence[str] = (),
+        is_perturbed: bool = False,
+    ) -> Generator[CheckedRun, None, None]:
         """Take routes to their ends, several at once where there are cores.
 
         Raises:
             Problem: One has none.
         """
-        with contextlib.closing(self.engine.run_each(routes)) as runs:
-            yield from map(self._checked, runs)
-
-    def _checked(self, run: CheckedRun) -> CheckedRun:
-        self.num_runs += 1
-        if not run.has_finished:
-            raise problem_of(
-                run,
-                source=self.engine.source,
-                loops=self.loops,
-                detective=self.detective,
-            )
-        return run
+        with contextlib.closing(
+            self.engine.run_each(routes, watched=watched, is_perturbed=is_perturbed)
+        ) as runs:
+            for run in runs:
+                self.num_runs += 1
+                if not run.has_finished:
+                    raise problem_of(
+                        run,
+                        source=self.engine.source,
+                        loops=self.loops,
+                        detective=self.detective,
+                    )
+                yield run
 
     def baseline(self, size: int) -> CheckedRun:
         """Return the run without a restart with so many replicas.
