@@ -55,7 +55,6 @@ class Cause(NamedTuple):
         return (self.how, *known)
 
     def describe(self) -> str:
-        """Return the change in words."""
         change = f"{self.name} {show(self.before)} -> {show(self.after)}"
         if self.how == "replayed":
             return f"replayed code in zone {self.zone} changed {change}"

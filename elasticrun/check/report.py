@@ -27,7 +27,6 @@ class ExitCode(IntEnum):
     HANG = 5
 
     def describe(self) -> str:
-        """Return it in words."""
         return self.name.lower().replace("_", " ")
 
 

@@ -34,7 +34,6 @@ class Wait(NamedTuple):
     function: str
 
     def describe(self) -> str:
-        """Return it in words."""
         what = f"waits in {self.what}" if self.what else "said nothing"
         where = f" at {self.path}:{self.line} in {self.function}" if self.path else ""
         return f"rank {self.rank} {what}{where}"

@@ -75,7 +75,6 @@ class CheckedJob(Job):
         return max(cut, 0)
 
     def samples_of(self, num_samples: int, batch_size: int) -> int:
-        """Return how many samples a loop delivers."""
         return self._plan.limits.samples(num_samples, batch_size)
 
     def turns_of(self, num_turns: int | None) -> int | None:
@@ -88,14 +87,12 @@ class CheckedJob(Job):
     # Moments.
 
     def begin_epoch(self) -> None:
-        """Enter the next epoch, and note what everything is at."""
         super().begin_epoch()
         self._set_zone("A")
         kind = "rebegin" if self.progress.is_replaying else "begin"
         self.note(kind, epoch=self.progress.finished_epochs)
 
     def end_epoch(self) -> None:
-        """Note what everything is at, and finish the epoch."""
         self.note("end", epoch=self.progress.finished_epochs)
         super().end_epoch()
         self._set_zone("D")
@@ -103,7 +100,6 @@ class CheckedJob(Job):
     def begin_loop(
         self, loader: LoopedLoader, where: str, *, start: int = 0
     ) -> Position | None:
-        """Begin a loop, and note what everything is at."""
         was_replaying = self.progress.is_replaying
         epoch, loop, in_epoch = self.progress.place
         position = super().begin_loop(loader, where, start=start)
@@ -127,7 +123,6 @@ class CheckedJob(Job):
         return position
 
     def end_loop(self, *, is_finished: bool) -> None:
-        """Leave the loop, and note what everything is at."""
         loader = self.loader
         super().end_loop(is_finished=is_finished)
         self._set_zone("B")
@@ -139,11 +134,9 @@ class CheckedJob(Job):
             )  # fmt: skip
 
     def make_boundary(self, **parts: Any) -> CheckedBoundary:
-        """Return a boundary that stops, saves or dies where the plan says so."""
         return CheckedBoundary(self, self._plan, **parts)
 
     def close(self) -> None:
-        """Note what everything ended at, and leave the job."""
         if not self.is_closed and os.getpid() == self.pid:
             write_parameters(self._plan, self)
             if self.recorder:
@@ -161,7 +154,6 @@ class CheckedJob(Job):
         return RestartPlace(epoch, loop, self._num_batches, in_epoch)
 
     def note(self, kind: str, **values: Any) -> None:
-        """Note what everything is at."""
         if self.recorder is not None:
             self.recorder.note_moment(kind, self, self.states, **values)
 
@@ -181,7 +173,6 @@ class CheckedBoundary(Boundary):
         self._perturbation = Perturbation() if plan.is_perturbed else None
 
     def reach(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
-        """Count the boundary, and do what the plan says."""
         if self._is_doomed:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._job.next_place() == self._plan.until:

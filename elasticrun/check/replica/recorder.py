@@ -47,7 +47,6 @@ class Recorder:
         self._file = open_append(self._records / f"leg-{plan.leg}.jsonl")
 
     def note(self, kind: str, **values: Any) -> None:
-        """Write one line."""
         line = {"kind": kind, "leg": self._plan.leg, "zone": self.zone, **values}
         self._file.write(json.dumps(line) + "\n")
 
@@ -80,7 +79,6 @@ class Recorder:
         return changes(self._base, self._files.look())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -37,7 +37,6 @@ class CheckedRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the program came to its end."""
         return self.failure is None and not self.hang and self.missed is None
 
     @property
@@ -52,7 +51,6 @@ class CheckedRun:
 
     @functools.cached_property
     def moments(self) -> list[Moment]:
-        """The moments that the replicas noted."""
         return moments_of(self.notes)
 
     @property

@@ -30,7 +30,6 @@ class Key(NamedTuple):
     in_epoch: bool = True
 
     def describe(self) -> str:
-        """Return the moment in words."""
         text = _WORDS[self.kind].format(epoch=self.epoch, loop=self.loop)
         return text if self.in_epoch else text.replace("of epoch", "after epochs up to")
 

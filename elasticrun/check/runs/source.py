@@ -39,7 +39,6 @@ class ProgramSource:
 
     @property
     def script_folder(self) -> Path:
-        """The script's own folder."""
         return self.script.parent
 
     @property
