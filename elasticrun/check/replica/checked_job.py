@@ -155,7 +155,7 @@ class CheckedJob(Job):
 
     def note(self, kind: str, **values: Any) -> None:
         if self.recorder is not None:
-            self.recorder.note_moment(kind, self, self.states, **values)
+            self.recorder.note_moment(kind, self, **values)
 
     def _set_zone(self, zone: str) -> None:
         if self.recorder is not None:

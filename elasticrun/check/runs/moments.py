@@ -38,7 +38,6 @@ class Moment(NamedTuple):
     """What everything was at, once.
 
     Attributes:
-        zone: The zone that the program came from when it was noted.
         fields: Every field of the registered states.
         files: The files that differ from the start of the run; None for gone ones.
         variables: The program's plain variables.
