@@ -54,8 +54,7 @@ class CheckedJob(Job):
         )
         self.recorder = Recorder(plan) if self.rank == 0 else None
         self._num_epochs_cut = 0
-        self._loop = (0, 0, False)
-        self._num_batches = 0
+        self._at = RestartPlace(0, 0, 0, False)
         self.note("start")
 
     # Less than the whole program.
@@ -100,22 +99,16 @@ class CheckedJob(Job):
     def begin_loop(
         self, loader: LoopedLoader, where: str, *, start: int = 0
     ) -> Position | None:
-        was_replaying = self.progress.is_replaying
+        stopped = self._plan.resumed if self.progress.is_replaying else None
         epoch, loop, in_epoch = self.progress.place
         position = super().begin_loop(loader, where, start=start)
         kind = "skip"
         if position is not None:
-            epoch, loop = position.finished_epochs, position.finished_loops
-            in_epoch = position.in_epoch
-            self._loop = (epoch, loop, in_epoch)
-            stopped = self._plan.resumed
-            is_continued = (
-                was_replaying
-                and stopped is not None
-                and self._loop == (stopped.epoch, stopped.loop, stopped.in_epoch)
-            )
-            kind = "continue" if is_continued else "enter"
-            self._num_batches = stopped.batch if stopped and is_continued else 0
+            epoch, loop, in_epoch = position.place
+            self._at = RestartPlace(epoch, loop, 0, in_epoch)
+            kind = "enter"
+            if stopped is not None and stopped._replace(batch=0) == self._at:
+                self._at, kind = stopped, "continue"
         self.note(
             kind, epoch=epoch, loop=loop, in_epoch=in_epoch, num_batches=len(loader)
         )
@@ -127,10 +120,10 @@ class CheckedJob(Job):
         super().end_loop(is_finished=is_finished)
         self._set_zone("B")
         if is_finished and loader is not None:
-            epoch, loop, in_epoch = self._loop
+            epoch, loop, num_batches, in_epoch = self._at
             self.note(
                 "leave", epoch=epoch, loop=loop, in_epoch=in_epoch,
-                num_batches=self._num_batches,
+                num_batches=num_batches,
             )  # fmt: skip
 
     def make_boundary(self, **parts: Any) -> CheckedBoundary:
@@ -149,9 +142,8 @@ class CheckedJob(Job):
         """Count a batch, if a loop is running, and return where the program is."""
         if self.loader is None:
             return RestartPlace(self.progress.finished_epochs - 1, -1, 0)
-        self._num_batches += 1
-        epoch, loop, in_epoch = self._loop
-        return RestartPlace(epoch, loop, self._num_batches, in_epoch)
+        self._at = self._at._replace(batch=self._at.batch + 1)
+        return self._at
 
     def note(self, kind: str, **values: Any) -> None:
         if self.recorder is not None:
