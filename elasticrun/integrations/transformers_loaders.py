@@ -72,11 +72,7 @@ if hasattr(transformers.trainer, "skip_first_batches"):  # Else no Trainer is ma
 
 
 def order(sampler: Any, batch_size: int) -> dict[str, Any]:
-    """Return the loader's arguments for the order that the Trainer would have.
-
-    Raises:
-        ElasticRunError: It is one that cannot be read at a position.
-    """
+    """Return the loader's arguments for the order that the Trainer would have."""
     if type(sampler) is RandomSampler and not sampler.replacement:
         return {"shuffle": True}
     if type(sampler) is SequentialSampler:
@@ -92,11 +88,7 @@ def order(sampler: Any, batch_size: int) -> dict[str, Any]:
 
 
 def check_length(dataset: Any, description: str) -> None:
-    """Refuse data without a length.
-
-    Raises:
-        TypeError: It has none.
-    """
+    """Refuse data without a length."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"{description}: a {type(dataset).__name__} is iterable data, which has no "
