@@ -183,6 +183,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     # What the loop body may ask, beside what `Looped` says.
 
+    has_one_weight = True
+
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
@@ -206,11 +208,6 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         if not part.global_batch_size:
             return 1.0
         return part.num_valid * self._shares.world_size / part.global_batch_size
-
-    @property
-    def has_one_weight(self) -> bool:
-        """True: all losses over its batches have that weight."""
-        return True
 
     @property
     def even_batches(self) -> bool:
