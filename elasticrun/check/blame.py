@@ -120,7 +120,6 @@ class Detective:
 
     Attributes:
         findings: The linter's, hints included.
-        noise: Variables that differ from run to run by themselves.
         drawing: The zones in which the program draws random numbers.
     """
 
@@ -128,7 +127,6 @@ class Detective:
     findings: Sequence[Finding]
     _: KW_ONLY
     mask: Mask
-    noise: set[str]
     drawing: set[str]
 
     def causes(
@@ -182,7 +180,7 @@ class Detective:
     def lost(self, run: CheckedRun) -> list[Cause]:
         """Return the plain variables that a restart lost, and what is known of them."""
         causes = []
-        for change in lost_variables(run, self.noise):
+        for change in lost_variables(run, self.mask.noise):
             finding = self._finding_about(change.name, _LOST_RULES)
             if finding is None and change.after == MISSING:
                 continue
