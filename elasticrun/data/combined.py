@@ -406,7 +406,6 @@ def _by_key(loaders: Any) -> dict[Any, AdaptiveDataLoader]:
 
 
 def _check(members: dict[Any, Any], mode: str) -> None:
-    """Refuse what cannot be combined."""
     if mode not in _MODES:
         raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, _MODES))}.")
     if not members:

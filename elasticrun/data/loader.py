@@ -313,7 +313,6 @@ def _make_order(
     sampler: Any,
     batch_sampler: Any,
 ) -> SampleOrder | ListedOrder:
-    """Return the order of a loader's samples, with its cut into global batches."""
     if batch_sampler is not None:
         num_batches = job.samples_of(len(batch_sampler), 1)
         return ListedOrder(batch_sampler, num_batches, shuffle=shuffle)
