@@ -86,22 +86,14 @@ def drawing_zones(run: CheckedRun) -> set[str]:
     return zones
 
 
-def variables_that_differ(base: CheckedRun, again: CheckedRun) -> set[str]:
-    """Return the plain variables that are not the same in two equal runs."""
-    found = set()
-    others = compared(again.moments, last_leg=0)
-    for key, moment in compared(base.moments, last_leg=0).items():
-        other = others[key].variables if key in others else {}
-        found |= {n for n, value in moment.variables.items() if value != other.get(n)}
-    return found
-
-
 def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
     """Note in the mask what may differ between two equal runs, and does."""
     others = compared(again.moments, last_leg=0)
     for key, moment in compared(base.moments, last_leg=0).items():
         random = others[key].random if key in others else moment.random
         mask.unseeded |= {n for n, v in moment.random.items() if random.get(n) != v}
+        other = others[key].variables if key in others else {}
+        mask.noise |= {n for n, v in moment.variables.items() if other.get(n) != v}
     one, other = base.moments[-1].files, again.moments[-1].files
     for path in one.keys() & other.keys():
         if one[path] != other[path] and not mask.hides(path):

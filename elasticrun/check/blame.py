@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
@@ -55,7 +56,6 @@ class Cause(NamedTuple):
         return (self.how, *known)
 
     def describe(self) -> str:
-        """Return the change in words."""
         change = f"{self.name} {show(self.before)} -> {show(self.after)}"
         if self.how == "replayed":
             return f"replayed code in zone {self.zone} changed {change}"
@@ -114,29 +114,20 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
     return changes
 
 
+@dataclass
 class Detective:
     """Finds causes with what runs showed and what the linter knows.
 
-    Args:
+    Attributes:
         findings: The linter's, hints included.
-        noise: Variables that differ from run to run by themselves.
         drawing: The zones in which the program draws random numbers.
     """
 
-    def __init__(
-        self,
-        source: ProgramSource,
-        findings: Sequence[Finding],
-        *,
-        mask: Mask,
-        noise: set[str],
-        drawing: set[str],
-    ) -> None:
-        self._source = source
-        self._findings = findings
-        self._mask = mask
-        self._noise = noise
-        self.drawing = drawing
+    source: ProgramSource
+    findings: Sequence[Finding]
+    _: KW_ONLY
+    mask: Mask
+    drawing: set[str]
 
     def causes(
         self,
@@ -151,7 +142,7 @@ class Detective:
             lines: What a second run of the same route, looked at line by line, showed.
             drifted: Parameters that replicas have differently without a restart.
         """
-        changes = replayed_changes(run, self._mask)
+        changes = replayed_changes(run, self.mask)
         names = {difference.name for difference in differences}
         # What explains the first difference, and what a replay did besides.
         changes.sort(key=lambda change: (change.name not in names, _rank(change)))
@@ -172,7 +163,7 @@ class Detective:
         by_place: dict[tuple[str, ...], Cause] = {}
         for change in changes:
             line = next((each for each in lines if each.field == change.name), None)
-            path = "" if line is None else original_path(line.path, self._source)
+            path = "" if line is None else original_path(line.path, self.source)
             number = 0 if line is None else line.line
             rule, message = self._rule_at(path, number)
             cause = change._replace(
@@ -189,7 +180,7 @@ class Detective:
     def lost(self, run: CheckedRun) -> list[Cause]:
         """Return the plain variables that a restart lost, and what is known of them."""
         causes = []
-        for change in lost_variables(run, self._noise):
+        for change in lost_variables(run, self.mask.noise):
             finding = self._finding_about(change.name, _LOST_RULES)
             if finding is None and change.after == MISSING:
                 continue
@@ -202,7 +193,7 @@ class Detective:
         seeded: set[tuple[int, str]] = set()  # In a replay, a generator.
         for line in lines:
             if line.field.startswith("random.") and line.zone in self.drawing:
-                path = original_path(line.path, self._source)
+                path = original_path(line.path, self.source)
                 drawn_from = (line.leg, line.field)
                 if _SEEDING.search(source_line(path, line.line)):
                     seeded.add(drawn_from)
@@ -225,7 +216,7 @@ class Detective:
         """Return the rule and the message of a finding at a line, if there is one."""
         own = [
             finding
-            for finding in self._findings
+            for finding in self.findings
             if path
             if finding.code.startswith(tuple(prefixes))
             and os.path.realpath(finding.path) == os.path.realpath(path)
@@ -242,7 +233,7 @@ class Detective:
         bare = name.rpartition(".")[2].removeprefix("len(").rstrip(")").split("[")[0]
         about = [
             finding
-            for finding in self._findings
+            for finding in self.findings
             if finding.code in rules and _mentions(finding, bare)
         ]
         return min(about, key=lambda each: rules.index(each.code), default=None)

@@ -20,7 +20,6 @@ from elasticrun.check.baseline import (
     candidates_of,
     drawing_zones,
     note_what_differs,
-    variables_that_differ,
 )
 from elasticrun.check.blame import Detective, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
@@ -129,7 +128,6 @@ class Checker:
             self._engine.source,
             lint_paths([script], LintOptions(pedantic=True)).findings,
             mask=trials.mask,
-            noise=variables_that_differ(base, again),
             drawing=drawing_zones(base),
         )
         num_batches = sum(loop.num_batches for loop in trials.loops)

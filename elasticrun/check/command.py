@@ -58,10 +58,8 @@ def main(options: argparse.Namespace) -> int:
         report = Report(exit_code=ExitCode.USAGE, problem=f"{error}")
     except EngineError as error:
         report = Report(exit_code=ExitCode.SCRIPT_FAILS, problem=f"{error}")
-    if options.format == "json":
-        sys.stdout.write(as_json(report) + "\n")
-    else:
-        sys.stdout.write(as_text(report) + "\n")
+    text = as_json(report) if options.format == "json" else as_text(report)
+    sys.stdout.write(f"{text}\n")
     return report.exit_code
 
 

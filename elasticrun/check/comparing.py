@@ -42,6 +42,7 @@ class Mask:
         sized: Fields and files that depend on the number of replicas by themselves.
         unseeded: Random generators without a seed; what is drawn from them shows in
             fields, which are compared.
+        noise: Plain variables that differ from run to run by themselves.
     """
 
     ignored: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Mask:
     unnamed_files: set[str] = field(default_factory=set)
     sized: set[str] = field(default_factory=set)
     unseeded: set[str] = field(default_factory=set)
+    noise: set[str] = field(default_factory=set)
 
     def hide_sized(self, names: Iterable[str]) -> bool:
         """Do not compare these between numbers of replicas; return whether one can."""
@@ -143,7 +145,7 @@ def compare_fields(
         if tolerances is not None:
             if name in mask.sized or MISSING in (one, other):
                 continue
-            if is_within(one, other, tolerances.of(key, name)):
+            if is_within(one, other, tolerances.get((key, name), 0.0)):
                 continue
         differences.append(Mismatch(name, one, other))
     return differences

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticrun.check.blame import Detective
-from elasticrun.check.report import ExitCode, cause_text
+from elasticrun.check.report import ExitCode, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.places import LoopPlace
 from elasticrun.check.runs.routes import Route
@@ -87,7 +87,7 @@ def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
     if detective is not None and run.route.places:
         # Such as a name that only a loop sets, which had finished before the restart.
         named = [c for c in detective.lost(run) if c.rule and f"'{c.name}'" in text]
-        detail += "".join(f"\n{cause_text(cause)}" for cause in named)
+        detail = "\n".join([detail, *(line for c in named for line in cause_lines(c))])
     return Problem(
         ExitCode.SCRIPT_FAILS,
         f"the script fails {_when(run)}: rank {run.failure.rank} {text}",

@@ -27,7 +27,6 @@ class ExitCode(IntEnum):
     HANG = 5
 
     def describe(self) -> str:
-        """Return it in words."""
         return self.name.lower().replace("_", " ")
 
 
@@ -132,7 +131,7 @@ def _result_lines(result: Result) -> list[str]:
         f"  {first.name} {show(first.expected)} != {show(first.found)}{when}",
     ]
     for cause in result.causes[:_MOST_OTHERS]:
-        lines += _cause_lines(cause)
+        lines += [f"  {line}" for line in cause_lines(cause)]
     others = [each.name for each in result.differences if each is not first]
     if others:
         more = len(others) - _MOST_OTHERS
@@ -147,22 +146,18 @@ def _result_lines(result: Result) -> list[str]:
     return lines
 
 
-def _cause_lines(cause: Cause) -> list[str]:
-    text = f"  {cause.describe()}"
+def cause_lines(cause: Cause) -> list[str]:
+    """Return a cause as lines."""
+    text = cause.describe()
     if not cause.path:
         return [text + (f" ({cause.rule})" if cause.rule else "")]
     rule = f"{cause.rule}: {cause.message}"
     if not cause.message:
         rule = f"a case of {cause.rule}, though the linter has no finding here"
-    lines = [text, f"  {relative(cause.path)}:{cause.line}: {rule}"]
+    lines = [text, f"{relative(cause.path)}:{cause.line}: {rule}"]
     if cause.source.strip():
-        lines.append(f"     {cause.line} | {cause.source.rstrip()}")
+        lines.append(f"   {cause.line} | {cause.source.rstrip()}")
     return lines
-
-
-def cause_text(cause: Cause) -> str:
-    """Return a cause as lines."""
-    return "\n".join(line.removeprefix("  ") for line in _cause_lines(cause))
 
 
 def relative(path: str) -> str:

@@ -17,37 +17,34 @@ _TIMES_PRECISION_OF_FLOATS = 8.0
 _SINGLE_PRECISION = 2.0**-23
 
 
-class Tolerances:
-    """How far rounding moves each field at each moment.
+# How far rounding moves a field at a moment; what is missing is not moved at all, so a
+# number there is compared exactly.
+Tolerances = dict[tuple[Key | None, str], float]
 
-    Made from the baseline, and from the same run with parameters moved by a rounding
-    error after each batch.
+
+def tolerances_of(
+    baseline: Iterable[Moment], perturbed: Iterable[Moment]
+) -> Tolerances:
+    """Return how far each field is moved.
+
+    Args:
+        perturbed: Of the same run, with parameters moved by a rounding error after each
+            batch.
     """
-
-    def __init__(self, baseline: Iterable[Moment], perturbed: Iterable[Moment]) -> None:
-        self._seen: dict[tuple[Key, str], float] = {}
-        moved = compared(perturbed, last_leg=0)
-        for key, moment in compared(baseline, last_leg=0).items():
-            other = moved.get(key)
-            for name, value in moment.fields.items() if other else ():
-                assert other is not None
-                gap = distance(value, other.fields.get(name))
-                if gap:
-                    self._seen[key, name] = gap
-
-    def of(self, key: Key | None, name: str) -> float:
-        """Return how far one field was moved at one moment.
-
-        What is 0 was not moved at all, so a number there is compared exactly.
-        """
-        return self._seen.get((key, name), 0.0) if key else 0.0
+    moved = compared(perturbed, last_leg=0)
+    return {
+        (key, name): distance(value, moved[key].fields.get(name))
+        for key, moment in compared(baseline, last_leg=0).items()
+        if key in moved
+        for name, value in moment.fields.items()
+    }
 
 
 def is_within(one: Any, other: Any, moved: float) -> bool:
     """Return whether two values differ by no more than rounding explains.
 
     Args:
-        moved: How far rounding moves such a value, as `Tolerances.of` says.
+        moved: How far rounding moves such a value.
     """
     return distance(one, other) <= _TIMES_SEEN * moved + _floor(one, moved)
 

@@ -15,7 +15,7 @@ from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import loops_of
 from elasticrun.check.runs.places import LoopPlace
 from elasticrun.check.runs.routes import Route, straight
-from elasticrun.check.tolerance import Tolerances
+from elasticrun.check.tolerance import Tolerances, tolerances_of
 
 
 class Trials:
@@ -49,29 +49,34 @@ class Trials:
         Raises:
             Problem: It has none: the script fails, hangs, or misses a place.
         """
-        return self._checked(
-            self.engine.run(route, watched=watched, is_perturbed=is_perturbed)
-        )
+        (run,) = self.take_each([route], watched=watched, is_perturbed=is_perturbed)
+        return run
 
-    def take_each(self, routes: Sequence[Route]) -> Generator[CheckedRun, None, None]:
+    def take_each(
+        self,
+        routes: Sequence[Route],
+        *,
+        watched: Sequence[str] = (),
+        is_perturbed: bool = False,
+    ) -> Generator[CheckedRun, None, None]:
         """Take routes to their ends, several at once where there are cores.
 
         Raises:
             Problem: One has none.
         """
-        with contextlib.closing(self.engine.run_each(routes)) as runs:
-            yield from map(self._checked, runs)
-
-    def _checked(self, run: CheckedRun) -> CheckedRun:
-        self.num_runs += 1
-        if not run.has_finished:
-            raise problem_of(
-                run,
-                source=self.engine.source,
-                loops=self.loops,
-                detective=self.detective,
-            )
-        return run
+        with contextlib.closing(
+            self.engine.run_each(routes, watched=watched, is_perturbed=is_perturbed)
+        ) as runs:
+            for run in runs:
+                self.num_runs += 1
+                if not run.has_finished:
+                    raise problem_of(
+                        run,
+                        source=self.engine.source,
+                        loops=self.loops,
+                        detective=self.detective,
+                    )
+                yield run
 
     def baseline(self, size: int) -> CheckedRun:
         """Return the run without a restart with so many replicas.
@@ -122,7 +127,7 @@ class Trials:
             for each in differences
         )
         return any(
-            tolerances.of(each.key, each.name) == 0
+            not tolerances.get((each.key, each.name))
             and not (isinstance(each.expected, dict) and "sketch" in each.expected)
             and (not is_rounded or _is_schedule(each.name, base))
             for each in differences
@@ -132,7 +137,7 @@ class Trials:
         if size not in self._tolerances:
             perturbed = self.take(straight(size), is_perturbed=True)
             base = self.baseline(size)
-            self._tolerances[size] = Tolerances(base.moments, perturbed.moments)
+            self._tolerances[size] = tolerances_of(base.moments, perturbed.moments)
         return self._tolerances[size]
 
 

@@ -17,6 +17,15 @@ _COLLECTIVES = named("""
     broadcast broadcast_object_list gather gather_object monitored_barrier recv reduce
     reduce_scatter reduce_scatter_tensor scatter send
 """)
+# What a replica waits in whose stack leads through a file.
+_WAITING = {
+    "torch/autograd/graph.py": "a backward pass, whose gradients all replicas sum",
+    "torch/nn/parallel/distributed.py": "DistributedDataParallel",
+    "/elasticrun/saving/saver.py": "a checkpoint, or sums over replicas",
+    "/elasticrun/replicas/gathering.py": "a checkpoint, or sums over replicas",
+    "/elasticrun/replicas/membership.py": "the start, for other replicas",
+    "/elasticrun/saving/opening.py": "the start, for other replicas",
+}
 
 
 class Wait(NamedTuple):
@@ -34,7 +43,6 @@ class Wait(NamedTuple):
     function: str
 
     def describe(self) -> str:
-        """Return it in words."""
         what = f"waits in {self.what}" if self.what else "said nothing"
         where = f" at {self.path}:{self.line} in {self.function}" if self.path else ""
         return f"rank {self.rank} {what}{where}"
@@ -80,16 +88,4 @@ def _main_stack(lines: list[str]) -> list[tuple[str, int, str]]:
 def _collective(path: str, function: str) -> str:
     if "torch/distributed" in path and function in _COLLECTIVES:
         return function
-    if path.endswith("torch/autograd/graph.py"):
-        return "a backward pass, whose gradients all replicas sum"
-    if "torch/nn/parallel/distributed.py" in path:
-        return "DistributedDataParallel"
-    if "/elasticrun/" in path and path.endswith(
-        ("saving/saver.py", "replicas/gathering.py")
-    ):
-        return "a checkpoint, or sums over replicas"
-    if "/elasticrun/" in path and path.endswith(
-        ("replicas/membership.py", "saving/opening.py")
-    ):
-        return "the start, for other replicas"
-    return ""
+    return next((what for end, what in _WAITING.items() if path.endswith(end)), "")

@@ -44,10 +44,10 @@ def check_alike(job: Job, name: str, settings: dict[str, Any]) -> None:
             own = json.loads(json.dumps(settings))  # As the other has travelled.
             # Rank 0 may have compared what it knew before this one came.
             text = said["text"] or _compare(name, {0: said["made"], job.rank: own})
-    except TimeoutError:
-        return  # Rank 0 does not come to this loop, or will compare this one's then.
-    except ConnectionError:
-        return  # The next boundary says that rank 0 is gone.
+    except (TimeoutError, ConnectionError):
+        # Rank 0 does not come to this loop, or will compare this one's then; or it is
+        # gone, which the next boundary says.
+        return
     if text:
         raise ValueError(text)
 

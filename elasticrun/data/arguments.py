@@ -1,4 +1,7 @@
-"""Checking what a loader is given, while the program can still say what is wrong."""
+"""Checking what a loader is given, while the program can still say what is wrong.
+
+What is raised stands in the docstrings of `AdaptiveDataLoader` and `CombinedLoader`.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,7 @@ _WHAT_A_PLAN_IS = (
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse a data set that cannot be read at a position.
-
-    Raises:
-        TypeError: It is iterated only, or lacks a method.
-        ValueError: It is empty.
-    """
+    """Refuse a data set that cannot be read at a position, or is empty."""
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             f"{type(dataset).__name__} is an IterableDataset, which can only be read "
@@ -48,11 +46,7 @@ def check_dataset(dataset: Any) -> None:
 def check_sizes(
     batch_size: Any, max_local_batch_size: Any
 ) -> tuple[int | SizePlan, int | None]:
-    """Return the sizes as plain integers, or the plan of them.
-
-    Raises:
-        ValueError: One is not a whole number from 1 up; the text names it.
-    """
+    """Return the sizes as plain integers, or the plan of them."""
     if batch_size is None:
         raise ValueError(
             "batch_size=None turns torch's batching off, but a global batch must have "
@@ -80,12 +74,11 @@ def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
     )
     if not are_counts or 0 not in sizes:
         raise ValueError(f"batch_size={dict(sizes)!r}: {_WHAT_A_PLAN_IS}")
-    return SizePlan(
-        {
-            index(samples): _check_size(f"batch_size[{samples}]", size)
-            for samples, size in sizes.items()
-        }
-    )
+    checked = {
+        index(samples): _check_size(f"batch_size[{samples}]", size)
+        for samples, size in sizes.items()
+    }
+    return tuple(sorted(checked.items()))
 
 
 def _check_size(name: str, value: Any) -> int:
@@ -96,22 +89,14 @@ def _check_size(name: str, value: Any) -> int:
 
 
 def check_seed(seed: Any) -> int:
-    """Return the seed as a plain integer, as the checkpoint keeps it.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Return the seed as a plain integer, as the checkpoint keeps it."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed={seed!r} must be a whole number.")
     return index(seed)
 
 
 def check_progress_bar() -> None:
-    """Refuse to promise a bar that cannot be shown.
-
-    Raises:
-        ImportError: tqdm is not installed.
-    """
+    """Refuse to promise a bar that cannot be shown."""
     if importlib.util.find_spec("tqdm") is None:
         raise ImportError(
             "progress=True needs tqdm: pip install 'elasticrun[progress]'."
@@ -119,11 +104,7 @@ def check_progress_bar() -> None:
 
 
 def check_seed_each(seed_each: str) -> None:
-    """Refuse anything but "batch" and "sample".
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Refuse anything but "batch" and "sample"."""
     if seed_each not in ("batch", "sample"):
         raise ValueError(f"seed_each={seed_each!r} must be 'batch' or 'sample'.")
 
@@ -139,12 +120,7 @@ def keep_in_order(dataloader_kwargs: dict[str, Any]) -> bool:
 
 
 def check_place(job: Job, name: str | None) -> None:
-    """Refuse a loader that a restart would not make again under the same name.
-
-    Raises:
-        StateNameError: The name is empty.
-        LoopOrderError: It is made inside a loop, or unnamed inside an epoch.
-    """
+    """Refuse a loader that a restart would not make again under the same name."""
     if name is not None and not name:
         raise StateNameError(
             "name='' cannot name a loader. Give it a name that tells what it is for, "

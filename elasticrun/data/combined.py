@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import check_place, check_progress_bar
@@ -21,9 +22,8 @@ from elasticrun.job.job import Job
 from elasticrun.job.loop import MicroBatch, Part
 from elasticrun.job.trace import Trace
 
-_MODES = ("min_size", "max_size", "max_size_cycle", "sequential")
-
 Mode = Literal["min_size", "max_size", "max_size_cycle", "sequential"]
+_MODES = get_args(Mode)
 
 
 class CombinedLoader(Looped):
@@ -328,22 +328,22 @@ class CombinedLoader(Looped):
             member._check_endless()
 
 
+@dataclass(eq=False)
 class _Steps:
     """The steps of a combined loader's loops; each is one of the index."""
 
-    def __init__(self, members: Sequence[AdaptiveDataLoader], mode: Mode) -> None:
-        self._members = members
-        self._mode = mode
+    members: Sequence[AdaptiveDataLoader]
+    mode: Mode
 
     def batches(self, epoch: int, key: int = 0) -> EqualBatches:
         del key
-        lengths = [len(member._order.batches(epoch)) for member in self._members]
-        if self._mode == "sequential":
+        lengths = [len(member._order.batches(epoch)) for member in self.members]
+        if self.mode == "sequential":
             return EqualBatches(sum(lengths), 1)
-        if self._mode == "min_size":
+        if self.mode == "min_size":
             return EqualBatches(min(lengths), 1)
-        if self._mode == "max_size_cycle" and 0 in lengths and any(lengths):
-            member = self._members[lengths.index(0)]
+        if self.mode == "max_size_cycle" and 0 in lengths and any(lengths):
+            member = self.members[lengths.index(0)]
             raise ValueError(
                 f"`{member.name}` is to begin again until the longest member ends "
                 "(mode='max_size_cycle'), but has no batch: its samples do not make "
@@ -406,7 +406,6 @@ def _by_key(loaders: Any) -> dict[Any, AdaptiveDataLoader]:
 
 
 def _check(members: dict[Any, Any], mode: str) -> None:
-    """Refuse what cannot be combined."""
     if mode not in _MODES:
         raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, _MODES))}.")
     if not members:

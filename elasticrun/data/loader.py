@@ -156,7 +156,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         )
         fingerprint = {
             "num_samples": self._order.num_samples,
-            "batch_size": size if isinstance(size, int) else size.encode(),
+            "batch_size": size if isinstance(size, int) else list(map(list, size)),
             "shuffle": self.shuffle,
             "seed": seed,
             "drop_last": bool(drop_last),
@@ -183,6 +183,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     # What the loop body may ask, beside what `Looped` says.
 
+    has_one_weight = True
+
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
@@ -206,11 +208,6 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         if not part.global_batch_size:
             return 1.0
         return part.num_valid * self._shares.world_size / part.global_batch_size
-
-    @property
-    def has_one_weight(self) -> bool:
-        """True: all losses over its batches have that weight."""
-        return True
 
     @property
     def even_batches(self) -> bool:
@@ -316,12 +313,11 @@ def _make_order(
     sampler: Any,
     batch_sampler: Any,
 ) -> SampleOrder | ListedOrder:
-    """Return the order of a loader's samples, with its cut into global batches."""
     if batch_sampler is not None:
         num_batches = job.samples_of(len(batch_sampler), 1)
         return ListedOrder(batch_sampler, num_batches, shuffle=shuffle)
     length = len(dataset) if sampler is None else len(sampler)
-    first = batch_size if isinstance(batch_size, int) else batch_size.steps[0][1]
+    first = batch_size if isinstance(batch_size, int) else batch_size[0][1]
     return SampleOrder(
         length,
         job.samples_of(length, first),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -13,6 +14,7 @@ from elasticrun.data.order.plan import NOTHING
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.loop import MicroBatch, Part
+from elasticrun.job.progress import Progress
 from elasticrun.job.trace import Trace
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
@@ -42,15 +44,6 @@ class LoopStart(NamedTuple):
     offset: int | None
 
 
-class IndexCounter(Protocol):
-    """What counts the index of a loop."""
-
-    @property
-    def index(self) -> int: ...
-
-    def advance(self, num: int) -> None: ...
-
-
 class InnerCounter:
     """Counts the index of a loop in the body of another one: no part of a position."""
 
@@ -61,70 +54,46 @@ class InnerCounter:
         self.index += num
 
 
+def _reach_nothing() -> None:
+    """Be the boundary of a loop that has none: it belongs to the batch around it."""
+
+
+@dataclass(slots=True, eq=False)
 class RunningLoop:
     """All that changes while a loop runs.
 
     Not attributes of the loader, which torch guards against being set.
 
-    Args:
+    Attributes:
+        where: Where the loop stands in the program.
+        start: Where in the job it began; None outside of loops.
         batches: Its global batches.
         first: The number of its first batch, had it not been interrupted.
         begin: The number of the one with which it goes on.
         num_batches: How many it has; None without an end.
         key: What everything random in it depends on.
         part_of: The name of the combined loader in whose loop it is a part.
-
-    Attributes:
         current: The current micro-batch.
-        where: Where the loop stands in the program.
-        start: Where in the job it began; None outside of loops.
         bar: Shows how far it has come.
         reading: What reads its batches, perhaps in workers.
         counter: Counts its index: the job's progress, unless it is inside another loop.
         reach: Called after each global batch: the job's boundary, likewise.
     """
 
-    __slots__ = (
-        "bar",
-        "batches",
-        "begin",
-        "counter",
-        "current",
-        "first",
-        "key",
-        "num_batches",
-        "part_of",
-        "reach",
-        "reading",
-        "start",
-        "where",
-    )
-
-    def __init__(
-        self,
-        where: str = "no loop",
-        start: LoopStart | None = None,
-        batches: Batches = _NO_BATCHES,
-        *,
-        first: int = 0,
-        begin: int = 0,
-        num_batches: int | None = None,
-        key: int = 0,
-        part_of: str = "",
-    ) -> None:
-        self.current = NO_BATCH
-        self.where = where
-        self.start = start
-        self.batches = batches
-        self.first = first
-        self.begin = begin
-        self.num_batches = num_batches
-        self.key = key
-        self.part_of = part_of
-        self.bar: Any = None
-        self.reading: Iterator[Any] = iter(())
-        self.counter: IndexCounter = InnerCounter()
-        self.reach: Callable[[], None] = _reach_nothing
+    where: str = "no loop"
+    start: LoopStart | None = None
+    batches: Batches = _NO_BATCHES
+    _: KW_ONLY
+    first: int = 0
+    begin: int = 0
+    num_batches: int | None = None
+    key: int = 0
+    part_of: str = ""
+    current: MicroBatch = NO_BATCH
+    bar: Any = None
+    reading: Iterator[Any] = field(default_factory=lambda: iter(()))
+    counter: Progress | InnerCounter = field(default_factory=InnerCounter)
+    reach: Callable[[], None] = _reach_nothing
 
     @property
     def part(self) -> Part:
@@ -165,10 +134,6 @@ class RunningLoop:
     def _update_and_reach(self) -> None:
         self.bar.update()
         current_job().boundary.reach()
-
-
-def _reach_nothing() -> None:
-    """Be the boundary of a loop that has none: it belongs to the batch around it."""
 
 
 def trace_batch(

@@ -331,7 +331,6 @@ class Looped(ABC):
     def _running(
         self, where: str, start: LoopStart, num_batches: int | None
     ) -> RunningLoop:
-        """Return the loop that begins there."""
         offset = start.offset
         if offset is None:
             key = loop_key(self.seed, start.epoch, start.num_loops, start.inside)
@@ -384,7 +383,6 @@ class Looped(ABC):
         )
 
     def _end(self, job: Job, start: LoopStart, ending: LoopEnding) -> None:
-        """Leave a loop."""
         loop, self.running_loop = self.running_loop, RunningLoop()
         # The batch in whose body it was left counts, which no turn has counted.
         behind = loop.part.advance if ending in ("break", "exception") else 0

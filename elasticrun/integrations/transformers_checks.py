@@ -44,11 +44,7 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
 
 
 def check_version() -> None:
-    """Refuse a version of transformers that does not do as is relied upon.
-
-    Raises:
-        ElasticRunError: It is one.
-    """
+    """Refuse a version of transformers that does not do as is relied upon."""
     for name, parameters in PRIVATE.items():
         if parameters is None:
             continue
@@ -59,11 +55,7 @@ def check_version() -> None:
 
 
 def check_attributes(trainer: Any) -> None:
-    """Refuse it where a Trainer that begins to train shows that.
-
-    Raises:
-        ElasticRunError: It is one.
-    """
+    """Refuse it where a Trainer that begins to train shows that."""
     for name, parameters in PRIVATE.items():
         if parameters is None and not hasattr(trainer, name):
             raise _gone(name)
@@ -78,11 +70,7 @@ def _gone(what: str) -> ElasticRunError:
 
 
 def check(trainer: Any) -> None:
-    """Refuse what would not be the same after a restart or at other devices.
-
-    Raises:
-        ElasticRunError: The Trainer is told to do it.
-    """
+    """Refuse what would not be the same after a restart or at other devices."""
     args, accelerator = trainer.args, trainer.accelerator
     config = args.accelerator_config
     kind = accelerator.distributed_type.value

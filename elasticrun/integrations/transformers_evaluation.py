@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,31 +14,29 @@ from torch import Tensor
 from elasticrun.data.order.partition import partition
 
 
+@dataclass(eq=False)
 class SharedBatches:
     """The batches of an evaluation, in order, each shared out; a batch sampler.
 
     A replica without a sample in a batch gets its first one, which is not counted.
     """
 
-    def __init__(
-        self, num_samples: int, batch_size: int, rank: int, world_size: int
-    ) -> None:
-        self._num_samples = num_samples
-        self._batch_size = batch_size
-        self.world_size = world_size
-        self.rank = rank
+    num_samples: int
+    batch_size: int
+    rank: int
+    world_size: int
 
     def __len__(self) -> int:
-        return -(-self._num_samples // self._batch_size)
+        return -(-self.num_samples // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in range(len(self)):
-            yield list(self.shares(number)[self.rank]) or [number * self._batch_size]
+            yield list(self.shares(number)[self.rank]) or [number * self.batch_size]
 
     def shares(self, number: int) -> list[range]:
         """Return the samples of each replica in a batch."""
-        start = number * self._batch_size
-        batch = range(start, min(start + self._batch_size, self._num_samples))
+        start = number * self.batch_size
+        batch = range(start, min(start + self.batch_size, self.num_samples))
         return [
             partition(batch, rank, num_parts=self.world_size)
             for rank in range(self.world_size)

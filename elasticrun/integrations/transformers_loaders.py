@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import transformers.trainer
@@ -15,11 +16,11 @@ from elasticrun.data.order.ready import LengthGroups
 from elasticrun.errors import ElasticRunError
 
 
+@dataclass(eq=False)
 class LocalBatch:
     """This replica's part of a global batch, in micro-batches, each with its share."""
 
-    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
-        self.pairs = pairs
+    pairs: list[tuple[Any, Any]]
 
     def without_padding(self) -> list[Any]:
         """Return the micro-batches, one of padding without its rows."""
@@ -37,21 +38,21 @@ def without_rows(inputs: Any) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class LocalBatches:
     """Stands for the loader where the Trainer iterates an epoch.
 
-    Args:
+    Attributes:
         first: The batch to begin with.
     """
 
-    def __init__(self, loader: AdaptiveDataLoader[Any], epoch: int, first: int) -> None:
-        self._loader = loader
-        self._epoch = epoch
-        self._first = first
+    loader: AdaptiveDataLoader[Any]
+    epoch: int
+    first: int
 
     def __iter__(self) -> Iterator[LocalBatch]:
         pairs = []
-        for inputs, share in self._loader.read(self._epoch, self._first):
+        for inputs, share in self.loader.read(self.epoch, self.first):
             pairs.append((inputs, share))
             if share[2].is_step:
                 yield LocalBatch(pairs)
@@ -71,11 +72,7 @@ if hasattr(transformers.trainer, "skip_first_batches"):  # Else no Trainer is ma
 
 
 def order(sampler: Any, batch_size: int) -> dict[str, Any]:
-    """Return the loader's arguments for the order that the Trainer would have.
-
-    Raises:
-        ElasticRunError: It is one that cannot be read at a position.
-    """
+    """Return the loader's arguments for the order that the Trainer would have."""
     if type(sampler) is RandomSampler and not sampler.replacement:
         return {"shuffle": True}
     if type(sampler) is SequentialSampler:
@@ -91,11 +88,7 @@ def order(sampler: Any, batch_size: int) -> dict[str, Any]:
 
 
 def check_length(dataset: Any, description: str) -> None:
-    """Refuse data without a length.
-
-    Raises:
-        TypeError: It has none.
-    """
+    """Refuse data without a length."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"{description}: a {type(dataset).__name__} is iterable data, which has no "

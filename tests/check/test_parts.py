@@ -320,7 +320,7 @@ def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
         "noise = torch.randn(3)\n"
     )
     source = find_source(str(script), directory=str(tmp_path), linked=[])
-    detective = Detective(source, [], mask=Mask(), noise=set(), drawing={"A", "B"})
+    detective = Detective(source, [], mask=Mask(), drawing={"A", "B"})
     run = CheckedRun(straight(1), tmp_path)
 
     def lines_blamed(*drawn: tuple[str, str, int]) -> list[int]:

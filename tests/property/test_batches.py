@@ -22,7 +22,7 @@ from elasticrun.data.order.permutation import Permutation
 sizes = st.integers(1, 30)
 lengths = st.integers(0, 200)
 size_plans = st.builds(
-    lambda first, later: SizePlan({0: first, **later}),
+    lambda first, later: ((0, first), *sorted(later.items())),
     sizes,
     st.dictionaries(st.integers(1, 300), sizes, max_size=5),
 )
@@ -32,7 +32,7 @@ def sizes_by_hand(plan: SizePlan, num_samples: int, seen: int) -> list[int]:
     """Return the sizes that a loop finds which looks into the plan at each batch."""
     found, index = [], 0
     while index < num_samples:
-        size = [s for samples, s in plan.steps if samples <= seen + index][-1]
+        size = [s for samples, s in plan if samples <= seen + index][-1]
         found.append(min(size, num_samples - index))
         index += size
     return found
@@ -55,7 +55,7 @@ def check(batches: Batches, expected: list[int], *, steps: list[int]) -> None:
 
 
 @given(plan=size_plans, num_samples=lengths, seen=st.integers(0, 300))
-@example(SizePlan({0: 4, 5: 3, 6: 2}), 11, 0)  # A size that no batch comes to.
+@example(((0, 4), (5, 3), (6, 2)), 11, 0)  # A size that no batch comes to.
 def test_sizes_by_plan(plan: SizePlan, num_samples: int, seen: int) -> None:
     expected = sizes_by_hand(plan, num_samples, seen)
     check(PlannedBatches(plan, num_samples, seen), expected, steps=expected)
@@ -74,14 +74,14 @@ def test_dropping_the_last_batch_leaves_out_only_one_that_is_not_full(
     kept = whole if is_full else whole[:-1]
     batches = PlannedBatches(plan, num_samples, seen, drop_last=True)
     check(batches, kept, steps=kept)
-    if len(plan.steps) == 1:
-        equal = EqualBatches(num_samples, plan.steps[0][1], drop_last=True)
+    if len(plan) == 1:
+        equal = EqualBatches(num_samples, plan[0][1], drop_last=True)
         check(equal, kept, steps=kept)
 
 
 @given(num_samples=lengths, size=sizes)
 def test_equal_sizes(num_samples: int, size: int) -> None:
-    expected = sizes_by_hand(SizePlan({0: size}), num_samples, 0)
+    expected = sizes_by_hand(((0, size),), num_samples, 0)
     check(EqualBatches(num_samples, size), expected, steps=expected)
 
 

@@ -19,7 +19,6 @@ from elasticrun.data.order.batches import (
     EqualBatches,
     ListedBatches,
     PlannedBatches,
-    SizePlan,
 )
 from elasticrun.data.order.maps import order_of_map
 from elasticrun.data.order.partition import Shares
@@ -74,7 +73,7 @@ def batches_of(setting: Setting) -> Batches:
         sizes = setting.batch_size
         return ListedBatches(len(sizes), sizes.__getitem__)
     if isinstance(setting.batch_size, tuple):
-        plan = SizePlan(dict(setting.batch_size))
+        plan = tuple(sorted(setting.batch_size))
         return PlannedBatches(plan, setting.num_samples, 0, setting.drop_last)
     return EqualBatches(setting.num_samples, setting.batch_size, setting.drop_last)
 

@@ -54,8 +54,7 @@ class CheckedJob(Job):
         )
         self.recorder = Recorder(plan) if self.rank == 0 else None
         self._num_epochs_cut = 0
-        self._loop = (0, 0, False)
-        self._num_batches = 0
+        self._at = RestartPlace(0, 0, 0, False)
         self.note("start")
 
     # Less than the whole program.
@@ -75,7 +74,6 @@ class CheckedJob(Job):
         return max(cut, 0)
 
     def samples_of(self, num_samples: int, batch_size: int) -> int:
-        """Return how many samples a loop delivers."""
         return self._plan.limits.samples(num_samples, batch_size)
 
     def turns_of(self, num_turns: int | None) -> int | None:
@@ -88,14 +86,12 @@ class CheckedJob(Job):
     # Moments.
 
     def begin_epoch(self) -> None:
-        """Enter the next epoch, and note what everything is at."""
         super().begin_epoch()
         self._set_zone("A")
         kind = "rebegin" if self.progress.is_replaying else "begin"
         self.note(kind, epoch=self.progress.finished_epochs)
 
     def end_epoch(self) -> None:
-        """Note what everything is at, and finish the epoch."""
         self.note("end", epoch=self.progress.finished_epochs)
         super().end_epoch()
         self._set_zone("D")
@@ -103,23 +99,16 @@ class CheckedJob(Job):
     def begin_loop(
         self, loader: LoopedLoader, where: str, *, start: int = 0
     ) -> Position | None:
-        """Begin a loop, and note what everything is at."""
-        was_replaying = self.progress.is_replaying
+        stopped = self._plan.resumed if self.progress.is_replaying else None
         epoch, loop, in_epoch = self.progress.place
         position = super().begin_loop(loader, where, start=start)
         kind = "skip"
         if position is not None:
-            epoch, loop = position.finished_epochs, position.finished_loops
-            in_epoch = position.in_epoch
-            self._loop = (epoch, loop, in_epoch)
-            stopped = self._plan.resumed
-            is_continued = (
-                was_replaying
-                and stopped is not None
-                and self._loop == (stopped.epoch, stopped.loop, stopped.in_epoch)
-            )
-            kind = "continue" if is_continued else "enter"
-            self._num_batches = stopped.batch if stopped and is_continued else 0
+            epoch, loop, in_epoch = position.place
+            self._at = RestartPlace(epoch, loop, 0, in_epoch)
+            kind = "enter"
+            if stopped is not None and stopped._replace(batch=0) == self._at:
+                self._at, kind = stopped, "continue"
         self.note(
             kind, epoch=epoch, loop=loop, in_epoch=in_epoch, num_batches=len(loader)
         )
@@ -127,23 +116,20 @@ class CheckedJob(Job):
         return position
 
     def end_loop(self, *, is_finished: bool) -> None:
-        """Leave the loop, and note what everything is at."""
         loader = self.loader
         super().end_loop(is_finished=is_finished)
         self._set_zone("B")
         if is_finished and loader is not None:
-            epoch, loop, in_epoch = self._loop
+            epoch, loop, num_batches, in_epoch = self._at
             self.note(
                 "leave", epoch=epoch, loop=loop, in_epoch=in_epoch,
-                num_batches=self._num_batches,
+                num_batches=num_batches,
             )  # fmt: skip
 
     def make_boundary(self, **parts: Any) -> CheckedBoundary:
-        """Return a boundary that stops, saves or dies where the plan says so."""
         return CheckedBoundary(self, self._plan, **parts)
 
     def close(self) -> None:
-        """Note what everything ended at, and leave the job."""
         if not self.is_closed and os.getpid() == self.pid:
             write_parameters(self._plan, self)
             if self.recorder:
@@ -156,14 +142,12 @@ class CheckedJob(Job):
         """Count a batch, if a loop is running, and return where the program is."""
         if self.loader is None:
             return RestartPlace(self.progress.finished_epochs - 1, -1, 0)
-        self._num_batches += 1
-        epoch, loop, in_epoch = self._loop
-        return RestartPlace(epoch, loop, self._num_batches, in_epoch)
+        self._at = self._at._replace(batch=self._at.batch + 1)
+        return self._at
 
     def note(self, kind: str, **values: Any) -> None:
-        """Note what everything is at."""
         if self.recorder is not None:
-            self.recorder.note_moment(kind, self, self.states, **values)
+            self.recorder.note_moment(kind, self, **values)
 
     def _set_zone(self, zone: str) -> None:
         if self.recorder is not None:
@@ -181,7 +165,6 @@ class CheckedBoundary(Boundary):
         self._perturbation = Perturbation() if plan.is_perturbed else None
 
     def reach(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
-        """Count the boundary, and do what the plan says."""
         if self._is_doomed:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._job.next_place() == self._plan.until:

@@ -17,7 +17,6 @@ from elasticrun.check.replica.file_watch import FileWatch, changes
 from elasticrun.check.replica.variables import plain_variables
 from elasticrun.check.runs.plan import PARAMETERS, Plan
 from elasticrun.checkpoint.files.durable import open_append
-from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.job.job import Job
@@ -47,24 +46,21 @@ class Recorder:
         self._file = open_append(self._records / f"leg-{plan.leg}.jsonl")
 
     def note(self, kind: str, **values: Any) -> None:
-        """Write one line."""
         line = {"kind": kind, "leg": self._plan.leg, "zone": self.zone, **values}
         self._file.write(json.dumps(line) + "\n")
 
-    def note_moment(
-        self, kind: str, job: Job, registry: Registry, **values: Any
-    ) -> None:
+    def note_moment(self, kind: str, job: Job, **values: Any) -> None:
         """Write what everything is at now."""
-        parts = [part for state in registry for part in state.parts()]
+        parts = [part for state in job.states for part in state.parts()]
         states = [
             state
-            for state in registry
+            for state in job.states
             if state not in parts and can_be_read(state, job.world_size)
         ]
         fields: dict[str, Any] = {}
         for state in states:
             fields |= read_state(state, job.world_size)
-        registered = {id(each) for state in registry for each in objects_of(state)}
+        registered = {id(each) for state in job.states for each in objects_of(state)}
         self.note(
             kind,
             fields=fields,
@@ -80,7 +76,6 @@ class Recorder:
         return changes(self._base, self._files.look())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import traceback
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -22,27 +23,22 @@ _MOST_ELEMENTS = 1 << 22  # Of a tensor that is hashed.
 def plain_variables(root: str, *, registered: Collection[int]) -> dict[str, Field]:
     """Return the variables of the program's frames that no checkpoint keeps.
 
+    Those of the innermost frame come first.
+
     Args:
         root: The folder that the program's own files are in.
         registered: The identities of objects that checkpoints keep.
     """
     found: dict[str, Field] = {}
-    for frame in program_frames(root):
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        if not is_own_file(frame.f_code.co_filename, root):
+            continue
         function = frame.f_code.co_name
         prefix = "" if function == "<module>" else f"{function}."
         for name, value in list(frame.f_locals.items()):
             if not name.startswith("__"):
                 found.update(_fields(f"{prefix}{name}", value, root, registered))
     return found
-
-
-def program_frames(root: str) -> Iterator[types.FrameType]:
-    """Yield the frames that run the program's own files, the innermost first."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_own_file(frame.f_code.co_filename, root):
-            yield frame
-        frame = frame.f_back
 
 
 def is_own_file(name: str, root: str) -> bool:

@@ -12,7 +12,6 @@ from elasticrun.check.runs.moments import Moment, moments_of, read_notes
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import PARAMETERS
 from elasticrun.check.runs.routes import Route
-from elasticrun.check.runs.source import WORK
 from elasticrun.launcher.supervisor.causes import Ending
 
 
@@ -37,7 +36,6 @@ class CheckedRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the program came to its end."""
         return self.failure is None and not self.hang and self.missed is None
 
     @property
@@ -52,7 +50,6 @@ class CheckedRun:
 
     @functools.cached_property
     def moments(self) -> list[Moment]:
-        """The moments that the replicas noted."""
         return moments_of(self.notes)
 
     @property
@@ -67,8 +64,3 @@ class CheckedRun:
     def trace(self) -> Path:
         """Where the samples are."""
         return self.folder / "trace"
-
-    @property
-    def work(self) -> Path:
-        """The scratch copy that it ran in."""
-        return self.folder / WORK

@@ -71,21 +71,16 @@ class Engine:
         self._starter.close()
         processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
 
-    def run(
-        self, route: Route, *, is_perturbed: bool = False, watched: Sequence[str] = ()
-    ) -> CheckedRun:
-        """Take a route to its end, or to where it fails.
+    def run_each(
+        self,
+        routes: Sequence[Route],
+        *,
+        is_perturbed: bool = False,
+        watched: Sequence[str] = (),
+    ) -> Generator[CheckedRun, None, None]:
+        """Take routes to their ends, or to where they fail, in their order.
 
-        Raises:
-            EngineError: No replica can be started.
-        """
-        journey = self._begin(route, is_perturbed=is_perturbed, watched=watched)
-        while not journey.is_over:
-            self._turn()
-        return self._end(journey)
-
-    def run_each(self, routes: Sequence[Route]) -> Generator[CheckedRun, None, None]:
-        """Take routes, several at once if there are cores for it; in their order.
+        Several at once if there are cores for it.
 
         Raises:
             EngineError: No replica can be started.
@@ -95,17 +90,20 @@ class Engine:
         try:
             while waiting or under_way:
                 while waiting and _fits(waiting[0], under_way):
-                    under_way.append(self._begin(waiting.pop(0)))
+                    route = waiting.pop(0)
+                    under_way.append(self._begin(route, is_perturbed, watched))
                 if under_way[0].is_over:
                     yield self._end(under_way.pop(0))
                 else:
-                    self._turn()
+                    self._loop.run_once()
+                    if self._problem:
+                        raise EngineError(self._problem)
         finally:  # Whoever asked may have seen enough.
             for journey in under_way:
                 journey.abandon()
 
     def _begin(
-        self, route: Route, *, is_perturbed: bool = False, watched: Sequence[str] = ()
+        self, route: Route, is_perturbed: bool, watched: Sequence[str]
     ) -> Journey:
         folder = self._folder / f"elasticrun-run-{next(self._numbers)}"
         script = copy_source(self.source, folder / WORK)
@@ -134,11 +132,6 @@ class Engine:
         self._journeys.append(journey)
         journey.begin_leg()
         return journey
-
-    def _turn(self) -> None:
-        self._loop.run_once()
-        if self._problem:
-            raise EngineError(self._problem)
 
     def _end(self, journey: Journey) -> CheckedRun:
         self._journeys.remove(journey)

@@ -30,7 +30,6 @@ class Key(NamedTuple):
     in_epoch: bool = True
 
     def describe(self) -> str:
-        """Return the moment in words."""
         text = _WORDS[self.kind].format(epoch=self.epoch, loop=self.loop)
         return text if self.in_epoch else text.replace("of epoch", "after epochs up to")
 
@@ -39,7 +38,6 @@ class Moment(NamedTuple):
     """What everything was at, once.
 
     Attributes:
-        zone: The zone that the program came from when it was noted.
         fields: Every field of the registered states.
         files: The files that differ from the start of the run; None for gone ones.
         variables: The program's plain variables.

@@ -27,7 +27,6 @@ class RestartPlace(NamedTuple):
 
     @property
     def is_end(self) -> bool:
-        """Whether it is the end of an epoch."""
         return self.loop < 0
 
     def __str__(self) -> str:
@@ -37,7 +36,6 @@ class RestartPlace(NamedTuple):
         return f"{prefix}{self.epoch}:{self.loop}:{self.batch}"
 
     def describe(self) -> str:
-        """Return the place in words."""
         if self.is_end:
             return f"the end of epoch {self.epoch}"
         where = f"loop {self.loop}, batch {self.batch}"

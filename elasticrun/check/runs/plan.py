@@ -64,7 +64,6 @@ class Plan:
     home: str = ""
 
     def encode(self) -> dict[str, Any]:
-        """Return it as plain values, for the order to a replica."""
         return asdict(self)
 
 

@@ -28,7 +28,6 @@ class Route(NamedTuple):
 
     @property
     def is_killed(self) -> bool:
-        """Whether a leg is killed."""
         return self.ending == KILL and bool(self.places)
 
     def end_of(self, leg: int) -> RestartPlace | None:
@@ -36,7 +35,6 @@ class Route(NamedTuple):
         return self.places[leg] if leg < len(self.places) else None
 
     def describe(self) -> str:
-        """Return the route in words."""
         if not self.places:
             return f"without a restart, {replicas_in_words(self.sizes[0])}"
         what = "killed after a checkpoint at" if self.is_killed else "restarted at"

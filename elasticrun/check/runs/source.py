@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import os
 import re
 import shutil
@@ -39,7 +40,6 @@ class ProgramSource:
 
     @property
     def script_folder(self) -> Path:
-        """The script's own folder."""
         return self.script.parent
 
     @property
@@ -191,8 +191,4 @@ def end_of_block(path: str, line: int) -> int:
 
 def source_line(path: str, line: int) -> str:
     """Return one line of a file; nothing if there is none."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return lines[line - 1] if 0 < line <= len(lines) else ""
+    return linecache.getline(path, line).rstrip("\n")

@@ -8,13 +8,17 @@ in it, and `number_at(index)` the batch that begins there.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits.
 MAX_LISTS = 2**29  # Batches of such a loop that are lists: places fit 62 bits.
+
+# From samples seen to the size of the batch that begins there: pairs of a number of
+# samples and the size from it on, in their order; the first one begins at 0.
+SizePlan = tuple[tuple[int, int], ...]
 
 
 class Batches(Protocol):
@@ -79,21 +83,6 @@ class EqualBatches:
         return max(self.num_samples // self.batch_size - number, 1)
 
 
-class SizePlan:
-    """From samples seen to the size of the batch that begins there.
-
-    Args:
-        sizes: The size from each number of samples on, 0 among them.
-    """
-
-    def __init__(self, sizes: Mapping[int, int]) -> None:
-        self.steps = tuple(sorted(sizes.items()))
-
-    def encode(self) -> list[list[int]]:
-        """Return the plan as JSON has it."""
-        return [list(step) for step in self.steps]
-
-
 @dataclass(frozen=True)
 class PlannedBatches:
     """Batches whose sizes follow a plan.
@@ -115,7 +104,7 @@ class PlannedBatches:
     def _stretches(self) -> list[tuple[int, int, int]]:
         """For each size: the number and the start of its first batch, and the size."""
         stretches: list[tuple[int, int, int]] = []
-        for samples, size in self.plan.steps:
+        for samples, size in self.plan:
             place = max(samples - self.seen, 0)
             number, start = 0, 0
             if stretches:
@@ -198,28 +187,27 @@ class CycledBatches:
         return self.once.num_alike(number % len(self.once))
 
 
+@dataclass(frozen=True)
 class ListedBatches:
     """Batches that are lists of one's own; the index counts them.
 
-    Args:
+    Attributes:
         num_batches: How many the loop has.
         size_of: How many samples a batch has.
     """
 
+    num_batches: int
+    size_of: Callable[[int], int]
     span = 1 << 32
 
-    def __init__(self, num_batches: int, size_of: Callable[[int], int]) -> None:
-        self._num_batches = num_batches
-        self._size_of = size_of
-
     def __len__(self) -> int:
-        return self._num_batches
+        return self.num_batches
 
     def start(self, number: int) -> int:
-        return min(number, self._num_batches)
+        return min(number, self.num_batches)
 
     def size(self, number: int) -> int:
-        return self._size_of(number)
+        return self.size_of(number)
 
     def number_at(self, index: int) -> int:
         return index

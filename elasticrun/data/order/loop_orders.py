@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,50 +32,42 @@ _NUM_CHECKED = 1000  # Entries of a user's order that its checksum looks at.
 Lists = Callable[[int], NDArray[np.int64]]
 
 
+@dataclass(eq=False)
 class SampleOrder:
     """An order of samples, cut into global batches by their size.
 
-    Args:
+    Attributes:
         length: Of the whole order.
         num_samples: How much of it a loop delivers.
         batch_size: Samples in a global batch, or the plan of that.
         sampler: A map from position to index, or None.
     """
 
-    def __init__(
-        self,
-        length: int,
-        num_samples: int,
-        batch_size: int | SizePlan,
-        *,
-        shuffle: bool,
-        drop_last: bool,
-        sampler: Any,
-    ) -> None:
-        self._length = length
-        self.num_samples = num_samples
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._drop_last = drop_last
-        self._sampler = sampler
+    length: int
+    num_samples: int
+    batch_size: int | SizePlan
+    _: KW_ONLY
+    shuffle: bool
+    drop_last: bool
+    sampler: Any
 
     @property
     def checksum(self) -> int | None:
         """That of entries all over a user's sampler; None without one."""
-        if self._sampler is None:
+        if self.sampler is None:
             return None
-        step = max(1, self._length // _NUM_CHECKED)
-        positions = np.arange(0, self._length, step, dtype=np.int64)
-        return _checksum(order_of_map(self._sampler, key=0)(positions))
+        step = max(1, self.length // _NUM_CHECKED)
+        positions = np.arange(0, self.length, step, dtype=np.int64)
+        return _checksum(order_of_map(self.sampler, key=0)(positions))
 
     def batches(self, epoch: int, key: int = 0) -> Batches:
         """Return the batches of a loop in an epoch."""
         del key  # Their sizes depend on no order.
-        size = self._batch_size
+        size = self.batch_size
         if isinstance(size, int):
-            return EqualBatches(self.num_samples, size, self._drop_last)
+            return EqualBatches(self.num_samples, size, self.drop_last)
         seen = epoch * self.num_samples
-        return PlannedBatches(size, self.num_samples, seen, self._drop_last)
+        return PlannedBatches(size, self.num_samples, seen, self.drop_last)
 
     def order(self, key: int) -> Order:
         """Return the order of the loop that has a key."""
@@ -83,7 +76,7 @@ class SampleOrder:
     def endless_batches(self, key: int = 0) -> Batches:
         """Return the batches of passes without end, which lie across their ends."""
         del key
-        size = self._batch_size
+        size = self.batch_size
         if isinstance(size, int):
             return EqualBatches(MAX_INDEX // size * size, size)
         return PlannedBatches(size, MAX_INDEX)
@@ -95,20 +88,20 @@ class SampleOrder:
             ValueError: No pass has a batch, or nobody knows where one ends.
         """
         length = self.num_samples
-        if self._drop_last:
-            if not isinstance(self._batch_size, int):
+        if self.drop_last:
+            if not isinstance(self.batch_size, int):
                 raise ValueError(
                     "batches() of a loader with drop_last=True and a plan of batch "
                     "sizes: where each pass would end depends on all passes before "
                     "it. Leave drop_last out; batches then lie across the ends of "
                     "passes, and all are full."
                 )
-            length -= length % self._batch_size
+            length -= length % self.batch_size
             if length == 0:
                 raise ValueError(
                     f"batches() of a loader with drop_last=True, whose "
                     f"{self.num_samples} samples do not make one batch of "
-                    f"{self._batch_size}: no pass would deliver anything. Leave "
+                    f"{self.batch_size}: no pass would deliver anything. Leave "
                     "drop_last out, or take smaller batches."
                 )
 
@@ -127,55 +120,53 @@ class SampleOrder:
         return passes(length, of_pass)
 
     def _order(self, key: int) -> Order:
-        if self._sampler is not None:
-            return order_of_map(self._sampler, key=key)
-        return Permutation(self._length, key).take if self._shuffle else _unchanged
+        if self.sampler is not None:
+            return order_of_map(self.sampler, key=key)
+        return Permutation(self.length, key).take if self.shuffle else _unchanged
 
 
+@dataclass(eq=False)
 class ListedOrder:
     """Batches that are lists of one's own; a batch is a step of the index.
 
-    Args:
+    Its methods are those of `SampleOrder`.
+
+    Attributes:
         batch_sampler: A map from a batch's number to its data-set indices.
         num_samples: How many of them a loop delivers: here it counts batches.
         shuffle: Whether they come in another order in each loop.
     """
 
-    def __init__(self, batch_sampler: Any, num_samples: int, *, shuffle: bool) -> None:
-        self._batch_sampler = batch_sampler
-        self.num_samples = num_samples
-        self._shuffle = shuffle
+    batch_sampler: Any
+    num_samples: int
+    _: KW_ONLY
+    shuffle: bool
 
     @property
     def checksum(self) -> int:
         """That of some of the user's batches, from all over them."""
-        own = self._batch_sampler
+        own = self.batch_sampler
         own = own.keyed(0) if hasattr(own, "keyed") else own
         step = max(1, len(own) // _NUM_BATCHES_CHECKED)
         batches = [batch_at(own, number) for number in range(0, len(own), step)]
         return _checksum(np.concatenate(batches))
 
     def batches(self, epoch: int, key: int = 0) -> Batches:
-        """Return the batches of a loop."""
         del epoch
         lists = self._lists(derive_seed(key, 1))
         return ListedBatches(self.num_samples, lambda number: len(lists(number)))
 
     def order(self, key: int) -> Order:
-        """Return the order of the loop that has a key."""
         return _order_of_lists(self._lists(derive_seed(key, 1)))
 
     def endless_batches(self, key: int = 0) -> Batches:
-        """Return the batches of passes without end."""
         lists = self._endless_lists(key)
         return ListedBatches(MAX_LISTS, lambda number: len(lists(number)))
 
     def endless_order(self, key: int) -> Order:
-        """Return the order of passes without end that have a key."""
         return _order_of_lists(self._endless_lists(key))
 
     def cycled(self, epoch: int, key: int) -> tuple[Batches, Order]:
-        """Return the batches of one pass, again and again, each pass in a new order."""
         del epoch
         return self.endless_batches(key), self.endless_order(key)
 
@@ -191,10 +182,10 @@ class ListedOrder:
         return batch
 
     def _lists(self, key: int) -> Lists:
-        own = self._batch_sampler
+        own = self.batch_sampler
         if hasattr(own, "keyed"):
             own = own.keyed(key)
-        order = Permutation(len(own), key) if self._shuffle else range(len(own))
+        order = Permutation(len(own), key) if self.shuffle else range(len(own))
 
         @functools.lru_cache(maxsize=2)  # Its size is asked for before its indices.
         def batch(number: int) -> NDArray[np.int64]:

@@ -31,12 +31,7 @@ _WHAT_A_SAMPLER_IS = (
 def check_sampler(
     sampler: Any, batch_sampler: Any, *, shuffle: bool, batch_size: Any, drop_last: bool
 ) -> None:
-    """Refuse what cannot be read at a position.
-
-    Raises:
-        TypeError: A sampler that can only be iterated, or whose entries are no indices.
-        ValueError: Arguments that exclude each other, or an empty sampler.
-    """
+    """Refuse what cannot be read at a position, and what excludes each other."""
     if batch_sampler is not None:
         if sampler is not None or batch_size != 1 or drop_last:
             raise ValueError(

@@ -45,8 +45,8 @@ class Shares:
         """
         if self.max_local_batch_size is None:
             return 1
-        largest_share = _ceil_divide(size, self.world_size)
-        return max(1, _ceil_divide(largest_share, self.max_local_batch_size))
+        largest_share = -(-size // self.world_size)
+        return max(1, -(-largest_share // self.max_local_batch_size))
 
     def micro_batches(self, size: int, num_micro: int) -> list[range]:
         """Return this replica's runs in a global batch of `size`, from its start.
@@ -57,7 +57,3 @@ class Shares:
         share = partition(range(size), self.rank, num_parts=self.world_size)
         runs = [partition(share, m, num_parts=num_micro) for m in range(num_micro)]
         return runs if self.is_padded else [run for run in runs if run]
-
-
-def _ceil_divide(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)

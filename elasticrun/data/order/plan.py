@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ def as_lists(indices: NDArray[np.int64], lengths: list[int]) -> Iterator[list[in
         begin += length
 
 
+@dataclass(eq=False)
 class LoopPlan:
     """A batch sampler over one loop, from any index on; O(1) in the data set's length.
 
@@ -56,7 +58,7 @@ class LoopPlan:
     will come out; with workers torch asks ahead, in the training thread. A global batch
     without any sample for this replica is in flight only.
 
-    Args:
+    Attributes:
         batches: The global batches of the loop.
         order: Maps positions to data-set indices.
         first: The number of the batch to begin with.
@@ -68,73 +70,61 @@ class LoopPlan:
             is then delivered in step k.
     """
 
-    def __init__(
-        self,
-        batches: Batches,
-        shares: Shares,
-        order: Order,
-        *,
-        first: int,
-        end: int,
-        seeding: Seeding | None = None,
-        cut: Cut = as_lists,
-        together: Together | None = None,
-    ) -> None:
-        self._batches = batches
-        self._shares = shares
-        self._order = order
-        self._seeding = seeding
-        self._cut = cut
-        self._together = together
-        self.first_batch = first
-        self.end = end
-        self.in_flight: deque[MicroBatch] = deque()
+    batches: Batches
+    shares: Shares
+    order: Order
+    _: KW_ONLY
+    first: int
+    end: int
+    seeding: Seeding | None = None
+    cut: Cut = as_lists
+    together: Together | None = None
+    in_flight: deque[MicroBatch] = field(default_factory=deque, init=False)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._batches
-        number, end = self.first_batch, self.end
-        while number < end:
-            share = -(-batches.size(number) // self._shares.world_size)
-            most = min(max(1, _CHUNK // share), end - number)
-            count = min(batches.num_alike(number), most)
-            if self._together is not None:
-                count = min(count, self._together.num_alike(number))
+        number = self.first
+        while number < self.end:
+            share = -(-self.batches.size(number) // self.shares.world_size)
+            most = min(max(1, _CHUNK // share), self.end - number)
+            count = min(self.batches.num_alike(number), most)
+            if self.together is not None:
+                count = min(count, self.together.num_alike(number))
             yield from self._run_of_batches(number, count)
             number += count
 
     def _run_of_batches(self, first: int, count: int) -> Iterator[Any]:
         """Yield batches of one size, with one computation of their indices."""
-        size = self._batches.size(first)
-        begin = self._batches.start(first)
-        advance = self._batches.start(first + 1) - begin
+        size = self.batches.size(first)
+        begin = self.batches.start(first)
+        advance = self.batches.start(first + 1) - begin
         numbers = range(first, first + count)
-        if self._together is None:
-            num_micro = self._shares.num_micro(size)
+        if self.together is None:
+            num_micro = self.shares.num_micro(size)
         else:
-            num_micro = self._together.num_micro(first)
-        runs = self._shares.micro_batches(size, num_micro)
+            num_micro = self.together.num_micro(first)
+        runs = self.shares.micro_batches(size, num_micro)
         if not runs:
             nothing = Part(0, 0, 0, size, True, 0, advance)
             self.in_flight.extend((number, NOTHING, nothing) for number in numbers)
             return
         own = [position for run in runs for position in (run or _PADDING)]
-        span = self._batches.span
+        span = self.batches.span
         starts = (begin + np.arange(count, dtype=np.int64) * advance) * span
         positions = (starts[:, None] + np.asarray(own, dtype=np.int64)).ravel()
         parts = _parts(runs, size, advance)
         lengths = [part.num_read for part in parts]
-        cut = self._cut(self._order(positions), lengths * count)
+        cut = self.cut(self.order(positions), lengths * count)
         asked = self._in_flight(numbers, parts, iter(cut))
-        if self._seeding is None:
+        if self.seeding is None:
             yield from asked
             return
-        seeds = derive_seeds(self._seeding.key, positions).tolist()
+        seeds = derive_seeds(self.seeding.key, positions).tolist()
         begin = 0
         for indices in asked:
             end = begin + len(indices)
             yield (
                 indices,
-                seeds[begin:end] if self._seeding.each_sample else seeds[begin],
+                seeds[begin:end] if self.seeding.each_sample else seeds[begin],
             )
             begin = end
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
+from elasticrun.data.order.loop_orders import passes
 from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.order.plan import Order
 
 _Indices = NDArray[np.int64]
 
@@ -176,51 +178,32 @@ class LengthGroups:
 
     def keyed(self, key: int) -> Map:
         """Return the order of the loop that has a key."""
-        groups = _Groups(self._lengths, self._batch_size, self._window, key)
-        return Map(len(self), groups.take)
+        order = Permutation(len(self), derive_seed(key, 0))
 
+        @functools.lru_cache(maxsize=1)
+        def of_window(number: int) -> Order:
+            batches = derive_seed(key, 1, number)
+            return self._indices_of_window(number, order, key=batches).take
 
-class _Groups:
-    """The order of one loop in groups; keeps the window that was computed last."""
+        return Map(len(self), passes(self._window * self._batch_size, of_window))
 
-    def __init__(
-        self, lengths: NDArray[Any], batch_size: int, window: int, key: int
-    ) -> None:
-        self._lengths = lengths
-        self._batch_size = batch_size
-        self._span = window * batch_size
-        self._key = key
-        self._order = Permutation(len(lengths), derive_seed(key, 0))
-        self._last: tuple[int, _Indices] = (-1, np.empty(0, np.int64))
-
-    def take(self, positions: _Indices) -> _Indices:
-        indices = np.empty_like(positions)
-        windows = positions // self._span
-        for number in np.unique(windows):
-            own = windows == number
-            start = int(number) * self._span
-            indices[own] = self._window(int(number))[positions[own] - start]
-        return indices
-
-    def _window(self, number: int) -> _Indices:
+    def _indices_of_window(
+        self, number: int, order: Permutation, *, key: int
+    ) -> _Indices:
         """Return a window's indices: its full batches shuffled, and then the rest.
 
         Only the last window may have a rest, which ends the loop as a short batch.
         """
-        if self._last[0] != number:
-            start = number * self._span
-            end = min(start + self._span, len(self._lengths))
-            found = self._order.take(np.arange(start, end))
-            # Those of one length stay shuffled.
-            found = found[np.argsort(self._lengths[found], kind="stable")]
-            num_full = len(found) // self._batch_size
-            full = found[: num_full * self._batch_size]
-            order = Permutation(num_full, derive_seed(self._key, 1, number))
-            batches = full.reshape(num_full, self._batch_size)
-            batches = batches[order.take(np.arange(num_full))]
-            rest = found[len(full) :]
-            self._last = (number, np.concatenate([batches.reshape(-1), rest]))
-        return self._last[1]
+        size = self._batch_size
+        start = number * self._window * size
+        end = min(start + self._window * size, len(self))
+        found = order.take(np.arange(start, end))
+        # Those of one length stay shuffled.
+        found = found[np.argsort(self._lengths[found], kind="stable")]
+        num_full = len(found) // size
+        numbers = Permutation(num_full, key).take(np.arange(num_full))
+        batches = found[: num_full * size].reshape(num_full, size)[numbers]
+        return np.concatenate([batches.reshape(-1), found[num_full * size :]])
 
 
 def _uniform(key: int, numbers: _Indices) -> NDArray[np.float64]:

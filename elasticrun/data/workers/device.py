@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,7 +58,8 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
     tensor (`record_stream`).
     """
     streams: Any = torch.get_device_module(device)
-    stream = _stream_of_copies(device)
+    # Of "cuda", which one that is.
+    stream = _stream_of_copies(torch.empty(0, device=device).device)
 
     def copied() -> tuple[Any, ...]:
         """Return the next batch and its original, or nothing at the end."""
@@ -75,17 +77,12 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
         yield current[0]
 
 
-_streams: dict[torch.device, Any] = {}
-
-
+@functools.cache
 def _stream_of_copies(device: torch.device) -> Any:
     """Return the stream of a device's copies, one for all loops of this process.
 
     The memory of a stream's tensors is kept for that stream: a new one for each loop
     would hold on to the batches of as many loops as torch has streams.
     """
-    device = torch.empty(0, device=device).device  # Of "cuda", which one that is.
-    if device not in _streams:
-        module: Any = torch.get_device_module(device)
-        _streams[device] = module.Stream(device)
-    return _streams[device]
+    module: Any = torch.get_device_module(device)
+    return module.Stream(device)

@@ -55,8 +55,7 @@ class BatchReader:
     def __init__(self, *, each_sample: bool, is_ahead: bool = False) -> None:
         self._each_sample = each_sample
         self.is_ahead = is_ahead
-        self._persistent: DataLoader[Any] | None = None
-        self._source_of_persistent: Source | None = None
+        self._persistent: tuple[DataLoader[Any], Source] | None = None
 
     def source(self, given: DataLoader[Any]) -> Source:
         """Return what the next loop reads.
@@ -64,8 +63,8 @@ class BatchReader:
         Args:
             given: The loader, which is not iterated itself.
         """
-        if self._source_of_persistent is not None:
-            return self._source_of_persistent
+        if self._persistent is not None:
+            return self._persistent[1]
         is_here = given.num_workers == 0
         whole = in_memory(given.dataset, given.collate_fn)
         if whole is not None and (is_here or whole.device.type == "cpu"):
@@ -90,16 +89,15 @@ class BatchReader:
         """
         if not given.num_workers and not given.pin_memory:
             return _read_here(source, plan)
-        inner = self._persistent
-        if inner is None:
+        if self._persistent is None:
             inner = _make(given, source, plan, key)
         else:
+            inner, _ = self._persistent
             requests = inner.batch_sampler
             assert isinstance(requests, _Requests)
             requests.plan = plan
         if given.persistent_workers:
-            self._persistent = inner
-            self._source_of_persistent = source
+            self._persistent = inner, source
         return _start_workers(inner)
 
     def end(self, batches: Iterator[Any]) -> None:
