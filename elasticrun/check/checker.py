@@ -1,11 +1,11 @@
 """The stages of a check, the cheap ones first; the first that fails is the last.
 
-Words: a *route* is which generations a checked run consists of; a *leg* one of them, and
-where and how it ends; a *journey* the taking of a route; the *baseline* the run without a
-restart that others are compared with. A *moment* is a point that a program passes with and
-without restarts, with the values of everything there; a *mismatch* one field that two runs
-have differently, its *cause* the line that explains it. The *sweep* is the stage that
-restarts at every kind of boundary.
+Words: a *route* is which generations a checked run consists of; a *leg* one of them,
+and where and how it ends; a *journey* the taking of a route; the *baseline* the run
+without a restart that others are compared with. A *moment* is a point that a program
+passes with and without restarts, with the values of everything there; a *mismatch* one
+field that two runs have differently, its *cause* the line that explains it. The *sweep*
+is the stage that restarts at every kind of boundary.
 """
 
 from __future__ import annotations

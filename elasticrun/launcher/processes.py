@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ _LOOK_SECONDS = 0.02
 _TRACKER = b"resource_tracker import main"  # Also of libraries that copy it.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LINE = re.compile(r"^(\w+):?\s+(\d+)", re.MULTILINE)
 _PARENT, _GROUP, _SESSION = 1, 2, 3  # Fields of `_stat`.
 
 
@@ -141,7 +143,7 @@ def _is_of_job(pid: int) -> bool:
     """Return whether a child comes from a replica."""
     if _number_of(_SESSION, pid) == os.getsid(0):
         return False
-    return os.getpid() != 1 or environment.has_mark(_initial_variables(pid))
+    return os.getpid() != 1 or environment.has_mark(_read(pid, "environ"))
 
 
 def _cleans_up(pid: int) -> bool:
@@ -150,21 +152,9 @@ def _cleans_up(pid: int) -> bool:
     Those are torch's, for tensors that workers share by files, and multiprocessing's,
     for workers that are spawned. Killed, they would leave all that in memory.
     """
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = file.read()
-    except OSError:
-        return False
+    command = _read(pid, "cmdline")
     name = command.partition(b"\0")[0]
     return name.endswith(b"torch_shm_manager") or _TRACKER in command
-
-
-def _initial_variables(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def num_threads() -> int:
@@ -184,26 +174,14 @@ def usage_of_groups(leaders: Iterable[int]) -> dict[int, tuple[float, int]]:
         if len(fields) > 21 and (leader := int(fields[_GROUP])) in usage:
             seconds, memory = usage[leader]
             seconds += (int(fields[11]) + int(fields[12])) / tick
-            usage[leader] = seconds, memory + _own_memory(pid)
+            part = _numbers_in(Path(f"/proc/{pid}/smaps_rollup")).get("Pss", 0)
+            usage[leader] = seconds, memory + (part << 10)
     return usage
-
-
-def _own_memory(pid: int) -> int:
-    path = f"/proc/{pid}/smaps_rollup"
-    with contextlib.suppress(OSError, ValueError), open(path) as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def memory_of(pid: int) -> int:
     """Return the bytes of memory that a process has, shared ones included."""
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):  # It has ended.
-        return 0
+    return _numbers_in(Path(f"/proc/{pid}/status")).get("VmRSS", 0) << 10
 
 
 def num_out_of_memory_kills(
@@ -215,10 +193,8 @@ def num_out_of_memory_kills(
     counted; else all of this machine, which may be those of somebody else.
     """
     for path in (_own_cgroup(proc, cgroups) / "memory.events", proc / "vmstat"):
-        with contextlib.suppress(OSError, ValueError), path.open() as file:
-            for line in file:
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
+        if (number := _numbers_in(path).get("oom_kill")) is not None:
+            return number
     return None
 
 
@@ -235,7 +211,7 @@ def _own_cgroup(proc: Path, cgroups: Path) -> Path:
 
 def free_memory() -> float:
     """Return the share of this machine's memory that is available."""
-    sizes = _machine_memory()
+    sizes = _numbers_in(Path("/proc/meminfo"))
     return sizes["MemAvailable"] / sizes["MemTotal"] if sizes else 1.0
 
 
@@ -247,7 +223,8 @@ def available_memory(
     Of this machine, or of the control groups around this process if one of these gives
     less. What only keeps files at hand is given up for them.
     """
-    available = _machine_memory(proc).get("MemAvailable", sys.maxsize >> 10) << 10
+    memory = _numbers_in(proc / "meminfo")
+    available = memory.get("MemAvailable", sys.maxsize >> 10) << 10
     group = _own_cgroup(proc, cgroups)
     for each in (group, *group.parents):
         if not each.is_relative_to(cgroups):
@@ -255,9 +232,8 @@ def available_memory(
         with contextlib.suppress(OSError, ValueError):  # "max": no limit.
             left = int((each / "memory.max").read_text())
             left -= int((each / "memory.current").read_text())
-            for line in (each / "memory.stat").read_text().splitlines():
-                name, _, size = line.partition(" ")
-                left += int(size) if name in ("active_file", "inactive_file") else 0
+            sizes = _numbers_in(each / "memory.stat")
+            left += sizes.get("active_file", 0) + sizes.get("inactive_file", 0)
             available = min(available, left)
     return available
 
@@ -281,13 +257,11 @@ def yield_memory() -> Callable[[], None]:
     return take_back
 
 
-def _machine_memory(proc: Path = Path("/proc")) -> dict[str, int]:
-    """Return what /proc/meminfo says, in KiB; nothing without it."""
-    with (
-        contextlib.suppress(OSError, ValueError, IndexError),
-        (proc / "meminfo").open() as file,
-    ):
-        return {line.split(":")[0]: int(line.split()[1]) for line in file}
+def _numbers_in(path: Path) -> dict[str, int]:
+    """Return what the kernel's lines of a name and a number say; nothing without it."""
+    with contextlib.suppress(OSError):
+        text = path.read_text(errors="replace")  # A process's name may be any bytes.
+        return {name: int(number) for name, number in _LINE.findall(text)}
     return {}
 
 
@@ -303,11 +277,14 @@ def _number_of(field: int, pid: int) -> int:
 
 def _stat(pid: int) -> list[str]:
     """Return what follows the name in /proc/PID/stat: state, parent, group, session."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Return what /proc/PID has under a name; nothing if the process is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+    return b""
 
 
 def _prctl(option: int, value: int) -> None:

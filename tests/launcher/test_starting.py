@@ -221,17 +221,37 @@ def test_a_forkserver_that_does_not_answer_is_replaced() -> None:
     assert not psutil.pid_exists(first)
 
 
+def held_by(pid: int) -> list[str]:
+    """Return the pipes and sockets of a replica that waits, by their descriptors."""
+    process = psutil.Process(pid)
+    # Only its own are to have come into its interpreter, which imports modules by now.
+    wait_until(lambda: "launcher.replica.main" in "".join(process.cmdline()))
+    ports = {each.fd: each.laddr.port for each in process.net_connections("tcp")}
+    held = []
+    for descriptor in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
+        with contextlib.suppress(FileNotFoundError):  # A module's file.
+            name = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            port = ports.get(descriptor, "unix")
+            held.append(f"port {port}" if name.startswith("socket:") else name)
+    return [name for name in held if name.startswith(("pipe:", "port "))]
+
+
 def test_each_of_many_replicas_has_ends_of_its_own() -> None:
     """More are asked for than are forked at a time; then each is hung up on."""
     loop, parked, size = EventLoop(), list[Parked](), MOST_AT_ONCE + 2
     starter = Starter(loop, imports=[], is_exec=True, say=print, on_failure=pytest.fail)
+    starter.outward = "127.0.0.2"  # So that the first one listens twice.
     with contextlib.closing(starter):
         starter.start()
         starter.park(size, parked.append)
         while len(parked) < size:
             loop.run_once()
     assert [each.rank for each in parked] == list(range(size))
-    assert [len(each.ports) for each in parked] == [1] + [0] * (size - 1)
+    assert [len(each.ports) for each in parked] == [2] + [0] * (size - 1)
+    for each in parked:
+        outputs = [f"pipe:[{os.fstat(output).st_ino}]" for output in each.outputs]
+        ports = [f"port {port}" for port in ("unix", *each.ports)]
+        assert held_by(each.pid) == [*outputs, *ports]
     running = [os.pidfd_open(each.pid) for each in parked]
     for each in reversed(parked):
         each.channel.close()

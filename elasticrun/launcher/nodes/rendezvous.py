@@ -32,8 +32,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
-from elasticrun.launcher.nodes.board import SILENT_SECONDS, Board
-from elasticrun.launcher.nodes.lobby import Lobby
+from elasticrun.launcher.nodes.board import SILENT_SECONDS, Board, Lobby
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch.distributed import TCPStore
 
-from elasticrun.launcher.nodes.board import Board
-from elasticrun.launcher.nodes.lobby import Lobby
+from elasticrun.launcher.nodes.board import Board, Lobby
 
 
 def wait_until_pinned(boards: list[Board]) -> None:

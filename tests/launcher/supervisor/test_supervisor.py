@@ -163,28 +163,38 @@ def test_a_stop_that_saved_nothing_is_told_from_one_that_did(stage: Stage) -> No
         assert job.wait() == 75
 
 
-REPORTS_LATE = """
+# With `meddle`, which its reporter's thread calls with each report.
+MEDDLED = """
 import json, threading
+import elasticrun
 from tests.launcher.program import arguments, main
 
 real = json.dumps
 
 def dumps(value, **options):
     if threading.current_thread().name == "elasticrun-reporter":
-        if (value.get("generation"), elasticrun.rank()) == (1, 1):
-            arguments().stage.wait_for("report")
+        meddle(value)
     return real(value, **options)
 
-import elasticrun
 json.dumps = dumps
 main()
+"""
+REPORTS_LATE = """
+def meddle(value):
+    if (value.get("generation"), elasticrun.rank()) == (1, 1):
+        arguments().stage.wait_for("report")
+"""
+REPORTS_FAIL = """
+def meddle(value):
+    if value["index"]:
+        raise KeyError("no such thing")
 """
 
 
 def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
     """Before the old generation has ended, and while the new one starts."""
     script = stage.root / "script.py"
-    script.write_text(REPORTS_LATE)
+    script.write_text(REPORTS_LATE + MEDDLED)
     holds = ["--hold", "0:9", "--hold", "1:19"]
     options = ["--replicas", 2, "--", stage.root, *holds]
     with running(stage, *options, script=script) as job, ThreadPoolExecutor() as pool:
@@ -233,25 +243,9 @@ def test_scaling_a_script_that_makes_no_job_returns(stage: Stage) -> None:
         )
 
 
-REPORTS_FAIL = """
-import json, threading
-from tests.launcher.program import main
-
-real = json.dumps
-
-def dumps(value, **options):
-    if threading.current_thread().name == "elasticrun-reporter" and value["index"]:
-        raise KeyError("no such thing")
-    return real(value, **options)
-
-json.dumps = dumps
-main()
-"""
-
-
 def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:
     script = stage.root / "script.py"
-    script.write_text(REPORTS_FAIL)
+    script.write_text(REPORTS_FAIL + MEDDLED)
     options = ["--replicas", 1, "--", stage.root, "--hold", "0:0"]
     with running(stage, *options, "--at", "0:0:1:await", script=script) as job:
         job.wait_until_held(0, 1)
