@@ -1,4 +1,19 @@
-"""The boundary: the moment between two batches at which the job saves or stops."""
+"""The boundary: the moment between two batches at which the job saves or stops.
+
+A stop goes from its request to the exit code in these steps; in brackets, the thread.
+
+    Watcher      a signal comes as a byte, and starts the grace (`StopClock`); or
+                 `request_stop()`, or the launcher asks                 [watcher]
+    Coordinator  rank 0 asks all; each answers with the boundary that
+                 it has passed, and promises to wait at the next one
+                 (`Gate.promise`); the largest is decided               [watchers]
+    Gate         whoever has not come so far runs on to it              [training]
+    _act         gradients wait for a step: put off to a later one      [training]
+    _stop        all save, awaited; JobStopped is raised                [training]
+    Job.close    the program unwinds; the writer ends, the watcher,
+                 rank 0's last, and the process group; the process
+                 exits with the code of the stop                        [training]
+"""
 
 from __future__ import annotations
 
@@ -241,7 +256,7 @@ class Boundary:
     # Stops.
 
     def _stop(self, decision: Decision) -> NoReturn:
-        """Save, and stop, as docs/design.md has it of the life of a stop. Collective.
+        """Save, and stop. Collective.
 
         Raises:
             JobStopped: Always, but for:

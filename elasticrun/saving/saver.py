@@ -1,4 +1,19 @@
-"""Saving: a checkpoint's way from the boundary at which it is asked for to its end."""
+"""Saving: a checkpoint's way from the boundary at which it is asked for to its end.
+
+In brackets, the thread; the writer's is the training thread itself where a save is
+awaited or does not fit into memory. "All" are all replicas, in step with each other.
+
+    finish       the save in flight ends, if there is one              [training]
+    sync         all: each state asks other replicas for its part      [training]
+    _capture     each copies its states into memory                    [training]
+    _write       rank 0 makes the directory, all have heard            [writer]
+                 each writes its files, and reports them to rank 0     [writer]
+                 rank 0 has all reports: it writes the manifest and
+                 commits, and all have heard                           [writer]
+                 rank 0 prunes                                         [writer]
+    _conclude    a failure is a warning, or raised: at once, or of a
+                 save in flight by `settle` at the next boundary       [training]
+"""
 
 from __future__ import annotations
 
@@ -112,9 +127,7 @@ class Saver:
         timeout: float | None = None,
         is_awaited: bool = True,
     ) -> Checkpoint | None:
-        """Save. Collective, at the same point everywhere.
-
-        All of it runs in the training thread, but for `_write` of a save in flight.
+        """Save, in the steps at the top. Collective, at the same point everywhere.
 
         Args:
             position: The job's position, encoded.
