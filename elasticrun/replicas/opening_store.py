@@ -18,7 +18,10 @@ from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.store import (
     EVERYBODY,
+    NUM_HERE,
+    NUM_TOLD,
     START_TIMEOUT,
+    STEP,
     Address,
     JobStore,
     here,
@@ -33,9 +36,6 @@ _LOOK_SECONDS = 0.5
 _REACH_SECONDS = 30.0  # For an address where somebody listens, or did a moment ago.
 _TELLING_SECONDS = 5.0
 _FOR_EVER = 24 * 3600.0  # Rank 0 ends it, or its store is gone.
-_NUM_HERE = "num here"
-_TOLD = "told"
-_STEP = "step"
 _ELSEWHERE = "192.0.2.1"  # No machine has it (RFC 5737); so it is on no loopback.
 
 
@@ -77,7 +77,7 @@ def open_store(environment: Environment) -> JobStore:
 def _check_step(store: JobStore, environment: Environment) -> None:
     """Refuse to write into the store of another job."""
     try:
-        step = store.take(_STEP, timeout=_PATIENCE)
+        step = store.take(STEP, timeout=_PATIENCE)
     except TimeoutError as error:
         raise _absent([0], environment) from error
     if step != environment.step:
@@ -101,7 +101,7 @@ def _serve_at(address: Address, environment: Environment) -> JobStore:
             + ("; it was chosen by Slurm's step." if environment.step else ".")
         ) from error
     store = JobStore(address, server, interface=host)
-    store.put(_STEP, environment.step)
+    store.put(STEP, environment.step)
     return store
 
 
@@ -130,7 +130,7 @@ def _call_roll(
         look()
         now = time.monotonic()
         # One number, however many there are; who lost the store has come twice.
-        if (number := store.client.add(_NUM_HERE, 0)) > num_here:
+        if (number := store.client.add(NUM_HERE, 0)) > num_here:
             num_here, last_came = number, now
         missing: list[int] | None = None
         if num_here >= len(others) or now > quiet or now - last_came > _PATIENCE:
@@ -149,7 +149,7 @@ def _call_roll(
 
 
 def _missing_of(store: JobStore, ranks: Sequence[int]) -> list[int]:
-    """Return those that are not here; few calls if that are few, or all are."""
+    """Return the ranks that are not here, by halving: few of them cost few calls."""
     if store.has([here(rank) for rank in ranks]):
         return []
     if len(ranks) == 1:
@@ -161,17 +161,17 @@ def _missing_of(store: JobStore, ranks: Sequence[int]) -> list[int]:
 def _answer_roll(store: JobStore, environment: Environment) -> None:
     """Say that this replica is here, and wait until all are."""
     store.put(here(environment.rank), True)
-    store.client.add(_NUM_HERE, 1)
+    store.client.add(NUM_HERE, 1)
     missing = store.take(EVERYBODY, timeout=_FOR_EVER)
     if missing:
-        store.client.add(_TOLD, 1)
+        store.client.add(NUM_TOLD, 1)
         raise _absent(missing, environment, is_told=True)
 
 
 def _wait_until_told(store: JobStore, number: int) -> None:
     """Serve the store until the others know why the job ends."""
     deadline = time.monotonic() + _TELLING_SECONDS
-    while store.client.add(_TOLD, 0) < number and time.monotonic() < deadline:
+    while store.client.add(NUM_TOLD, 0) < number and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS / 10)
 
 
@@ -315,7 +315,7 @@ def _asks(world_size: int) -> str:
 
 
 def _answer(nonce: str) -> str:
-    """Return the key in the agent's store under which rank 0 answers that."""
+    """Return the key there under which rank 0 answers who has asked with this nonce."""
     return f"elasticrun/answer/{nonce}"
 
 

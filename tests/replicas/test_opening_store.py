@@ -16,15 +16,21 @@ from elasticrun.errors import AgreementError
 from elasticrun.replicas import opening_store
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.opening_store import (
-    _NUM_HERE,
-    _TOLD,
     _answer,
     _asks,
     _call_roll,
     _missing_of,
     open_store,
 )
-from elasticrun.replicas.store import EVERYBODY, Address, JobStore, here, serve_store_at
+from elasticrun.replicas.store import (
+    EVERYBODY,
+    NUM_HERE,
+    NUM_TOLD,
+    Address,
+    JobStore,
+    here,
+    serve_store_at,
+)
 from tests.support.sockets import kept_port
 from tests.support.stage import DEADLINE
 
@@ -175,7 +181,7 @@ def test_a_replica_that_comes_twice_is_not_taken_for_another(
     server = serve_store_at("127.0.0.1")
     store = JobStore(Address("127.0.0.1", server.port), server)
     store.put(here(1), True)
-    store.client.add(_NUM_HERE, 2)
-    store.client.add(_TOLD, 1)
+    store.client.add(NUM_HERE, 2)
+    store.client.add(NUM_TOLD, 1)
     with pytest.raises(AgreementError, match="rank 2 of 3 did not come"):
         _call_roll(store, Environment(world_size=3), seconds=0.0)

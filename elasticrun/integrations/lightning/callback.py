@@ -20,7 +20,7 @@ from elasticrun.integrations.lightning.evaluation import Evaluations
 from elasticrun.integrations.lightning.loaders import StandIn, check_alike, elastic
 from elasticrun.integrations.lightning.logs import restore_logs
 from elasticrun.integrations.lightning.state import FitState, averaging, restore_sums
-from elasticrun.integrations.lightning.steps import Steps, settle_cut
+from elasticrun.integrations.lightning.steps import StepsInParts, settle_cut
 from elasticrun.integrations.lightning.validation import Validation
 from elasticrun.integrations.lightning.values import StepValues
 from elasticrun.job.current import current_job
@@ -170,7 +170,7 @@ class Elastic(Callback):
         connector.resume_start = partial(self._resume_start, connector.resume_start)
         connector.restore_model = partial(self._restore_model, connector.restore_model)
         epoch_loop = fit_loop.epoch_loop
-        self._steps = Steps(
+        self._steps = StepsInParts(
             trainer, StepValues(trainer, epoch_loop._results, strategy.reduce)
         )
         self._evaluations = Evaluations(trainer, strategy.reduce)

@@ -141,7 +141,9 @@ def _sums(results: Any) -> Sums:
             continue
         kept[key] = {
             "told": {
-                name: getattr(meta, name) for name in _TOLD if name != "reduce_fx"
+                name: getattr(meta, name)
+                for name in _TOLD_BY_LOG
+                if name != "reduce_fx"
             },
             # With one replica, Lightning does not note what was asked for.
             "is_synced": meta.sync.should or current_job().world_size == 1,
@@ -165,7 +167,9 @@ def restore_sums(results: Any, sums: Sums, trainer: Trainer) -> None:
     """Let averages over an epoch go on; what they have come to is rank 0's."""
     is_mine = current_job().rank == 0
     for key, kept in sums.items():
-        meta = _Told(**kept["told"], reduce_fx=getattr(torch, kept["reduce_fx"]))
+        meta = _LoadedMetadata(
+            **kept["told"], reduce_fx=getattr(torch, kept["reduce_fx"])
+        )
         meta.sync = _Sync(
             fn=trainer.strategy.reduce,
             _should=kept["is_synced"] and current_job().world_size > 1,
@@ -189,13 +193,13 @@ def restore_sums(results: Any, sums: Sums, trainer: Trainer) -> None:
         metric._update_count = 1  # Or torchmetrics warns of a mean over nothing.
 
 
-class _Told(_Metadata):
+class _LoadedMetadata(_Metadata):
     """What `self.log` was told before the restart; how to sync it is told anew."""
 
     def __ne__(self, other: object) -> bool:
         assert isinstance(other, _Metadata)
         self._sync = other._sync
-        return any(getattr(self, name) != getattr(other, name) for name in _TOLD)
+        return any(getattr(self, name) != getattr(other, name) for name in _TOLD_BY_LOG)
 
 
-_TOLD = [each.name for each in fields(_Metadata) if each.name != "_sync"]
+_TOLD_BY_LOG = [each.name for each in fields(_Metadata) if each.name != "_sync"]

@@ -1,4 +1,4 @@
-"""Steps of Lightning's on the micro-batches of a batch."""
+"""StepsInParts of Lightning's on the micro-batches of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticrun.integrations.lightning.values import StepValues
 from elasticrun.job.foreign import ForeignLoop
 
 
-class Steps:
+class StepsInParts:
     """Trains with each batch in as many parts as it has.
 
     Lightning gets the first micro-batch, with one number, one step of the optimizer and
@@ -97,7 +97,9 @@ class Steps:
 class _CutClosure:
     """Stands for Lightning's closure over a batch, with one over each part of it."""
 
-    def __init__(self, steps: Steps, closures: list[Any], batches: list[Any]) -> None:
+    def __init__(
+        self, steps: StepsInParts, closures: list[Any], batches: list[Any]
+    ) -> None:
         self._steps = steps
         self._closures = closures
         self._batches = batches
