@@ -149,17 +149,16 @@ class ShardedModuleState(ShardedState):
                 isinstance(leaf, Tensor) and isinstance(own, DTensor)
             ):
                 return leaf
-            size = size_of(source)
             if own is None:  # The module says that it does not know it.
-                return torch.empty(size, device="meta")
-            if size_of(own) != size:
-                misfits.append(f"{path} is {list(size)}, here {list(size_of(own))}")
+                return torch.empty(source.shape, device="meta")
+            shapes = list(source.shape), list(own.shape)
+            if shapes[0] != shapes[1]:
+                misfits.append(f"{path} is {shapes[0]}, here {shapes[1]}")
                 return leaf
-            sources[path] = source
-            targets[path] = (
-                own if isinstance(own, DTensor) else empty_like_source(source)
-            )
-            return targets[path]
+            if not isinstance(own, DTensor):
+                own = torch.empty(source.shape, dtype=source.dtype)
+            sources[path], targets[path] = source, own
+            return own
 
         values = map_paths(saved.values, place)
         if misfits:
@@ -228,13 +227,3 @@ def _take_out(name: str, values: Any) -> tuple[Any, dict[str, DTensor]]:
 
     leaves_by_path(values)  # Raises if two have one path.
     return map_paths(values, take), tensors
-
-
-def size_of(tensor: TensorSource) -> tuple[int, ...]:
-    """Return the size of a tensor, read already or not."""
-    return tuple(tensor.size if not isinstance(tensor, Tensor) else tensor.shape)
-
-
-def empty_like_source(source: TensorSource) -> Tensor:
-    """Return a tensor on the CPU that takes all of it."""
-    return torch.empty(size_of(source), dtype=source.dtype)

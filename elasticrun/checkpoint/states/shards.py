@@ -48,7 +48,7 @@ class SavedTensor:
     """A tensor that is cut into chunks."""
 
     dtype: torch.dtype
-    size: tuple[int, ...]
+    shape: tuple[int, ...]
     chunks: list[Chunk]
 
 
@@ -73,7 +73,7 @@ class SavedState:
             for number in (rank, start, *offsets, *sizes)
         ]
         tensors = {
-            path: (str(each.dtype).removeprefix("torch."), each.size, len(each.chunks))
+            path: (str(each.dtype).removeprefix("torch."), each.shape, len(each.chunks))
             for path, each in self.tensors.items()
         }
         return {
@@ -215,7 +215,7 @@ class ShardReader:
             CheckpointError: A file is missing, damaged or too short.
         """
         saved = self._saved.tensors[path]
-        whole = torch.empty(saved.size, dtype=saved.dtype)
+        whole = torch.empty(saved.shape, dtype=saved.dtype)
         for number, chunk in enumerate(saved.chunks):
             box = self.read(path, number, [0] * len(chunk.sizes), chunk.sizes)
             ends = zip(chunk.offsets, chunk.sizes, strict=True)
