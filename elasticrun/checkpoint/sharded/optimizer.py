@@ -19,6 +19,7 @@ from elasticrun.checkpoint.states.parameter_names import (
     by_numbers,
     find_names,
     has_names,
+    in_groups,
 )
 from elasticrun.checkpoint.states.shards import SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
@@ -73,12 +74,7 @@ class ShardedOptimizerState(ShardedState):
 
         values = map_paths(saved.values, place)
         fill(targets, sources, reader)
-        name_of = {parameter: name for name, parameter in self._parameters.items()}
-        groups = [
-            [name_of[parameter] for parameter in group["params"]]
-            for group in self._optimizer.param_groups
-        ]
-        self.take(by_numbers(values, groups))
+        self.take(by_numbers(values, in_groups(self._parameters, self._optimizer)))
 
     def _parameter_of(self, path: str) -> Tensor | None:
         """Return the parameter that `state.model.0.weight.exp_avg`, say, is of."""
