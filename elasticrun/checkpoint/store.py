@@ -80,14 +80,7 @@ class CheckpointStore:
         return self.storage.place
 
     def acquire(self, *, timeout: float = 5.0) -> None:
-        """Make the directory and keep a second live job out of it; rank 0 only.
-
-        Args:
-            timeout: Seconds to wait for an owner, which may be about to exit.
-
-        Raises:
-            CheckpointError: Another live job has it, or it cannot be written.
-        """
+        """Keep a second live job out, as `Storage.acquire` does; rank 0 only."""
         self.storage.acquire(timeout=timeout)
 
     def release(self) -> None:

@@ -134,6 +134,8 @@ def _decode_tensor(
 class ShardReader:
     """Reads chunks of one state; a context manager, which closes their files.
 
+    All that reads raises a CheckpointError if a file is missing, damaged or too short.
+
     Args:
         name: The state's.
         open_file: Opens a file of the checkpoint once its checksum was found right.
@@ -153,11 +155,7 @@ class ShardReader:
         self._closing.close()
 
     def open(self, ranks: set[int]) -> None:
-        """Open and check the files of these ranks; each is read whole for that.
-
-        Raises:
-            CheckpointError: One is missing or damaged.
-        """
+        """Open and check the files of these ranks; each is read whole for that."""
         for rank in sorted(ranks - self._files.keys()):
             name = replica_file_name(self._name, rank)
             try:
@@ -178,9 +176,6 @@ class ShardReader:
         Args:
             number: Which chunk of the tensor.
             offsets: Where the box begins in the chunk.
-
-        Raises:
-            CheckpointError: The file is missing, damaged or too short.
         """
         saved = self._saved.tensors[path]
         chunk = saved.chunks[number]
@@ -209,11 +204,7 @@ class ShardReader:
         return torch.frombuffer(data, dtype=torch.uint8)
 
     def read_whole(self, path: str) -> Tensor:
-        """Return a tensor put together.
-
-        Raises:
-            CheckpointError: A file is missing, damaged or too short.
-        """
+        """Return a tensor put together."""
         saved = self._saved.tensors[path]
         whole = torch.empty(saved.shape, dtype=saved.dtype)
         for number, chunk in enumerate(saved.chunks):

@@ -128,12 +128,7 @@ class StoreClaim:
             )
 
     def begin(self, folder: str) -> None:
-        """Say which checkpoint is written, for whoever may take over meanwhile.
-
-        Raises:
-            CheckpointError: Another job has claimed the place.
-            OSError: The store cannot be read or written.
-        """
+        """As `check`; and say which checkpoint is written, for who may take over."""
         self.check()
         self._renew(folder=folder)
 
