@@ -126,12 +126,7 @@ class Draft:
         return self.storage.write(self.folder, name, write)
 
     def write_captured(self, name: str, captured: Captured) -> FileRecord:
-        """Write one file from memory and force it to the disk.
-
-        Raises:
-            ValueError: The name is not a plain file name.
-            OSError: The file exists or could not be written.
-        """
+        """Write one file from memory, as `write` does."""
         check_file_name(name)
         return self.storage.write_captured(self.folder, name, captured)
 

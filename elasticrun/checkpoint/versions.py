@@ -14,11 +14,7 @@ import torch
 
 from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import (
-    FileRecord,
-    identity_of,
-    measure_file,
-)
+from elasticrun.checkpoint.files.recorded import identity_of, measure_file
 from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest, version
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
@@ -157,25 +153,23 @@ class Preparation:
     def _try_to_commit(self, names: list[str], *, num_ranks: int) -> str | None:
         try:
             records = [measure_file(self.path / name) for name in names]
-            self._draft.commit(_manifest(self._draft.number, num_ranks, records))
+            self._draft.commit(
+                Manifest(
+                    job=VERSIONS_JOB,
+                    number=self._draft.number,
+                    generation=0,
+                    world_size=num_ranks,
+                    position={},
+                    time=time.time(),
+                    torch_version=str(torch.__version__),
+                    elasticrun_version=version(),
+                    files=tuple(records),
+                )
+            )
         except (OSError, ValueError, CheckpointError) as error:
             return text_of(error)
         self._store.prune()
         return None
-
-
-def _manifest(number: int, num_ranks: int, records: list[FileRecord]) -> Manifest:
-    return Manifest(
-        job=VERSIONS_JOB,
-        number=number,
-        generation=0,
-        world_size=num_ranks,
-        position={},
-        time=time.time(),
-        torch_version=str(torch.__version__),
-        elasticrun_version=version(),
-        files=tuple(records),
-    )
 
 
 def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:

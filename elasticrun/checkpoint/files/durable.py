@@ -49,18 +49,13 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
 def write_blocks(
     path: Path, blocks: Iterable[memoryview], *, checksum: Callable[[], int]
 ) -> FileRecord:
-    """Create the file with these blocks, and force it to the disk.
+    """Create the file with these blocks, as `write_file` does.
 
-    The disk works while the blocks are handed over, which promises nothing yet. After
-    an error a part of the file may be left.
+    The disk works while the blocks are handed over, which promises nothing yet.
 
     Args:
-        path: A file that does not exist.
         checksum: Returns the checksum of all of them; asked when they are on the disk,
             so that it can be computed meanwhile.
-
-    Raises:
-        OSError: The file exists or could not be written.
     """
     size = 0
     with open(path, "xb", buffering=0) as file:
@@ -156,8 +151,7 @@ def find_size(path: Path) -> int | None:
     """Return the size, or None if nothing is there; unlike `Path.exists`, never guess.
 
     Raises:
-        OSError: It cannot be told. Whoever removes what has no manifest must not take
-            an unreachable one for none.
+        OSError: It cannot be told.
     """
     try:
         return os.stat(path).st_size

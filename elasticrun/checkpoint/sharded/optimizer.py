@@ -10,11 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, empty
 from torch.optim import Optimizer
 
-from elasticrun.checkpoint.sharded.module import (
-    ShardedState,
-    empty_like_source,
-    size_of,
-)
+from elasticrun.checkpoint.sharded.module import ShardedState
 from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.optimizer import check_kind, modules_among
@@ -23,6 +19,7 @@ from elasticrun.checkpoint.states.parameter_names import (
     by_numbers,
     find_names,
     has_names,
+    in_groups,
 )
 from elasticrun.checkpoint.states.shards import SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
@@ -62,13 +59,11 @@ class ShardedOptimizerState(ShardedState):
         def place(path: str, leaf: Any) -> Any:
             source = saved.tensors.get(path, leaf)
             parameter = self._parameter_of(path)
-            is_like_it = (
+            if (
                 isinstance(source, TensorSource)
                 and isinstance(parameter, DTensor)
-                and size_of(parameter) == size_of(source) != ()
-            )
-            if is_like_it:
-                assert parameter is not None
+                and parameter.shape == source.shape != ()
+            ):
                 targets[path] = torch.empty_like(parameter, dtype=source.dtype)
             elif path in saved.tensors:
                 targets[path] = _replicated(saved.tensors[path], parameter)
@@ -79,12 +74,7 @@ class ShardedOptimizerState(ShardedState):
 
         values = map_paths(saved.values, place)
         fill(targets, sources, reader)
-        name_of = {parameter: name for name, parameter in self._parameters.items()}
-        groups = [
-            [name_of[parameter] for parameter in group["params"]]
-            for group in self._optimizer.param_groups
-        ]
-        self.take(by_numbers(values, groups))
+        self.take(by_numbers(values, in_groups(self._parameters, self._optimizer)))
 
     def _parameter_of(self, path: str) -> Tensor | None:
         """Return the parameter that `state.model.0.weight.exp_avg`, say, is of."""
@@ -98,5 +88,5 @@ class ShardedOptimizerState(ShardedState):
 def _replicated(source: TensorSource, parameter: Tensor | None) -> Tensor:
     """Return a tensor that is whole on every replica, for one unlike its parameter."""
     if not isinstance(parameter, DTensor):
-        return empty_like_source(source)
-    return empty(size_of(source), dtype=source.dtype, device_mesh=parameter.device_mesh)
+        return torch.empty(source.shape, dtype=source.dtype)
+    return empty(source.shape, dtype=source.dtype, device_mesh=parameter.device_mesh)

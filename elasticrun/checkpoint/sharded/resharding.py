@@ -71,13 +71,14 @@ def _read(item: ReadItem, source: TensorSource, reader: ShardReader) -> Tensor:
 
 
 def _describe(source: TensorSource) -> STORAGE_TYPES:
-    if isinstance(source, SavedTensor):
-        size, boxes = source.size, [(c.offsets, c.sizes) for c in source.chunks]
-    else:
-        size = tuple(source.shape)
-        boxes = [((0,) * len(size), size)]
+    shape = tuple(source.shape)
+    boxes = (
+        [(chunk.offsets, chunk.sizes) for chunk in source.chunks]
+        if isinstance(source, SavedTensor)
+        else [((0,) * len(shape), shape)]
+    )
     return TensorStorageMetadata(
         TensorProperties(source.dtype),
-        torch.Size(size),
+        torch.Size(shape),
         [ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in boxes],
     )

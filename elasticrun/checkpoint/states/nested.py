@@ -31,11 +31,7 @@ def map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
         items = {key: map_leaves(value, change) for key, value in values.items()}
         if all(items[key] is values[key] for key in items):
             return values
-        if type(values) is dict:
-            return items
-        ordered = OrderedDict(items)
-        vars(ordered).update(vars(values))  # A module's has attributes.
-        return ordered
+        return _of_kind(values, items)
     if type(values) in (list, tuple):
         if _PLAIN.issuperset(map(type, values)):
             return values
@@ -44,6 +40,15 @@ def map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
             return values
         return type(values)(changed)
     return change(values)
+
+
+def _of_kind(values: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """Return items as a dictionary like `values`, with its attributes: a module's."""
+    if type(values) is dict:
+        return items
+    ordered = OrderedDict(items)
+    vars(ordered).update(vars(values))
+    return ordered
 
 
 def find_doubtful(values: Any) -> Iterator[Any]:
@@ -60,9 +65,7 @@ def find_doubtful(values: Any) -> Iterator[Any]:
         yield from _doubtful_among(values.values())
         if kind is OrderedDict and list(find_doubtful(vars(values))):
             # A module's has attributes, which are saved with it as they are.
-            shell: OrderedDict[Any, Any] = OrderedDict()
-            vars(shell).update(vars(values))
-            yield shell
+            yield _of_kind(values, {})
     elif kind in (list, tuple):
         yield from _doubtful_among(values)
     elif kind is set:
@@ -105,11 +108,7 @@ def map_paths(values: Any, change: Callable[[str, Any], Any], path: str = "") ->
             key: map_paths(value, change, f"{prefix}{key}")
             for key, value in values.items()
         }
-        if type(values) is dict:
-            return items
-        changed = OrderedDict(items)
-        vars(changed).update(vars(values))
-        return changed
+        return _of_kind(values, items)
     if type(values) in (list, tuple):
         return type(values)(
             map_paths(value, change, f"{prefix}{number}")

@@ -23,6 +23,7 @@ from elasticrun.checkpoint.states.parameter_names import (
     by_names,
     by_numbers,
     has_names,
+    in_groups,
     name_parameters,
     parameters_of,
 )
@@ -77,7 +78,7 @@ class OptimizerState(StatefulState):
     def _in_own_order(self, values: Mapping[str, Any]) -> Any:
         own_names = self._find_names()
         if has_names(values) and own_names is not None:
-            return by_numbers(values, self._in_groups(own_names))
+            return by_numbers(values, in_groups(own_names, self._optimizer))
         if has_names(values):  # Their module is registered later, or not at all.
             groups = values["param_groups"]
             self._taken_by_order = [name for each in groups for name in each["params"]]
@@ -88,7 +89,7 @@ class OptimizerState(StatefulState):
         )
         if not (saved and own and len(saved) == _count(values["param_groups"])):
             return values
-        return by_numbers(by_names(values, saved), self._in_groups(own))
+        return by_numbers(by_names(values, saved), in_groups(own, self._optimizer))
 
     def _check_order(self, names: Sequence[str]) -> None:
         """Refuse to go on if a state that was taken by numbers was in another order."""
@@ -140,11 +141,6 @@ class OptimizerState(StatefulState):
                 f"{'; '.join(misfits[:_MOST_SHOWN])}. Its parameters are others, or in "
                 f"another order. {BUILD_IT_ALIKE}"
             )
-
-    def _in_groups(self, names: Sequence[str]) -> list[list[str]]:
-        rest = iter(names)
-        groups = self._optimizer.param_groups
-        return [[next(rest) for _ in group["params"]] for group in groups]
 
     def _find_names(self) -> list[str] | None:
         """Return the parameters' names in registered modules, None if one has none."""

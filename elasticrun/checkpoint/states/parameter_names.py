@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +26,13 @@ ADD_GROUPS_BEFORE = (
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return what an optimizer steps, in its own order."""
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def in_groups(names: Iterable[str], optimizer: Optimizer) -> list[list[str]]:
+    """Return the names of an optimizer's parameters, in its own order, by groups."""
+    rest = iter(names)
+    groups = optimizer.param_groups
+    return [list(islice(rest, len(group["params"]))) for group in groups]
 
 
 def name_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[Tensor, str]:

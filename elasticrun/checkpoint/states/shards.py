@@ -48,7 +48,7 @@ class SavedTensor:
     """A tensor that is cut into chunks."""
 
     dtype: torch.dtype
-    size: tuple[int, ...]
+    shape: tuple[int, ...]
     chunks: list[Chunk]
 
 
@@ -73,7 +73,7 @@ class SavedState:
             for number in (rank, start, *offsets, *sizes)
         ]
         tensors = {
-            path: (str(each.dtype).removeprefix("torch."), each.size, len(each.chunks))
+            path: (str(each.dtype).removeprefix("torch."), each.shape, len(each.chunks))
             for path, each in self.tensors.items()
         }
         return {
@@ -134,6 +134,8 @@ def _decode_tensor(
 class ShardReader:
     """Reads chunks of one state; a context manager, which closes their files.
 
+    All that reads raises a CheckpointError if a file is missing, damaged or too short.
+
     Args:
         name: The state's.
         open_file: Opens a file of the checkpoint once its checksum was found right.
@@ -153,11 +155,7 @@ class ShardReader:
         self._closing.close()
 
     def open(self, ranks: set[int]) -> None:
-        """Open and check the files of these ranks; each is read whole for that.
-
-        Raises:
-            CheckpointError: One is missing or damaged.
-        """
+        """Open and check the files of these ranks; each is read whole for that."""
         for rank in sorted(ranks - self._files.keys()):
             name = replica_file_name(self._name, rank)
             try:
@@ -178,9 +176,6 @@ class ShardReader:
         Args:
             number: Which chunk of the tensor.
             offsets: Where the box begins in the chunk.
-
-        Raises:
-            CheckpointError: The file is missing, damaged or too short.
         """
         saved = self._saved.tensors[path]
         chunk = saved.chunks[number]
@@ -209,13 +204,9 @@ class ShardReader:
         return torch.frombuffer(data, dtype=torch.uint8)
 
     def read_whole(self, path: str) -> Tensor:
-        """Return a tensor put together.
-
-        Raises:
-            CheckpointError: A file is missing, damaged or too short.
-        """
+        """Return a tensor put together."""
         saved = self._saved.tensors[path]
-        whole = torch.empty(saved.size, dtype=saved.dtype)
+        whole = torch.empty(saved.shape, dtype=saved.dtype)
         for number, chunk in enumerate(saved.chunks):
             box = self.read(path, number, [0] * len(chunk.sizes), chunk.sizes)
             ends = zip(chunk.offsets, chunk.sizes, strict=True)

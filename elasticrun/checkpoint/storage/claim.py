@@ -49,9 +49,9 @@ class Rhythm:
 class StoreClaim:
     """This process's claim on the place of some objects."""
 
-    def __init__(self, objects: Objects, *, rhythm: Rhythm | None = None) -> None:
+    def __init__(self, objects: Objects, *, rhythm: Rhythm = Rhythm()) -> None:
         self._objects = objects
-        self._rhythm = rhythm or Rhythm()
+        self._rhythm = rhythm
         self._number = 0
         self._own: Claim | None = None
         self._guard = threading.Lock()  # A save and the renewing thread put the claim.
@@ -77,23 +77,22 @@ class StoreClaim:
         """
         if self._own is not None:
             raise in_use(self._objects.place, self._own.owner)
-        watch = _Watch(self._rhythm.silence, time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
+        watch = _Watch(self._objects, self._rhythm.silence, deadline)
         while True:
             number, claim = newest_claim(self._objects)
-            if claim is None or claim.is_over:
-                may_take = True
-            elif watch.has_seen_life(number, claim):
-                raise in_use(self._objects.place, claim.owner)
+            if claim is None or claim.is_over or watch.is_given_up(number, claim):
+                if self._take(number + 1):
+                    break
             else:
-                may_take = claim.is_old or watch.is_silent
-            if may_take and self._take(number + 1):
-                break
-            if not may_take:
-                watch.say_once(self._objects, claim)
                 time.sleep(self._rhythm.look)
         self._note_taken_from(claim)
         self._forget_older()
-        self._start_renewing()
+        self._has_ended.clear()
+        self._thread = threading.Thread(
+            target=self._keep_renewing, name="elasticrun-claim", daemon=True
+        )
+        self._thread.start()
 
     def _note_taken_from(self, claim: Claim | None) -> None:
         if claim is not None and not claim.is_over:
@@ -128,12 +127,7 @@ class StoreClaim:
             )
 
     def begin(self, folder: str) -> None:
-        """Say which checkpoint is written, for whoever may take over meanwhile.
-
-        Raises:
-            CheckpointError: Another job has claimed the place.
-            OSError: The store cannot be read or written.
-        """
+        """As `check`; and say which checkpoint is written, for who may take over."""
         self.check()
         self._renew(folder=folder)
 
@@ -187,13 +181,6 @@ class StoreClaim:
             self._objects.put(claim_name(self._number), own.encode())
             self._own = own
 
-    def _start_renewing(self) -> None:
-        self._has_ended.clear()
-        self._thread = threading.Thread(
-            target=self._keep_renewing, name="elasticrun-claim", daemon=True
-        )
-        self._thread.start()
-
     def _keep_renewing(self) -> None:
         """Renew the claim now and then, in a thread of its own."""
         while not self._has_ended.wait(self._rhythm.renewal):
@@ -210,7 +197,8 @@ class StoreClaim:
 class _Watch:
     """Looks whether a claim is renewed."""
 
-    def __init__(self, silence: float, deadline: float) -> None:
+    def __init__(self, objects: Objects, silence: float, deadline: float) -> None:
+        self._place = objects.place
         self._silence = silence
         self._deadline = deadline
         self._seen: tuple[int, str, int] | None = None
@@ -218,27 +206,26 @@ class _Watch:
         self._has_changed = False
         self._is_quiet = True
 
-    def has_seen_life(self, number: int, claim: Claim) -> bool:
-        """Take a look; return whether the owner lives and has had its time."""
+    def is_given_up(self, number: int, claim: Claim) -> bool:
+        """Take a look; return whether nothing was heard of the owner for long.
+
+        Raises:
+            CheckpointError: The owner lives, and has had its time.
+        """
         now = time.monotonic()
         seen = number, claim.token, claim.renewals
         if seen != self._seen:
             self._has_changed = self._seen is not None
             self._seen, self._since = seen, now
-        return self._has_changed and now >= self._deadline
-
-    def say_once(self, objects: Objects, claim: Claim | None) -> None:
-        """Tell whoever looks at the log what is waited for."""
-        if self._is_quiet:
+        if self._has_changed and now >= self._deadline:
+            raise in_use(self._place, claim.owner)
+        is_given_up = claim.is_old or now - self._since >= self._silence
+        if self._is_quiet and not is_given_up:
             self._is_quiet = False
             logger.info(
                 "%s is claimed by %s; looking for up to %.0f s whether that lives",
-                objects.place,
-                claim.owner if claim else "nobody",
+                self._place,
+                claim.owner,
                 self._silence,
             )
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing has changed for long."""
-        return time.monotonic() - self._since >= self._silence
+        return is_given_up

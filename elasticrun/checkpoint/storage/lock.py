@@ -141,23 +141,17 @@ def find_owner(directory: Path) -> OwnerProcess | None:
     Raises:
         OSError: It cannot be told.
     """
+    path = directory / "lock"
     try:
-        _refuse_own(directory / "lock")
-    except LockedError as error:  # To open and close the file would release it.
-        return error.owner
-    try:
-        descriptor = open_plain(str(directory / "lock"), os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, ValueError):  # No job locks a pipe, or by a link.
-        return None
-    with io.FileIO(descriptor) as file:
-        try:
+        _refuse_own(path)  # To open and close the file would release it.
+        with io.FileIO(open_plain(str(path), os.O_RDONLY | os.O_CLOEXEC)) as file:
             # Shared with other readers; given back when the file is closed, long
             # before an owner that begins just now has tired of waiting.
-            _try_lock(file, fcntl.F_RDLCK)
-        except (BlockingIOError, PermissionError):
-            return _read_owner(file) or OwnerProcess(
-                "an unknown host", 0, 0.0, "just now"
-            )
+            _lock_open_file(file, fcntl.F_RDLCK)
+    except LockedError as error:
+        return error.owner or OwnerProcess("an unknown host", 0, 0.0, "just now")
+    except (FileNotFoundError, ValueError):  # No job locks a pipe, or by a link.
+        return None
     return None
 
 
@@ -226,7 +220,7 @@ def _lock(path: Path) -> io.FileIO:
     _refuse_own(path)
     file = durable.open_shared(path)
     try:
-        _lock_open_file(file)
+        _lock_open_file(file, fcntl.F_WRLCK)
         owner = OwnerProcess.this_process()
         durable.overwrite(file, json.dumps(asdict(owner)).encode() + b"\n")
     except BaseException:
@@ -245,18 +239,14 @@ def _refuse_own(path: Path) -> None:
         raise LockedError(held[0])
 
 
-def _lock_open_file(file: io.FileIO) -> None:
+def _lock_open_file(file: io.FileIO, kind: int) -> None:
+    # C's `struct flock`: type, whence, start, length, process; zeros mean all of it.
+    whole_file = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
     try:
-        _try_lock(file, fcntl.F_WRLCK)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole_file)
     except (BlockingIOError, PermissionError) as error:
         # EAGAIN or EACCES, as POSIX leaves open.
         raise LockedError(_read_owner(file)) from error
-
-
-def _try_lock(file: io.FileIO, kind: int) -> None:
-    # C's `struct flock`: type, whence, start, length, process; zeros mean all of it.
-    whole_file = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole_file)
 
 
 def _forget_in_child() -> None:

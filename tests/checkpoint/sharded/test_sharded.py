@@ -80,7 +80,7 @@ def test_the_shards_are_raw_bytes_in_files_of_their_own(tmp_path: Path) -> None:
         assert chunk.start % 64 == 0
         raw = data[chunk.start :][: saved[name].numel() * 4]
         read = torch.frombuffer(bytearray(raw), dtype=tensor.dtype)
-        same(read.view(tensor.size), saved[name])
+        same(read.view(tensor.shape), saved[name])
     assert state.tensors.keys() == {n for n, _ in build().named_parameters()}
 
 
