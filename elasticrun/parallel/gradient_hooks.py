@@ -107,8 +107,9 @@ class GradientHooks:
         """
         loader = running_loader()
         self._weighing.counts_met = None  # In case that an exception has left them.
-        if self._first_steps is not None:
-            self._watch_first_steps(self._first_steps, loader)
+        first_steps = self._first_steps
+        if first_steps is not None and not first_steps.is_over:
+            first_steps.note_forward(is_step=loader is None or loader.is_step)
         part = None
         if loader is not None:
             loop = loader.running_loop
@@ -143,15 +144,6 @@ class GradientHooks:
         if self._searches_unused:
             self._make_ddp_forget(is_step=is_step)
         return is_step
-
-    def _watch_first_steps(
-        self, first_steps: FirstSteps, loader: LoopedLoader | None
-    ) -> None:
-        first_steps.note_forward(is_step=loader is None or loader.is_step)
-        if first_steps.is_over:
-            self._first_steps = None
-            for each in self._followed:
-                each.first_steps = None
 
     def follow(self, optimizer: Optimizer) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
