@@ -162,7 +162,7 @@ class Accumulator(MutableMapping[SumKey, Any]):
         shown = sums.blocks_seen.again()
         is_replayed = shown is not None
         if shown is None:
-            sums.gather()
+            sums.sync()
             shown = {key: total.value for key, total in sums.totals.items()}
             sums.blocks_seen.add(dict(shown))
         self._view = dict(shown)
@@ -311,16 +311,13 @@ class _Sums(BaseState):
         self.own: Totals = {}
         self.blocks_seen: _InOrder[Values] = _InOrder()
 
-    def gather(self) -> None:
+    def sync(self) -> None:
         """Add what every replica has added to the common sums. Collective."""
         own = [(key, change.encode()) for key, change in self.own.items()]
         self.own = {}
         for changes in gather(own):  # As JSON, in which keys of a dict become text.
             for key, change in changes:
                 self.totals.setdefault(key, ExactSum()).merge(ExactSum.decode(change))
-
-    def sync(self) -> None:
-        self.gather()
 
     def save(self, fileobj: BinaryIO) -> None:
         totals = {key: total.encode() for key, total in self.totals.items()}

@@ -75,9 +75,6 @@ class LoopedLoader(Protocol):
     def running_loop(self) -> Loop:
         """The running loop over the loader: a new object for each loop."""
 
-    def batch_at(self, index: int) -> int:
-        """Return the number of the global batch that begins at an index of the loop."""
-
     def __len__(self) -> int:
         """Return the number of global batches in the whole loop."""
 
@@ -131,9 +128,6 @@ class LoopOfSteps:
     def loss_weight(self) -> float:
         part = self.current[2]
         return part.num_valid * self._world_size / part.global_batch_size
-
-    def batch_at(self, index: int) -> int:
-        return index
 
     def __len__(self) -> int:
         return self.num_samples

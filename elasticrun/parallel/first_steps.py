@@ -24,20 +24,18 @@ class FirstSteps:
     """
 
     def __init__(self, module: nn.Module, *, may_be_unused: bool) -> None:
+        self.is_over = False
         self._module = module
         self._may_be_unused = may_be_unused
         self._num_forwards = 0
         self._late = LateGradients([*module.parameters()], self._warn_of_late)
 
-    @property
-    def is_over(self) -> bool:
-        return self._num_forwards >= _NUM_FORWARDS
-
     def note_forward(self, *, is_step: bool) -> None:
         """Note a forward pass, and whether its global batch is complete with it."""
         self._num_forwards += 1
         self._late.expect(is_reduced=is_step)
-        if self.is_over:
+        if self._num_forwards >= _NUM_FORWARDS:
+            self.is_over = True
             self._late.close()
 
     def note_step(self, optimizer: Optimizer) -> None:
@@ -64,7 +62,7 @@ class FirstSteps:
             )
 
     def _warn_of_late(self) -> None:
-        self._num_forwards = _NUM_FORWARDS
+        self._num_forwards = _NUM_FORWARDS  # The next one is the last.
         warn_at_program(
             f"{type(self._module).__name__} has had two backward passes after one "
             "forward pass. One replica does not mind; several refuse it, since they "

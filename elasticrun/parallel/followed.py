@@ -30,12 +30,12 @@ class FollowedOptimizer:
         partial: The gradients that are hidden before its step.
         weighing: Knows what those are to be corrected by.
         pace: Is told of its steps where there are several replicas, else None.
+        first_steps: Is told of the first ones where there is one, else None.
 
     Attributes:
         put_off_in: The last turn in which its step was put off, to that of the last
             micro-batch.
         unstepped: Whether gradients wait for its step.
-        first_steps: Is told of its steps; None once it is over.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FollowedOptimizer:
     ) -> None:
         self.put_off_in: object = None
         self.unstepped = Unstepped()
-        self.first_steps = first_steps
+        self._first_steps = first_steps
         self._partial = partial
         self._weighing = weighing
         self._pace = pace
@@ -59,6 +59,7 @@ class FollowedOptimizer:
 
     def _stepping(self, method: Method) -> Method:
         partial, pace, unstepped = self._partial, self._pace, self.unstepped
+        first_steps = self._first_steps
 
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             loop = None
@@ -76,8 +77,8 @@ class FollowedOptimizer:
             if hides:
                 partial.correct(self._weighing)
                 partial.show_the_rest()
-            if self.first_steps is not None and loop is not None:
-                self.first_steps.note_step(optimizer)
+            if first_steps is not None and not first_steps.is_over and loop is not None:
+                first_steps.note_step(optimizer)
             result = method(optimizer)
             if hides:
                 partial.drop_due(optimizer)

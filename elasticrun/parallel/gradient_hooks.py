@@ -21,7 +21,6 @@ from elasticrun.parallel.first_steps import FirstSteps
 from elasticrun.parallel.followed import FollowedOptimizer, running_loop
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.unstepped import Unstepped
 from elasticrun.parallel.weighing import Weighing
 
 _STEP_BEFORE_LOSS = (
@@ -94,13 +93,12 @@ class GradientHooks:
         self._checked_mix: object = None  # That of `_check_mix`.
         self._has_warned = False
         self._followed: list[FollowedOptimizer] = []
-        self._unstepped: list[Unstepped] = []  # Of these.
 
     @property
     def has_unstepped(self) -> bool:
         """Whether gradients wait for the step of an optimizer that is followed."""
         loop = running_loop()
-        return any(unstepped.is_pending(loop) for unstepped in self._unstepped)
+        return any(each.unstepped.is_pending(loop) for each in self._followed)
 
     def prepare(self, *, is_training: bool) -> bool:
         """Get ready for a forward pass; return whether it is the global batch's last.
@@ -109,15 +107,16 @@ class GradientHooks:
         """
         loader = running_loader()
         self._weighing.counts_met = None  # In case that an exception has left them.
-        if self._first_steps is not None:
-            self._watch_first_steps(self._first_steps, loader)
+        first_steps = self._first_steps
+        if first_steps is not None and not first_steps.is_over:
+            first_steps.note_forward(is_step=loader is None or loader.is_step)
         part = None
         if loader is not None:
             loop = loader.running_loop
             part = loop.current[2]
             if is_training:
-                for unstepped in self._unstepped:
-                    unstepped.note_forward(loop)
+                for followed in self._followed:
+                    followed.unstepped.note_forward(loop)
         if part is self._settled and not self._partial.hides:
             return True
         return self._settle(loader, part)
@@ -146,15 +145,6 @@ class GradientHooks:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def _watch_first_steps(
-        self, first_steps: FirstSteps, loader: LoopedLoader | None
-    ) -> None:
-        first_steps.note_forward(is_step=loader is None or loader.is_step)
-        if first_steps.is_over:
-            self._first_steps = None
-            for each in self._followed:
-                each.first_steps = None
-
     def follow(self, optimizer: Optimizer) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
         followed = FollowedOptimizer(
@@ -165,12 +155,11 @@ class GradientHooks:
             first_steps=self._first_steps,
         )
         self._followed.append(followed)
-        self._unstepped.append(followed.unstepped)
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
-        for unstepped in self._unstepped:
-            unstepped.note_zeroed(running_loop())
+        for followed in self._followed:
+            followed.unstepped.note_zeroed(running_loop())
         if self._partial.hides:
             self._partial.zero()
 

@@ -120,9 +120,7 @@ class PartialGradients:
             ElasticRunError: It would have to be reduced.
         """
         self.drop_abandoned()
-        if not self._has_hidden():
-            return
-        if self._is_reduced:
+        if self._is_reduced and self._has_hidden():
             raise ElasticRunError(
                 "an optimizer stepped at the last micro-batch of a global batch, but "
                 "that had no backward pass through the model, in which the gradients "

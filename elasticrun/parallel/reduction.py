@@ -85,16 +85,13 @@ class Reduction:
         is_reduced = ddp.require_backward_grad_sync
         self.late.expect(is_reduced=is_reduced)
         loader = running_loader()
-        if loader is None:
-            output = self.run(*args, **kwargs)
-        else:
-            loop = loader.running_loop
-            if loop is not self._even_loop and self._module.training:
-                _check_even(loader)
-                self._even_loop = loop
-            output = self.run(*args, **kwargs)
-            if not is_compiling():  # It would warn of the clock.
-                self._pace.end(loop)
+        loop = None if loader is None else loader.running_loop
+        if loader is not None and loop is not self._even_loop and self._module.training:
+            _check_even(loader)
+            self._even_loop = loop
+        output = self.run(*args, **kwargs)
+        if loop is not None and not is_compiling():  # It would warn of the clock.
+            self._pace.end(loop)
         if self._has_common_buffers and self._module.training and is_reduced:
             broadcast_buffers(ddp)
         return output

@@ -22,15 +22,6 @@ class Unstepped:
         loop: Where the last forward pass was that may wait; None if none does.
     """
 
-    __slots__ = (
-        "_num_thrown_away",
-        "_since",
-        "_stepped_loop",
-        "_stepped_turn",
-        "_turn",
-        "loop",
-    )
-
     def __init__(self) -> None:
         self.loop: Loop | None = None
         self._turn: object = None

@@ -348,11 +348,11 @@ class Exchange:
     def _look_for(self, store: JobStore, key: str, *, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
         pause = _SHORTEST_PAUSE
-        while (value := store.find(key)) is None:
+        while not store.has([key]):
             if time.monotonic() > deadline or not self._may_wait(pause):
                 raise TimeoutError(f"no {key} within {timeout:g} s")
             pause = min(2 * pause, self._longest_pause)
-        return value
+        return json.loads(store.take_all([key])[0])
 
     def _may_wait(self, seconds: float) -> bool:
         """Wait a little; return whether to go on waiting."""

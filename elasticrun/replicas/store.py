@@ -119,10 +119,6 @@ class JobStore:
         with _noticing_loss():
             return self.client.check(keys)
 
-    def find(self, key: str) -> Any | None:
-        """Return the value of `key`; None if there is none now."""
-        return json.loads(self.take_all([key])[0]) if self.has([key]) else None
-
     def take_all(self, keys: list[str]) -> list[bytes]:
         """Return the values of `keys`, which are there, as JSON; one call for all."""
         with _noticing_loss():

@@ -119,10 +119,9 @@ class CheckpointWriter:
         """
         try:
             with _failing_softly():
-                files = self._write_files(capture, newest)
+                return Written(capture, tuple(self._write_files(capture, newest)))
         except Exception as error:
             return Written(capture, error=error)
-        return Written(capture, tuple(files))
 
     def _write_files(
         self, capture: Capture, newest: Checkpoint | None

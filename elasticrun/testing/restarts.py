@@ -50,17 +50,6 @@ def assert_restart_equivalent(
         words.append(f"--replicas={','.join(map(str, replicas))}")
     words += ["--kill"] * kill + ["--float64"] * float64
     words += [os.path.abspath(script), "--", *map(str, arguments)]
-    report = _failed_check(words, directory, timeout)
-    if report:
-        raise AssertionError(f"{os.fspath(script)}: {report}")
-
-
-def _failed_check(
-    words: Sequence[str],
-    directory: str | os.PathLike[str] | None,
-    timeout: float | None,
-) -> str:
-    """Run the command; return how it failed, or nothing if all is equal."""
     # In a process of its own, which adopts what the script leaves behind.
     process = subprocess.run(
         command("__main__", "main", "check", *words),
@@ -71,7 +60,8 @@ def _failed_check(
         timeout=timeout,
         check=False,
     )
-    if process.returncode == 0:
-        return ""
-    output = f"{process.stdout}{process.stderr}"
-    return f"elasticrun check ended with exit code {process.returncode}\n{output}"
+    if process.returncode != 0:
+        raise AssertionError(
+            f"{os.fspath(script)}: elasticrun check ended with exit code "
+            f"{process.returncode}\n{process.stdout}{process.stderr}"
+        )

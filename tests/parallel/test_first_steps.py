@@ -94,7 +94,9 @@ def test_what_comes_after_the_first_steps_is_not_looked_for() -> None:
         output.mean().backward()
         optimizer.step()
     assert chosen.chosen == 1
-    assert model._gradient_hooks._first_steps is None
+    first_steps = model._gradient_hooks._first_steps
+    assert first_steps is not None
+    assert first_steps.is_over
 
 
 class Chosen(nn.Module):

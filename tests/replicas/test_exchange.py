@@ -151,7 +151,7 @@ def test_the_number_of_calls_of_rank_0_does_not_grow_with_the_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = []
-    for name in ("put", "has", "take_all", "find", "take"):
+    for name in ("put", "has", "take_all", "take"):
         method = getattr(JobStore, name)
 
         def count(
