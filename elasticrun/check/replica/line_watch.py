@@ -12,6 +12,7 @@ from elasticrun.check.replica.fields import Field, fields_of_generators
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.replica.recorder import can_be_read, read_state
 from elasticrun.check.replica.variables import is_own_file
+from elasticrun.check.runs.moments import is_of_state
 from elasticrun.check.runs.plan import Plan
 from elasticrun.job.current import job_if_any
 
@@ -71,13 +72,8 @@ class LineWatch:
 
     def _read(self, job: CheckedJob) -> dict[str, Field]:
         found: dict[str, Field] = {}
-        names = {name.removeprefix("len(") for name in self._watched}
         for state in job.states:
-            is_wanted = any(
-                name == state.name
-                or name.startswith((f"{state.name}.", f"{state.name}["))
-                for name in names
-            )
+            is_wanted = any(is_of_state(name, state.name) for name in self._watched)
             if is_wanted and can_be_read(state, job.world_size):
                 found |= read_state(state, job.world_size)
         if self._has_random:

@@ -108,6 +108,12 @@ def compared(moments: Iterable[Moment], *, last_leg: int) -> dict[Key, Moment]:
     return found
 
 
+def is_of_state(name: str, state: str) -> bool:
+    """Return whether a field, or the length of one, is part of a state."""
+    bare = name.removeprefix("len(")
+    return bare == state or bare.startswith((f"{state}.", f"{state}["))
+
+
 def loops_of(moments: Iterable[Moment]) -> list[LoopPlace]:
     """Return the loops of a run, in their order."""
     return [
