@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticrun.check.runs.moments import Moment, moments_of, read_notes
+from elasticrun.check.runs.moments import Moment, moments_of
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import PARAMETERS
 from elasticrun.check.runs.routes import Route
+from elasticrun.job.trace import read_trace
 from elasticrun.launcher.supervisor.causes import Ending
 
 
@@ -46,7 +47,7 @@ class CheckedRun:
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
         """What the replicas noted; to be asked for when all of them have ended."""
-        return read_notes(self.folder / "records")
+        return read_trace(self.folder / "records")
 
     @functools.cached_property
     def moments(self) -> list[Moment]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticrun.check.runs.places import LoopPlace
@@ -62,19 +60,6 @@ class LineChange(NamedTuple):
     path: str
     line: int
     leg: int
-
-
-def read_notes(folder: Path) -> list[dict[str, Any]]:
-    """Return what was noted in a run; a killed replica may leave half a line."""
-    paths = sorted(
-        folder.glob("leg-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])
-    )
-    return [
-        json.loads(line)
-        for path in paths
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
 
 
 def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
