@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from elasticrun.check.runs.places import LoopPlace
 
-# Moments that a run with restarts has as well; others are seen in a replay only.
-_COMPARED = ("begin", "enter", "leave", "end")
 _RESUMING = ("continue", "enter", "begin", "exit")
 _WORDS = {
     "begin": "the start of epoch {epoch}",
@@ -81,16 +79,6 @@ def line_changes_of(notes: Iterable[dict[str, Any]]) -> list[LineChange]:
         for note in notes
         if note["kind"] == "line"
     ]
-
-
-def compared(moments: Iterable[Moment], *, last_leg: int) -> dict[Key, Moment]:
-    """Return the moments that every run of the program has, each as it was last."""
-    found = {}
-    for moment in moments:
-        is_end = moment.key.kind == "exit" and moment.leg == last_leg
-        if moment.key.kind in _COMPARED or is_end:
-            found[moment.key] = moment
-    return found
 
 
 def is_of_state(name: str, state: str) -> bool:
