@@ -445,8 +445,8 @@ class Looped(ABC):
                 f"the state of `{self.name}` is at sample {position.index}, but a loop "
                 f"has {end}. It was not written by this loader."
             )
-        self._state.cursor = cursor
         current_job().progress.resume_at(position)
+        self._state.cursor = cursor
 
 
 class NextBatches:
