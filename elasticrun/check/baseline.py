@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from elasticrun.check.comparing import Mask
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import Moment, compared
+from elasticrun.check.runs.moments import Moment
 from elasticrun.job.trace import read_trace, samples_of_loop
 
 
@@ -88,8 +88,8 @@ def drawing_zones(run: CheckedRun) -> set[str]:
 
 def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
     """Note in the mask what may differ between two equal runs, and does."""
-    others = compared(again.moments, last_leg=0)
-    for key, moment in compared(base.moments, last_leg=0).items():
+    others = again.compared
+    for key, moment in base.compared.items():
         random = others[key].random if key in others else moment.random
         mask.unseeded |= {n for n, v in moment.random.items() if random.get(n) != v}
         other = others[key].variables if key in others else {}

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import LineChange, Moment, Replay, replays_of
+from elasticrun.check.runs.moments import (
+    LineChange,
+    Moment,
+    Replay,
+    is_of_state,
+    replays_of,
+)
 from elasticrun.check.runs.source import (
     ProgramSource,
     end_of_block,
@@ -282,10 +288,5 @@ def _likely_rule(change: Cause, run: CheckedRun) -> str:
 
 def _kinds_of(name: str, run: CheckedRun) -> set[str]:
     kinds = run.moments[-1].kinds if run.moments else {}
-    bare = name.removeprefix("len(")
-    found = [
-        (state, names)
-        for state, names in kinds.items()
-        if bare == state or bare.startswith((f"{state}.", f"{state}["))
-    ]
-    return set(max(found, key=lambda pair: len(pair[0]))[1]) if found else set()
+    states = [state for state in kinds if is_of_state(name, state)]
+    return set(kinds[max(states, key=len)]) if states else set()

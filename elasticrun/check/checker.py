@@ -30,7 +30,6 @@ from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import LineChange, epochs_of, line_changes_of
 from elasticrun.check.runs.places import RestartPlace
-from elasticrun.check.runs.plan import KILL, STOP
 from elasticrun.check.runs.routes import Route, replicas_in_words, straight
 from elasticrun.check.runs.sweep import first_place_in, middle_of, places_to_try
 from elasticrun.check.trials import Trials
@@ -164,7 +163,7 @@ class Checker:
         places, sizes = self._wish.places, self._wish.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        self._try([Route(sizes, places, KILL if self._wish.is_killed else STOP)])
+        self._try([Route(sizes, places, self._wish.is_killed)])
         return "different" if self._report.results else "equal"
 
     def _check_zones(self) -> str:
@@ -244,7 +243,8 @@ class Checker:
         before = self._trials.num_runs
         places = {middle_of(self._trials.loops, part) for part in (0.0, 0.5, 0.9)}
         there = sorted(place for place in places if place is not None)
-        self._try([Route((self._size, self._size), (p,), KILL) for p in there])
+        sizes = (self._size, self._size)
+        self._try([Route(sizes, (place,), is_killed=True) for place in there])
         count = self._trials.num_runs - before
         return f"{count} kills with {replicas_in_words(self._size)}"
 

@@ -9,7 +9,8 @@ from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from elasticrun.check.replica.file_watch import FILE_PREFIX
-from elasticrun.check.runs.moments import Key, Moment, compared
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.moments import Key, Moment
 from elasticrun.check.tolerance import Tolerances, is_within
 
 MISSING = {"missing": True}
@@ -67,27 +68,19 @@ class Mask:
 
 
 def compare_moments(
-    expected: list[Moment],
-    found: list[Moment],
-    *,
-    last_leg: int,
-    mask: Mask,
-    tolerances: Tolerances | None = None,
-    is_killed: bool = False,
+    base: CheckedRun, run: CheckedRun, *, mask: Mask, tolerances: Tolerances | None
 ) -> list[Mismatch]:
     """Return what differs at the first moment at which anything does.
 
     Args:
         tolerances: For fields that rounding moves; None to compare bit by bit.
-        is_killed: Whether files may hold more than they would without a kill.
     """
-    wanted = compared(expected, last_leg=expected[-1].leg if expected else 0)
-    there = compared(found, last_leg=last_leg)
+    wanted, there = base.compared, run.compared
     for key, moment in wanted.items():
         if key not in there:
             return [Mismatch("loops", key.describe(), "never came", key)]
         differences = _differences(
-            moment, there[key], mask, tolerances, is_killed=is_killed
+            moment, there[key], mask, tolerances, is_killed=run.route.is_killed
         )
         if differences:
             return [each._replace(key=key) for each in differences]
@@ -159,7 +152,11 @@ def compare_files(
     is_killed: bool = False,
     is_rounded: bool = False,
 ) -> list[Mismatch]:
-    """Return the files that differ, as far as they can be compared."""
+    """Return the files that differ, as far as they can be compared.
+
+    Args:
+        is_killed: Whether they may hold more than they would without a kill.
+    """
     differences = []
     for path in dict.fromkeys([*expected, *found]):
         name = FILE_PREFIX + path

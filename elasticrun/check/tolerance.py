@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
 from typing import Any
 
-from elasticrun.check.runs.moments import Key, Moment, compared
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.moments import Key
 
 # One perturbed run is only one sample of what rounding does to a field, and what it
 # left alone by chance still has the precision of its numbers.
@@ -22,19 +22,17 @@ _SINGLE_PRECISION = 2.0**-23
 Tolerances = dict[tuple[Key | None, str], float]
 
 
-def tolerances_of(
-    baseline: Iterable[Moment], perturbed: Iterable[Moment]
-) -> Tolerances:
+def tolerances_of(baseline: CheckedRun, perturbed: CheckedRun) -> Tolerances:
     """Return how far each field is moved.
 
     Args:
-        perturbed: Of the same run, with parameters moved by a rounding error after each
+        perturbed: The same run, with parameters moved by a rounding error after each
             batch.
     """
-    moved = compared(perturbed, last_leg=0)
+    moved = perturbed.compared
     return {
         (key, name): distance(value, moved[key].fields.get(name))
-        for key, moment in compared(baseline, last_leg=0).items()
+        for key, moment in baseline.compared.items()
         if key in moved
         for name, value in moment.fields.items()
     }

@@ -105,14 +105,7 @@ class Trials:
         tolerances = None
         if len({*base.route.sizes, *run.route.sizes}) > 1:
             tolerances = self._tolerances_with(base.route.sizes[0])
-        moments = compare_moments(
-            base.moments,
-            run.moments,
-            last_leg=len(run.route.places),
-            mask=self.mask,
-            tolerances=tolerances,
-            is_killed=run.route.is_killed,
-        )
+        moments = compare_moments(base, run, mask=self.mask, tolerances=tolerances)
         return [*compare_samples(samples_of(base), samples_of(run)), *moments]
 
     def is_exact(self, base: CheckedRun, differences: Sequence[Mismatch]) -> bool:
@@ -137,7 +130,7 @@ class Trials:
         if size not in self._tolerances:
             perturbed = self.take(straight(size), is_perturbed=True)
             base = self.baseline(size)
-            self._tolerances[size] = tolerances_of(base.moments, perturbed.moments)
+            self._tolerances[size] = tolerances_of(base, perturbed)
         return self._tolerances[size]
 
 

@@ -109,14 +109,13 @@ def check_seed_each(seed_each: str) -> None:
         raise ValueError(f"seed_each={seed_each!r} must be 'batch' or 'sample'.")
 
 
-def keep_in_order(dataloader_kwargs: dict[str, Any]) -> bool:
-    """Return True, with a warning if the user asked for anything else."""
-    if not dataloader_kwargs.get("in_order", True):
+def check_in_order(in_order: bool) -> None:
+    """Warn of what is not followed."""
+    if not in_order:
         warn_at_program(
             "in_order=False is not followed: batches keep their order, since the "
             "position of a job means nothing without one."
         )
-    return True
 
 
 def check_place(job: Job, name: str | None) -> None:

@@ -32,33 +32,6 @@ _WORDS = {
 Fingerprint = dict[str, Any]
 
 
-def check_fingerprint(saved: Any, own: Fingerprint, *, whose: str, remedy: str) -> None:
-    """Raise if a saved fingerprint is not that of this loader.
-
-    Args:
-        whose: The saved one, as the error calls it.
-        remedy: What to do, if they differ.
-
-    Raises:
-        CheckpointError: It differs, or is none.
-    """
-    if not isinstance(saved, dict) or set(saved) != set(own):
-        raise CheckpointError(
-            f"{saved!r} is not the fingerprint of this loader, which has the keys "
-            f"{', '.join(own)}. The state is that of a loader of another kind (a "
-            "CombinedLoader, or one alone), or was changed."
-        )
-    differing = [key for key in own if saved[key] != own[key]]
-    if differing:
-        values = "; ".join(
-            f"{saved[key]!r} {_WORDS[key]}, but now {own[key]!r}" for key in differing
-        )
-        raise CheckpointError(
-            f"{whose} had {values}. Its batches would be others, and samples skipped "
-            f"or seen twice. {remedy}"
-        )
-
-
 class LoaderState(BaseState):
     """Keeps a loader's fingerprint; its index is part of the job's position.
 
@@ -96,9 +69,8 @@ class LoaderState(BaseState):
         has_keys = isinstance(values, dict)
         cursor = values.pop(_CURSOR, None) if has_keys else None
         run = values.pop(_RUN, None) if has_keys else None
-        check_fingerprint(
+        self._check_fingerprint(
             values,
-            self.fingerprint,
             whose=f"the checkpoint's loader `{self._loader_name}`",
             remedy="Give the job what it had, or start anew with another checkpoint "
             "directory.",
@@ -108,57 +80,76 @@ class LoaderState(BaseState):
         if run is not None:
             self.run = PassesByHand(*run)
 
+    def encode(self, position: Position, index: int | None) -> dict[str, Any]:
+        """Return what `state_dict()` of the loader does.
 
-def encode_state(
-    state: LoaderState, position: Position, index: int | None
-) -> dict[str, Any]:
-    """Return what `state_dict()` of a loader does.
+        Args:
+            index: Where in the loader's own loop it stands; None when it is in none.
+        """
+        values = {**position.encode(), "index": index}
+        del values["loader"]  # Its state is its own, whatever it is called when loaded.
+        if self.cursor.place:
+            values[_CURSOR] = self.cursor.encode()
+        return {
+            "format": _STATE_FORMAT,
+            "fingerprint": self.fingerprint,
+            **values,
+        }
 
-    Args:
-        index: Where in the loader's own loop it stands; None when it is in none.
-    """
-    values = {**position.encode(), "index": index}
-    del values["loader"]  # Its state is its own, whatever it is called when loaded.
-    if state.cursor.place:
-        values[_CURSOR] = state.cursor.encode()
-    return {
-        "format": _STATE_FORMAT,
-        "fingerprint": state.fingerprint,
-        **values,
-    }
+    def decode(self, values: Any) -> tuple[Position, Cursor]:
+        """Return the position and the cursor in what `encode` returned.
 
-
-def decode_state(
-    values: Any, state: LoaderState, *, name: str
-) -> tuple[Position, Cursor]:
-    """Return the position and the cursor in what `encode_state` returned.
-
-    Raises:
-        CheckpointError: It is no such state, or that of another loader.
-    """
-    keys = {"format", "fingerprint", *Position().encode()} - {"loader"}
-    if not isinstance(values, dict) or set(values) - {_CURSOR} != keys:
-        raise CheckpointError(
-            f"{values!r} is not the state of an AdaptiveDataLoader, which has the keys "
-            f"{', '.join(sorted(keys))}. Load what state_dict() returned."
+        Raises:
+            CheckpointError: It is no such state, or that of another loader.
+        """
+        name = self._loader_name
+        keys = {"format", "fingerprint", *Position().encode()} - {"loader"}
+        if not isinstance(values, dict) or set(values) - {_CURSOR} != keys:
+            raise CheckpointError(
+                f"{values!r} is not the state of an AdaptiveDataLoader, which has the "
+                f"keys {', '.join(sorted(keys))}. Load what state_dict() returned."
+            )
+        if values["format"] != _STATE_FORMAT:
+            raise CheckpointError(
+                f"the state of `{name}` has format {values['format']!r}, but this "
+                f"version of elasticrun reads {_STATE_FORMAT}. Load it with the "
+                "version that wrote it."
+            )
+        self._check_fingerprint(
+            values["fingerprint"],
+            whose=f"the loader whose state `{name}` is to load",
+            remedy="Load the state of a loader with the same data and options.",
         )
-    if values["format"] != _STATE_FORMAT:
-        raise CheckpointError(
-            f"the state of `{name}` has format {values['format']!r}, but this version "
-            f"of elasticrun reads {_STATE_FORMAT}. Load it with the version that wrote "
-            "it."
-        )
-    check_fingerprint(
-        values["fingerprint"],
-        state.fingerprint,
-        whose=f"the loader whose state `{name}` is to load",
-        remedy="Load the state of a loader with the same data and options.",
-    )
-    index = values["index"]
-    place = {key: values[key] for key in Position().encode() if key != "loader"}
-    place["index"] = 0 if index is None else index
-    place["loader"] = "" if index is None else name
-    cursor = Cursor()
-    if _CURSOR in values:
-        cursor.decode(values[_CURSOR], resume=())
-    return Position.decode(place), cursor
+        index = values["index"]
+        place = {key: values[key] for key in Position().encode() if key != "loader"}
+        place["index"] = 0 if index is None else index
+        place["loader"] = "" if index is None else name
+        cursor = Cursor()
+        if _CURSOR in values:
+            cursor.decode(values[_CURSOR], resume=())
+        return Position.decode(place), cursor
+
+    def _check_fingerprint(self, saved: Any, *, whose: str, remedy: str) -> None:
+        """Raise if a saved fingerprint is not that of this loader.
+
+        Args:
+            whose: The saved one, as the error calls it.
+            remedy: What to do, if they differ.
+        """
+        own = self.fingerprint
+        if not isinstance(saved, dict) or set(saved) != set(own):
+            raise CheckpointError(
+                f"{saved!r} is not the fingerprint of this loader, which has the keys "
+                f"{', '.join(own)}. The state is that of a loader of another kind (a "
+                "CombinedLoader, or one alone), or was changed."
+            )
+        differing = [key for key in own if saved[key] != own[key]]
+        if differing:
+            values = "; ".join(
+                f"{saved[key]!r} {_WORDS[key]}, but now {own[key]!r}"
+                for key in differing
+            )
+            raise CheckpointError(
+                f"{whose} had {values}. Its batches would be others, and samples "
+                f"skipped or seen twice. {remedy}"
+            )

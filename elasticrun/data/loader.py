@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
     check_dataset,
+    check_in_order,
     check_place,
     check_progress_bar,
     check_seed,
     check_seed_each,
     check_sizes,
-    keep_in_order,
 )
 from elasticrun.data.loop import LoopStart, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
@@ -134,7 +134,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         if progress:
             check_progress_bar()
         check_place(job, name)
-        dataloader_kwargs["in_order"] = keep_in_order(dataloader_kwargs)
+        check_in_order(dataloader_kwargs.pop("in_order", True))
         DataLoader.__init__(self, dataset, sampler=sampler, **dataloader_kwargs)
         self.shuffle = bool(shuffle)
         self.seed_each = seed_each

@@ -13,12 +13,7 @@ from typing import Any, Protocol
 from elasticrun.checkpoint.position import Position
 from elasticrun.data.alike import check_alike, publish
 from elasticrun.data.by_hand import run_with
-from elasticrun.data.fingerprint import (
-    Fingerprint,
-    LoaderState,
-    decode_state,
-    encode_state,
-)
+from elasticrun.data.fingerprint import Fingerprint, LoaderState
 from elasticrun.data.loop import LoopEnding, LoopStart, RunningLoop
 from elasticrun.data.order.batches import Batches
 from elasticrun.data.order.plan import NOTHING, loop_key, passes_key
@@ -432,7 +427,7 @@ class Looped(ABC):
             index = position.index
         elif position.loader == self.name:
             index = position.index
-        return encode_state(self._state, position, index)
+        return self._state.encode(position, index)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop continue where `state_dict` was taken, at any world size.
@@ -442,7 +437,7 @@ class Looped(ABC):
                 size, order or seed.
             LoopOrderError: A loop is running, or another loader is to be continued.
         """
-        position, cursor = decode_state(state_dict, self._state, name=self.name)
+        position, cursor = self._state.decode(state_dict)
         batches = self._loop_batches.batches(position.finished_epochs)
         end = batches.start(len(batches))
         if position.index > end and cursor.place != position.place:
@@ -450,8 +445,8 @@ class Looped(ABC):
                 f"the state of `{self.name}` is at sample {position.index}, but a loop "
                 f"has {end}. It was not written by this loader."
             )
-        self._state.cursor = cursor
         current_job().progress.resume_at(position)
+        self._state.cursor = cursor
 
 
 class NextBatches:

@@ -14,27 +14,19 @@ from elasticrun.job.current import current_job
 # What is used of the Trainer and its module beside public names: of a function the
 # parameters that it must have, of what is set when it begins to train None. A version
 # without one of them is refused.
-PRIVATE: dict[str, tuple[str, ...] | None] = {
-    "_finalize_training": ("trial", "num_train_samples", "start_time"),
-    "_get_collator_with_removed_columns": ("data_collator", "description"),
-    "_get_dataloader": (
-        *("dataset", "description", "batch_size", "sampler_fn", "is_training"),
-    ),
-    "_get_num_items_in_batch": ("batch_samples", "device"),
-    "_init_training_state": (
-        *("max_steps", "num_update_steps_per_epoch", "num_train_epochs"),
-        *("resume_from_checkpoint", "trial"),
-    ),
-    "_load_rng_state": ("checkpoint",),
-    "_prepare_for_training": (
-        *("max_steps", "train_dataloader", "resume_from_checkpoint"),
-    ),
-    "_run_epoch": (
-        *("epoch", "train_dataloader", "steps_in_epoch", "start_time"),
-        *("resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch"),
-    ),
-    "_track_num_input_tokens": ("inputs",),
-    "skip_first_batches": ("dataloader", "num_batches"),
+PRIVATE: dict[str, str | None] = {
+    "_finalize_training": "trial num_train_samples start_time",
+    "_get_collator_with_removed_columns": "data_collator description",
+    "_get_dataloader": "dataset description batch_size sampler_fn is_training",
+    "_get_num_items_in_batch": "batch_samples device",
+    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
+    "resume_from_checkpoint trial",
+    "_load_rng_state": "checkpoint",
+    "_prepare_for_training": "max_steps train_dataloader resume_from_checkpoint",
+    "_run_epoch": "epoch train_dataloader steps_in_epoch start_time "
+    "resume_from_checkpoint epochs_trained steps_trained_in_current_epoch",
+    "_track_num_input_tokens": "inputs",
+    "skip_first_batches": "dataloader num_batches",
     "_globalstep_last_logged": None,
     "_initial_global_step": None,
     "_initial_num_input_tokens_seen": None,
@@ -50,7 +42,7 @@ def check_version() -> None:
             continue
         function = getattr(Trainer, name, getattr(transformers.trainer, name, None))
         known = () if function is None else inspect.signature(function).parameters
-        if missing := [each for each in parameters if each not in known]:
+        if missing := [each for each in parameters.split() if each not in known]:
             raise _gone(f"{name}({', '.join(missing)})")
 
 

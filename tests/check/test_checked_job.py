@@ -23,9 +23,10 @@ from elasticrun import (
 )
 from elasticrun.check.replica.checked_job import CheckedJob
 from elasticrun.check.replica.observing import import_from_copy
-from elasticrun.check.runs.moments import loops_of, moments_of, read_notes, replays_of
+from elasticrun.check.runs.moments import loops_of, moments_of, replays_of
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import Limits, Plan
+from elasticrun.job.trace import read_trace
 from elasticrun.testing import Settings, use_job
 
 
@@ -106,7 +107,7 @@ def test_batches_are_counted_over_a_restart(plan: Plan) -> None:
         own = replace(plan, leg=leg, resumed=resumed, until=until)
         with contextlib.suppress(JobStopped), use_job(CheckedJob(own)):
             step()
-    moments = moments_of(read_notes(Path(plan.records)))
+    moments = moments_of(read_trace(plan.records))
     assert [loop.num_batches for loop in loops_of(moments)] == [2, 3, 3, 3]
     kinds = [m.key.kind for m in moments if m.key.loop >= 0]
     assert kinds == [
@@ -125,7 +126,7 @@ def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
     assert stopped.value.code == 75
     with use_job(CheckedJob(replace(plan, leg=1, resumed=RestartPlace(1, 0, 2)))):
         train(9)
-    moments = moments_of(read_notes(Path(plan.records)))
+    moments = moments_of(read_trace(plan.records))
     assert [str(loop.at(loop.num_batches)) for loop in loops_of(moments)] == [
         "0:0:3",
         "1:0:3",
@@ -142,7 +143,7 @@ def test_files_that_a_program_changes_are_noted(plan: Plan) -> None:
     with use_job(CheckedJob(plan)):
         for _ in remaining_epochs_until(1):
             log.write_text("before\nand after\n")
-    moments = moments_of(read_notes(Path(plan.records)))
+    moments = moments_of(read_trace(plan.records))
     files = {moment.key.kind: moment.files for moment in moments}
     assert files["begin"] == {}
     assert files["end"]["log.txt"]["lines"] == 2

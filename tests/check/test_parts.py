@@ -18,7 +18,7 @@ from elasticrun.check.replica.fields import fields_of_state, flatten
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import Key, LineChange
 from elasticrun.check.runs.places import LoopPlace, RestartPlace, parse_restart_place
-from elasticrun.check.runs.plan import KILL, Limits, Plan, decode_plan
+from elasticrun.check.runs.plan import Limits, Plan, decode_plan
 from elasticrun.check.runs.routes import Route, straight
 from elasticrun.check.runs.source import (
     WORK,
@@ -74,7 +74,7 @@ def test_a_route_says_how_it_is_taken() -> None:
     assert route.options() == [
         "--at", "0:1:2", "--at", "1:end", "--replicas", "1,2,1",
     ]  # fmt: skip
-    assert Route((2, 2), (RestartPlace(0, 0, 1),), KILL).options() == [
+    assert Route((2, 2), (RestartPlace(0, 0, 1),), is_killed=True).options() == [
         "--at", "0:0:1", "--replicas", "2", "--kill",
     ]  # fmt: skip
     assert straight(3).options() == ["--replicas", "3"]

@@ -207,6 +207,17 @@ def test_it_is_not_loaded_in_a_loop() -> None:
                 loader.load_state_dict(state)
 
 
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    state, _ = state_after(2)
+    with generation():
+        loader = loader_of()
+        for _ in loader.batches(3):
+            before = loader.state_dict()
+            with pytest.raises(LoopOrderError, match="a loop is running"):
+                loader.load_state_dict(state)
+            assert loader.state_dict() == before
+
+
 def test_the_program_does_not_go_back_in_its_epochs() -> None:
     with generation():
         loader = loader_of()

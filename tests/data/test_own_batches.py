@@ -49,6 +49,21 @@ def test_batches_are_those_of_the_map(given: Any) -> None:
     assert lists(loader) == LISTS
 
 
+def test_each_batch_of_the_map_is_made_once() -> None:
+    asked: list[int] = []
+
+    class Counting(list[list[int]]):
+        def __getitem__(self, number: Any) -> Any:
+            asked.append(number)
+            return super().__getitem__(number)
+
+    loader = AdaptiveDataLoader(Numbers(10), batch_sampler=Counting(LISTS))
+    asked.clear()
+    assert lists(loader) == LISTS
+    assert lists(loader.batches(6)) == [*LISTS, *LISTS[:2]]
+    assert asked == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+
+
 def test_every_replica_gets_its_share_of_each_batch() -> None:
     ranks = []
     for rank in range(2):

@@ -11,7 +11,7 @@ import torch
 
 from elasticrun.check.replica.recorder import Recorder, write_parameters
 from elasticrun.check.runs.places import RestartPlace
-from elasticrun.check.runs.plan import KILL, Plan
+from elasticrun.check.runs.plan import Plan
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
@@ -169,7 +169,7 @@ class CheckedBoundary(Boundary):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._job.next_place() == self._plan.until:
             self._job.note("stop")
-            if self._plan.ending == KILL:
+            if self._plan.is_killed:
                 self._is_doomed = True
                 super().reach(ends_epoch=ends_epoch, may_end=may_end)
                 self.save()

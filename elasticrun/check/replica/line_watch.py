@@ -10,8 +10,9 @@ from typing import Any
 from elasticrun.check.replica.checked_job import CheckedJob
 from elasticrun.check.replica.fields import Field, fields_of_generators
 from elasticrun.check.replica.file_watch import FILE_PREFIX
-from elasticrun.check.replica.recorder import can_be_read, read_state
+from elasticrun.check.replica.recorder import Recorder, can_be_read, read_state
 from elasticrun.check.replica.variables import is_own_file
+from elasticrun.check.runs.moments import is_of_state
 from elasticrun.check.runs.plan import Plan
 from elasticrun.job.current import job_if_any
 
@@ -24,7 +25,7 @@ class LineWatch:
     def __init__(self, plan: Plan) -> None:
         self._root = os.path.dirname(plan.directory)
         self._watched = set(plan.watched)
-        self._has_files = any(name.startswith(FILE_PREFIX) for name in plan.watched)
+        self._files = [name for name in plan.watched if name.startswith(FILE_PREFIX)]
         self._has_random = any(name.startswith("random.") for name in plan.watched)
         self._last: dict[str, Field] = {}
         self._line: tuple[str, int] | None = None
@@ -45,47 +46,41 @@ class LineWatch:
             return self._on_line
         job = job_if_any()
         if isinstance(job, CheckedJob) and not job.is_closed:
-            if job.recorder is None or not job.progress.is_replaying:
+            recorder = job.recorder
+            if recorder is None or not job.progress.is_replaying:
                 sys.settrace(None)
                 return None
             self._is_looking = True  # A state that is read may run the program's code.
             try:
-                self._look(job)
+                self._look(job, recorder)
             finally:
                 self._is_looking = False
         self._line = (frame.f_code.co_filename, frame.f_lineno)
         return self._on_line
 
-    def _look(self, job: CheckedJob) -> None:
+    def _look(self, job: CheckedJob, recorder: Recorder) -> None:
         self._num_looks += 1
         if self._num_looks > _MOST_LOOKS:
             sys.settrace(None)
             return
-        found = self._read(job)
-        assert job.recorder is not None
+        found = self._read(job, recorder)
         for name, field in found.items():
             if name in self._last and self._last[name] != field and self._line:
                 path, line = self._line
-                job.recorder.note("line", field=name, path=path, line=line)
+                recorder.note("line", field=name, path=path, line=line)
         self._last = found
 
-    def _read(self, job: CheckedJob) -> dict[str, Field]:
+    def _read(self, job: CheckedJob, recorder: Recorder) -> dict[str, Field]:
         found: dict[str, Field] = {}
-        names = {name.removeprefix("len(") for name in self._watched}
         for state in job.states:
-            is_wanted = any(
-                name == state.name
-                or name.startswith((f"{state.name}.", f"{state.name}["))
-                for name in names
-            )
+            is_wanted = any(is_of_state(name, state.name) for name in self._watched)
             if is_wanted and can_be_read(state, job.world_size):
                 found |= read_state(state, job.world_size)
         if self._has_random:
             found |= fields_of_generators(job.device)
         found = {name: field for name, field in found.items() if name in self._watched}
-        if self._has_files and job.recorder is not None:
-            files = job.recorder.changed_files()
-            for name in self._watched:
-                if name.startswith(FILE_PREFIX):
-                    found[name] = files.get(name.removeprefix(FILE_PREFIX))
+        if self._files:
+            files = recorder.changed_files()
+            for name in self._files:
+                found[name] = files.get(name.removeprefix(FILE_PREFIX))
         return found

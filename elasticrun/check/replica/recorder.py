@@ -43,7 +43,8 @@ class Recorder:
             self._records.mkdir(parents=True, exist_ok=True)
             base.write_text(json.dumps(self._files.look()))
         self._base = json.loads(base.read_text())
-        self._file = open_append(self._records / f"leg-{plan.leg}.jsonl")
+        # Read as a trace is: a leg is a generation, of which rank 0 notes.
+        self._file = open_append(self._records / f"{plan.leg}-0.jsonl")
 
     def note(self, kind: str, **values: Any) -> None:
         line = {"kind": kind, "leg": self._plan.leg, "zone": self.zone, **values}

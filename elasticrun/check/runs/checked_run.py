@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticrun.check.runs.moments import Moment, moments_of, read_notes
+from elasticrun.check.runs.moments import Key, Moment, moments_of
 from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import PARAMETERS
 from elasticrun.check.runs.routes import Route
+from elasticrun.job.trace import read_trace
 from elasticrun.launcher.supervisor.causes import Ending
+
+# Moments that a run with restarts has as well; others are seen in a replay only.
+_COMPARED = ("begin", "enter", "leave", "end")
 
 
 @dataclass
@@ -46,11 +50,22 @@ class CheckedRun:
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
         """What the replicas noted; to be asked for when all of them have ended."""
-        return read_notes(self.folder / "records")
+        return read_trace(self.folder / "records")
 
     @functools.cached_property
     def moments(self) -> list[Moment]:
         return moments_of(self.notes)
+
+    @functools.cached_property
+    def compared(self) -> dict[Key, Moment]:
+        """The moments that every run of the program has, each as it was last."""
+        last_leg = len(self.route.places)
+        return {
+            moment.key: moment
+            for moment in self.moments
+            if moment.key.kind in _COMPARED
+            or (moment.key.kind == "exit" and moment.leg == last_leg)
+        }
 
     @property
     def drifted(self) -> list[str]:

@@ -90,8 +90,10 @@ class Engine:
         try:
             while waiting or under_way:
                 while waiting and _fits(waiting[0], under_way):
-                    route = waiting.pop(0)
-                    under_way.append(self._begin(route, is_perturbed, watched))
+                    journey = self._begin(
+                        waiting.pop(0), is_perturbed=is_perturbed, watched=watched
+                    )
+                    under_way.append(journey)
                 if under_way[0].is_over:
                     yield self._end(under_way.pop(0))
                 else:
@@ -103,7 +105,7 @@ class Engine:
                 journey.abandon()
 
     def _begin(
-        self, route: Route, is_perturbed: bool, watched: Sequence[str]
+        self, route: Route, *, is_perturbed: bool, watched: Sequence[str]
     ) -> Journey:
         folder = self._folder / f"elasticrun-run-{next(self._numbers)}"
         script = copy_source(self.source, folder / WORK)

@@ -99,7 +99,7 @@ class Journey:
             leg=leg,
             until=route.end_of(leg),
             resumed=route.end_of(leg - 1) if leg else None,
-            ending=route.ending,
+            is_killed=route.is_killed,
             watched=self._plan.watched if leg else (),
         )
         round_ = Round(leg, size, 0, size, LOOPBACK, parked[0].ports[0])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticrun.check.runs.places import LoopPlace
 
-# Moments that a run with restarts has as well; others are seen in a replay only.
-_COMPARED = ("begin", "enter", "leave", "end")
 _RESUMING = ("continue", "enter", "begin", "exit")
 _WORDS = {
     "begin": "the start of epoch {epoch}",
@@ -64,19 +60,6 @@ class LineChange(NamedTuple):
     leg: int
 
 
-def read_notes(folder: Path) -> list[dict[str, Any]]:
-    """Return what was noted in a run; a killed replica may leave half a line."""
-    paths = sorted(
-        folder.glob("leg-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])
-    )
-    return [
-        json.loads(line)
-        for path in paths
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
-
-
 def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
     """Return the moments among what was noted."""
     return [
@@ -98,14 +81,10 @@ def line_changes_of(notes: Iterable[dict[str, Any]]) -> list[LineChange]:
     ]
 
 
-def compared(moments: Iterable[Moment], *, last_leg: int) -> dict[Key, Moment]:
-    """Return the moments that every run of the program has, each as it was last."""
-    found = {}
-    for moment in moments:
-        is_end = moment.key.kind == "exit" and moment.leg == last_leg
-        if moment.key.kind in _COMPARED or is_end:
-            found[moment.key] = moment
-    return found
+def is_of_state(name: str, state: str) -> bool:
+    """Return whether a field, or the length of one, is part of a state."""
+    bare = name.removeprefix("len(")
+    return bare == state or bare.startswith((f"{state}.", f"{state}["))
 
 
 def loops_of(moments: Iterable[Moment]) -> list[LoopPlace]:

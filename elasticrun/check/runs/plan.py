@@ -8,7 +8,6 @@ from typing import Any
 
 from elasticrun.check.runs.places import RestartPlace
 
-STOP, KILL = "stop", "kill"
 PARAMETERS = "parameters-*.json"  # Among the records, by rank.
 
 
@@ -42,7 +41,7 @@ class Plan:
         leg: The number of this generation in its run, from 0.
         until: Where it stops; None to run to the end.
         resumed: Where the one before stopped; None in the first.
-        ending: How: "stop", or "kill" (saves there, is killed a boundary later).
+        is_killed: Whether it saves there, and is killed a boundary later.
         is_perturbed: Whether parameters are moved by rounding errors at each boundary.
         is_float64: Whether the program computes in double precision.
         watched: Fields and files for which the line that changes them is sought.
@@ -57,7 +56,7 @@ class Plan:
     limits: Limits = Limits()
     until: RestartPlace | None = None
     resumed: RestartPlace | None = None
-    ending: str = STOP
+    is_killed: bool = False
     is_perturbed: bool = False
     is_float64: bool = False
     watched: tuple[str, ...] = ()

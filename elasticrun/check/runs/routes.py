@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from elasticrun.check.runs.places import RestartPlace
-from elasticrun.check.runs.plan import KILL, STOP
 
 
 class Route(NamedTuple):
@@ -14,21 +13,17 @@ class Route(NamedTuple):
     Attributes:
         sizes: The number of replicas of each leg.
         places: Where it is restarted: where each leg ends, but for the last one.
-        ending: How they end there: "stop", or "kill".
+        is_killed: Whether they are killed there, after a checkpoint, and not stopped.
     """
 
     sizes: tuple[int, ...]
     places: tuple[RestartPlace, ...] = ()
-    ending: str = STOP
+    is_killed: bool = False
 
     @property
     def is_resized(self) -> bool:
         """Whether not all legs have the same number of replicas."""
         return len(set(self.sizes)) > 1
-
-    @property
-    def is_killed(self) -> bool:
-        return self.ending == KILL and bool(self.places)
 
     def end_of(self, leg: int) -> RestartPlace | None:
         """Return where a leg ends; None for the end of the program."""

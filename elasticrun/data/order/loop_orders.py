@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,7 @@ class ListedOrder:
     num_samples: int
     _: KW_ONLY
     shuffle: bool
+    _last: tuple[int, Lists] | None = field(default=None, init=False)
 
     @property
     def checksum(self) -> int:
@@ -182,6 +183,12 @@ class ListedOrder:
         return batch
 
     def _lists(self, key: int) -> Lists:
+        """Return a loop's lists, the same ones for its sizes as for its indices."""
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._new_lists(key)
+        return self._last[1]
+
+    def _new_lists(self, key: int) -> Lists:
         own = self.batch_sampler
         if hasattr(own, "keyed"):
             own = own.keyed(key)
