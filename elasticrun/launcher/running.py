@@ -13,8 +13,6 @@ from elasticrun.launcher import directory, processes
 from elasticrun.launcher.claim import claimed, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.linting import Linting
-from elasticrun.launcher.nodes.many_nodes import ManyNodes
-from elasticrun.launcher.nodes.nodes import Nodes, NodesSubscriber, OneNode
 from elasticrun.launcher.options import Options, check_open_files
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
@@ -47,9 +45,7 @@ def run_job(options: Options) -> int:
             loop = EventLoop()
             control = sockets.ControlSocket()
             stack.callback(control.close)
-            supervisor = Supervisor(
-                options, console, loop, meet=_meeting(options, console, loop)
-            )
+            supervisor = Supervisor(options, console, loop)
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
             stack.callback(Server(control, supervisor, book).close)
@@ -64,21 +60,6 @@ def run_job(options: Options) -> int:
             while supervisor.exit_code is None:
                 loop.run_once()
             return supervisor.exit_code
-
-
-def _meeting(
-    options: Options, console: Console, loop: EventLoop
-) -> Callable[[NodesSubscriber], Nodes]:
-    settings = options.nodes
-    if settings is None:
-        return OneNode
-
-    def meet(subscriber: NodesSubscriber) -> Nodes:
-        return ManyNodes(
-            settings, options.name, loop=loop, subscriber=subscriber, say=console.event
-        )
-
-    return meet
 
 
 def _move_aside_if_fresh(options: Options, console: Console) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.nodes.nodes import SCALE, Nodes
+from elasticrun.launcher.nodes.many_nodes import Nodes
+from elasticrun.launcher.nodes.nodes import SCALE
 from elasticrun.launcher.options import (
     OptionError,
     Options,
