@@ -34,12 +34,12 @@ def replace_variables(new: dict[str, str]) -> None:
     os.environ.update(new)
 
 
-def changes(before: Mapping[str, str]) -> Changes:
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
     """Return the variables whose values differ from `before`; None if removed."""
     return {
-        name: os.environ.get(name)
-        for name in before.keys() | os.environ.keys()
-        if os.environ.get(name) != before.get(name)
+        name: now.get(name)
+        for name in before.keys() | now.keys()
+        if now.get(name) != before.get(name)
     }
 
 

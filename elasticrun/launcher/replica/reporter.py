@@ -171,11 +171,7 @@ class Reporter:
         variables, path = _surroundings()
         before, path_before = self._surroundings
         if names and path == path_before:
-            changed = {
-                name: variables.get(name)
-                for name in before.keys() | variables.keys()
-                if variables.get(name) != before.get(name)
-            }
+            changed = environment.changes(before, variables)
             if len(str(changed)) < _MOST_VARIABLES:
                 self._channel.send(
                     {"type": "modules", "names": names, "variables": changed}
