@@ -39,7 +39,6 @@ class Starter:
             started.
 
     Attributes:
-        pid: Of the forkserver; 0 when there is none.
         outward: The address at which other nodes are to reach rank 0, or nothing.
     """
 

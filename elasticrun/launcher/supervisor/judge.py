@@ -198,9 +198,10 @@ class Judge:
     def _rescale(self, verdict: Verdict, number: int) -> Next:
         """Restart with another size, which counts as no crash however it came to it."""
         if verdict.kind == How.CRASHED:
+            why = verdict.text.partition("\n")[0]
             self._console.event(
                 f"generation {number} ended at {verdict.where} without saving: "
-                f"{_first_line(verdict.text)}; rescaling {start_from(verdict.newest)}"
+                f"{why}; rescaling {start_from(verdict.newest)}"
             )
         elif verdict.is_unsaved:
             saved = _saved(verdict)
@@ -223,10 +224,6 @@ class Judge:
             return self.fail(text, trace="" if is_seen else verdict.trace)
         self._console.event(text)
         return Next(delay=delay)
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
 
 
 def _saved(verdict: Verdict) -> str:

@@ -44,7 +44,7 @@ class Server:
         supervisor.loop.watch(control.listener, self._on_caller)
         supervisor.loop.call_later(_LOOK_SECONDS, self._keep_reachable)
         supervisor.news.on_started.append(self._on_started)
-        supervisor.news.on_ready.append(self._on_ready)
+        supervisor.news.on_ready.append(self._answer_waiting)
         supervisor.news.on_not_rescaled.append(self._on_not_rescaled)
         supervisor.news.on_delayed.append(self._on_delayed)
 
@@ -174,9 +174,6 @@ class Server:
 
         self._supervisor.loop.call_later(_JOBLESS_SECONDS, look)
 
-    def _on_ready(self, generation: Generation) -> None:
-        self._answer_waiting(generation, "trains")
-
     def _on_not_rescaled(self, why: str) -> None:
         for channel, _ in self._waiting:
             self._send(channel, {"error": why})
@@ -187,7 +184,7 @@ class Server:
             self._send(channel, {"text": why})
 
     def _answer_waiting(
-        self, generation: Generation, what: str, more: str = ""
+        self, generation: Generation, what: str = "trains", more: str = ""
     ) -> None:
         if not self._supervisor.is_settled:
             return  # They wait for the one after it.
