@@ -127,11 +127,10 @@ def find_jobs() -> tuple[list[JobConnection], list[SilentJobError]]:
                 continue
             try:
                 found.append(JobConnection(pid, connection))
-            except SilentJobError as error:
+            except JobError as error:
                 connection.close()
-                silent.append(error)
-            except JobError:  # It ended just now.
-                connection.close()
+                if isinstance(error, SilentJobError):  # Else it ended just now.
+                    silent.append(error)
     except sockets.SocketDirectoryError as error:
         raise JobError(str(error), exit_code=EXIT_REFUSED) from error
     return found, silent
