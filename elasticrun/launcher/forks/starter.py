@@ -154,7 +154,6 @@ class Starter:
         return True
 
     def close(self) -> None:
-        """End the forkserver."""
         self._abandon()
         self._batches.clear()
 

@@ -130,7 +130,6 @@ class Generation:
 
     @property
     def running(self) -> list[Member]:
-        """The replicas that have not ended."""
         return [member for member in self.members if member.ending is None]
 
     @property

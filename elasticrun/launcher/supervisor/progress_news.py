@@ -65,21 +65,18 @@ class News:
             call(why)
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
-        """Show a line that a replica printed."""
         if is_error:
             line = self._repeats.setdefault(rank, Repeats()).filtered(line)
         if line:
             self._console.output(marked(rank, line), is_error=is_error)
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
-        """Say that what replicas print is not kept."""
         self._console.event(
             f"what rank {rank} prints is not kept, and perhaps that of others: "
             f"{error}; going on without"
         )
 
     def on_report(self, member: Member) -> None:
-        """Take where a replica is."""
         generation = self._generation
         assert generation is not None
         self.has_had_job = True

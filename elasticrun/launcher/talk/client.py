@@ -56,7 +56,6 @@ class JobConnection:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
         self._channel.close()
 
     def is_called(self, name: str) -> bool:
