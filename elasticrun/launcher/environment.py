@@ -16,8 +16,9 @@ from elasticrun.replicas.gpus import count_gpus
 Changes = Mapping[str, str | None]
 
 # With more than one thread in it, a process must not be forked.
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_IN_ONE_THREAD = dict.fromkeys(_ONE_THREAD, "1")
+_IN_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
 _MARK = "ELASTICRUN_LAUNCHER"
 _TOKEN = secrets.token_hex(8)
 _LOOKS_OF_A_COPY = 3

@@ -39,7 +39,9 @@ def run_job(options: Options) -> int:
             return 0
         with ExitStack() as stack:
             wakeups = stack.enter_context(signals_as_bytes(options.stop_signals))
-            _claim_directories(options, stack)
+            is_shared = options.nodes is not None
+            stack.enter_context(claimed(options.local_dir, is_shared=is_shared))
+            _check_logs(options)
             _say_where(options, console)
             processes.adopt_orphans()
             loop = EventLoop()
@@ -70,13 +72,6 @@ def _move_aside_if_fresh(options: Options, console: Console) -> None:
         _check_logs(options)  # Before anything is moved for a job that cannot start.
     if (moved := directory.move_aside(where)) is not None:
         console.event(f"starting anew; what was in {where} is now in {moved}")
-
-
-def _claim_directories(options: Options, stack: ExitStack) -> None:
-    """Keep other jobs out, and refuse what cannot be used before anything starts."""
-    is_shared = options.nodes is not None
-    stack.enter_context(claimed(options.local_dir, is_shared=is_shared))
-    _check_logs(options)
 
 
 def _check_logs(options: Options) -> None:
