@@ -160,16 +160,10 @@ class Judge:
         lost = f"; {_saved(verdict)}" if verdict and verdict.is_unsaved else ""
         if is_first and not lost:
             directory.note_finished(self._options.checkpoint_dir, self._options.program)
-        num_restarts = self._crashes.num_restarts
-        self._console.event(
-            f"finished after {time.time() - self.started_at:.0f} s"
-            + (
-                f" and {num_restarts} restart{'s' * (num_restarts > 1)}"
-                if num_restarts
-                else ""
-            )
-            + lost
-        )
+        number = self._crashes.num_restarts
+        restarts = f" and {number} restart{'s' * (number > 1)}" if number else ""
+        seconds = time.time() - self.started_at
+        self._console.event(f"finished after {seconds:.0f} s{restarts}{lost}")
         return Next(0)
 
     def _has_finished(self) -> bool:

@@ -165,9 +165,7 @@ class Server:
     def _on_started(self, generation: Generation) -> None:
         def look() -> None:
             is_same = self._supervisor.generation is generation
-            if is_same and not (
-                generation.has_begun or self._supervisor.news.has_had_job
-            ):
+            if is_same and not self._supervisor.news.has_had_job:
                 self._answer_waiting(
                     generation, "runs", "; its program has not made a job so far"
                 )
