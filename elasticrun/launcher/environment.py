@@ -56,26 +56,13 @@ def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def noticing(names: Collection[str]) -> Iterator[set[str]]:
-    """Note which of some variables this process's Python code looks at meanwhile."""
-    used: set[str] = set()
-    take_back = call_before_reading(names, used.add)
-    try:
-        yield used
-    finally:
-        take_back()
-
-
-def call_before_reading(
+def calling_before_reading(
     names: Collection[str], call: Callable[[str], object]
-) -> Callable[[], None]:
+) -> Iterator[None]:
     """Call before this process's Python code looks at one of some variables.
 
     Who copies all variables, as for a process to be started, asks for none of them. A
     copy is known by looking at one after the other in their order, in one thread.
-
-    Returns:
-        What takes it back.
     """
     numbers = {name: number for number, name in enumerate(os.environ)}
     encode = os.environ.encodekey  # Every access by name goes through it.
@@ -92,11 +79,11 @@ def call_before_reading(
             call(name)
         return encode(name)
 
-    def take_back() -> None:
-        os.environ.encodekey = encode
-
     os.environ.encodekey = call_and_encode
-    return take_back
+    try:
+        yield
+    finally:
+        os.environ.encodekey = encode
 
 
 def mark() -> dict[str, str]:

@@ -70,9 +70,10 @@ def _import(name: str) -> str:
     one to end would remove it; and all would have what one of them derives from its
     rank.
     """
+    used: set[str] = set()
     with (
         _noticing_files() as made,
-        environment.noticing(_OF_ONE_REPLICA) as used,
+        environment.calling_before_reading(_OF_ONE_REPLICA, used.add),
         # The script will import it again, and say what is wrong.
         contextlib.suppress(BaseException),
     ):
