@@ -45,8 +45,7 @@ class Server:
         supervisor.loop.call_later(_LOOK_SECONDS, self._keep_reachable)
         supervisor.news.on_started.append(self._on_started)
         supervisor.news.on_ready.append(self._answer_waiting)
-        supervisor.news.on_not_rescaled.append(self._on_not_rescaled)
-        supervisor.news.on_delayed.append(self._on_delayed)
+        supervisor.news.on_told.append(self._on_told)
 
     def close(self) -> None:
         """Tell whoever asked for the end whether it came as it should."""
@@ -172,14 +171,11 @@ class Server:
 
         self._supervisor.loop.call_later(_JOBLESS_SECONDS, look)
 
-    def _on_not_rescaled(self, why: str) -> None:
+    def _on_told(self, why: str, is_over: bool) -> None:
         for channel, _ in self._waiting:
-            self._send(channel, {"error": why})
-        self._waiting.clear()
-
-    def _on_delayed(self, why: str) -> None:
-        for channel, _ in self._waiting:
-            self._send(channel, {"text": why})
+            self._send(channel, {"error" if is_over else "text": why})
+        if is_over:
+            self._waiting.clear()
 
     def _answer_waiting(
         self, generation: Generation, what: str = "trains", more: str = ""

@@ -120,7 +120,7 @@ class Supervisor:
             loop,
             imports=[] if options.is_exec else imports_of(options.program),
             is_exec=options.is_exec,
-            say=self.news.tell_delay,
+            say=self.news.tell,
             on_failure=self._on_no_replicas,
         )
         self.nodes = nodes_of(options, loop=loop, subscriber=self, say=console.event)
@@ -457,7 +457,7 @@ class Supervisor:
         why += f" The job goes on with {last.share} replica{'s' * (last.share > 1)}"
         if is_rescaling and self._stop is not Stop.END:
             self.takeover.size = last.share
-            self.news.tell_not_rescaled(why)
+            self.news.tell(why, is_over=True)
         else:
             self._console.event(why)
         if self.generation is None and self._phase is not Phase.JUDGING:
