@@ -45,7 +45,6 @@ class JobConnection:
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
-        self._connection = connection
         self._channel = Channel(connection)
         self.status: dict[str, Any] = self._ask({"type": "status"})
 
@@ -72,7 +71,7 @@ class JobConnection:
         """Change the number of replicas; yield what happens, until they train."""
         answer = self._ask({"type": "scale", "replicas": size})
         yield answer["text"]
-        self._connection.settimeout(None)
+        self._channel.connection.settimeout(None)
         while not answer.get("is_done"):
             answer = self._take("the job ended before it was rescaled")
             yield answer["text"]
@@ -84,7 +83,7 @@ class JobConnection:
             JobError: It ended without saving what was trained.
         """
         yield self._ask({"type": "stop"})["text"]
-        self._connection.settimeout(None)
+        self._channel.connection.settimeout(None)
         problem = ""
         while (message := self._channel.receive_one()) is not None:
             problem = str(message.get("error", ""))
@@ -94,7 +93,7 @@ class JobConnection:
 
     def _ask(self, request: Message) -> Message:
         self._channel.send(request)
-        readable, _, _ = select.select([self._connection], [], [], _ANSWER_SECONDS)
+        readable, _, _ = select.select([self._channel], [], [], _ANSWER_SECONDS)
         if not readable:
             raise SilentJobError(self.pid)
         return self._take("the launcher hung up")
