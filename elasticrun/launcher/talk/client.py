@@ -142,13 +142,12 @@ def find_job(name: str | None) -> JobConnection:
     """
     jobs, silent = find_jobs()
     found = [job for job in jobs if name is None or job.is_called(name)]
-    if len(found) == 1 and not (name is None and silent):
-        for job in jobs:
-            if job is not found[0]:
-                job.close()
-        return found[0]
+    chosen = found[0] if len(found) == 1 and not (name is None and silent) else None
     for job in jobs:
-        job.close()
+        if job is not chosen:
+            job.close()
+    if chosen is not None:
+        return chosen
     what = "job" if name is None else f"job {name!r}"
     if not found:
         # One that does not answer does not say its name either.
