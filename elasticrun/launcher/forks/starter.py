@@ -87,7 +87,11 @@ class Starter:
             self._do_without()
             return
         try:
-            own = self._start_process()
+            self._process, own = interpreter.start_beside(
+                "launcher.forks.forkserver",
+                environment.of_forkserver(is_bare=self.is_exec),
+                kind=socket.SOCK_SEQPACKET,
+            )
         except OSError as error:
             self._give_up(f"no replica can be started: {error}.")
             return
@@ -99,17 +103,6 @@ class Starter:
             own.send(json.dumps(order).encode())
         self._loop.watch(own, self._on_readable)
         self._expect(_TIMES_AT_START * self._patience)
-
-    def _start_process(self) -> socket.socket:
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as stack, other:
-            stack.callback(own.close)
-            variables = environment.of_forkserver(is_bare=self.is_exec)
-            self._process = interpreter.start_beside(
-                "launcher.forks.forkserver", other.fileno(), variables
-            )
-            stack.pop_all()
-        return own
 
     def park(self, size: int, on_forked: Callable[[Parked], None]) -> None:
         """Ask for waiting replicas; call back with each, in the order of their ranks.

@@ -97,13 +97,16 @@ class ManyNodes:
         """Look for the others; `on_open` follows."""
         self._phase = _NodePhase.OPENING
         self._say_if_long(lambda: self._looking)
-        self._meeting = Meeting(
-            self._settings,
-            self._name,
-            loop=self._loop,
-            on_message=self._on_message,
-            on_lost=self._on_lost,
-        )
+        try:
+            self._meeting = Meeting(
+                self._settings,
+                self._name,
+                loop=self._loop,
+                on_message=self._on_message,
+                on_lost=self._on_lost,
+            )
+        except OSError as error:  # No processes or open files are left.
+            self._on_lost(str(error))
 
     def join(self) -> None:
         """Ask for a seat in the next generation; `on_seat` follows, each time."""
