@@ -58,7 +58,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     place = _checkpoint_place(
         arguments.checkpoint_dir
         or variables.get("ELASTICRUN_CHECKPOINT_DIR")
-        or f"{program.stem}-checkpoints"
+        or f"{program.label.removesuffix('.py')}-checkpoints"
     )
     local = local_directory(place)
     nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -119,15 +120,10 @@ def move_aside(place: Place) -> Path | None:
             "is not elasticrun's. Move it yourself, or give another --checkpoint-dir."
         )
     with claimed(place, is_shared=False):
-        number = 1
-        while (target := _aside(place, number)).exists():
-            number += 1
+        others = (place.with_name(f"{place.name}.old-{n}") for n in itertools.count(1))
+        target = next(other for other in others if not other.exists())
         place.rename(target)
     return target
-
-
-def _aside(directory: Path, number: int) -> Path:
-    return directory.with_name(f"{directory.name}.old-{number}")
 
 
 def _fingerprint(program: Program) -> str:

@@ -16,8 +16,9 @@ from elasticrun.replicas.gpus import count_gpus
 Changes = Mapping[str, str | None]
 
 # With more than one thread in it, a process must not be forked.
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_IN_ONE_THREAD = dict.fromkeys(_ONE_THREAD, "1")
+_IN_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
 _MARK = "ELASTICRUN_LAUNCHER"
 _TOKEN = secrets.token_hex(8)
 _LOOKS_OF_A_COPY = 3
@@ -34,12 +35,12 @@ def replace_variables(new: dict[str, str]) -> None:
     os.environ.update(new)
 
 
-def changes(before: Mapping[str, str]) -> Changes:
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
     """Return the variables whose values differ from `before`; None if removed."""
     return {
-        name: os.environ.get(name)
-        for name in before.keys() | os.environ.keys()
-        if os.environ.get(name) != before.get(name)
+        name: now.get(name)
+        for name in before.keys() | now.keys()
+        if now.get(name) != before.get(name)
     }
 
 
@@ -55,26 +56,13 @@ def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def noticing(names: Collection[str]) -> Iterator[set[str]]:
-    """Note which of some variables this process's Python code looks at meanwhile."""
-    used: set[str] = set()
-    take_back = call_before_reading(names, used.add)
-    try:
-        yield used
-    finally:
-        take_back()
-
-
-def call_before_reading(
+def calling_before_reading(
     names: Collection[str], call: Callable[[str], object]
-) -> Callable[[], None]:
+) -> Iterator[None]:
     """Call before this process's Python code looks at one of some variables.
 
     Who copies all variables, as for a process to be started, asks for none of them. A
     copy is known by looking at one after the other in their order, in one thread.
-
-    Returns:
-        What takes it back.
     """
     numbers = {name: number for number, name in enumerate(os.environ)}
     encode = os.environ.encodekey  # Every access by name goes through it.
@@ -91,11 +79,11 @@ def call_before_reading(
             call(name)
         return encode(name)
 
-    def take_back() -> None:
-        os.environ.encodekey = encode
-
     os.environ.encodekey = call_and_encode
-    return take_back
+    try:
+        yield
+    finally:
+        os.environ.encodekey = encode
 
 
 def mark() -> dict[str, str]:

@@ -19,7 +19,6 @@ class Timer:
         self._callback: Callback | None = callback
 
     def cancel(self) -> None:
-        """Let it not happen."""
         self._callback = None
 
     def fire(self) -> None:

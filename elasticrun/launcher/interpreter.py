@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,19 +36,29 @@ def command(module: str, function: str, *arguments: object) -> list[str]:
 
 
 def start_beside(
-    module: str, descriptor: int, variables: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+    module: str, variables: Mapping[str, str], *, kind: socket.SocketKind
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process with a session of its own that serves the launcher.
 
     It runs `main` of a module, which finds its end of a socket in sys.argv, and ends
     when the launcher hangs up. A stop signal to every process of the job is not for it,
     so it holds these back: the last save still needs it.
+
+    Returns:
+        The process, and the launcher's end of the socket.
+
+    Raises:
+        OSError: No processes or open files are left.
     """
-    with stops_held_back():
-        return subprocess.Popen(
-            command(module, "main", descriptor),
+    own, other = socket.socketpair(socket.AF_UNIX, kind)
+    with contextlib.ExitStack() as stack, other, stops_held_back():
+        stack.enter_context(own)
+        process = subprocess.Popen(
+            command(module, "main", other.fileno()),
             env=variables,
             stdin=subprocess.DEVNULL,
-            pass_fds=[descriptor],
+            pass_fds=[other.fileno()],
             start_new_session=True,
         )
+        stack.pop_all()
+    return process, own

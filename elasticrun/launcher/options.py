@@ -77,11 +77,6 @@ class Program:
             return main_file(self.target)
         return Path(self.target) if self.kind == "script" else None
 
-    @property
-    def stem(self) -> str:
-        """The label without `.py`, to name directories."""
-        return self.label.removesuffix(".py")
-
 
 @dataclass(frozen=True)
 class NodeSettings:
@@ -156,7 +151,8 @@ def parse_replicas(text: str) -> Replicas:
     Raises:
         OptionError: `text` is none of them.
     """
-    suggested = suggested_replicas()
+    # One a GPU, else one a core, up to as many as share a CPU well.
+    suggested = environment.num_gpus() or min(environment.num_cores(), _MOST_CORES)
     if text == AUTO:
         return Replicas(suggested, 1, 1 << 16)
     least, most = _parse_range(text)
@@ -208,11 +204,6 @@ def parse_nodes(nodes: str | None, endpoint: str | None) -> NodeSettings | None:
     if not 0 < int(port) < 1 << 16:
         raise OptionError(f"--rdzv-endpoint {endpoint}: ports go from 1 to 65535.")
     return NodeSettings(least, most, host, int(port))
-
-
-def suggested_replicas() -> int:
-    """Return one replica a GPU, else one a core, up to as many as share a CPU well."""
-    return environment.num_gpus() or min(environment.num_cores(), _MOST_CORES)
 
 
 def parse_hang_timeout(text: str) -> float | str | None:

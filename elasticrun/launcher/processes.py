@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from elasticrun.launcher import environment
@@ -238,23 +238,20 @@ def available_memory(
     return available
 
 
-def yield_memory() -> Callable[[], None]:
-    """Let the kernel kill this process before others if memory runs out.
-
-    Returns:
-        What takes it back.
-    """
+@contextlib.contextmanager
+def yielding_memory() -> Iterator[None]:
+    """Let the kernel kill this process before others if memory runs out."""
     path = Path("/proc/self/oom_score_adj")
     before = ""
     with contextlib.suppress(OSError):  # A sandbox without it.
         before = path.read_text()
         path.write_text("1000")
 
-    def take_back() -> None:
+    try:
+        yield
+    finally:
         with contextlib.suppress(OSError):
             path.write_text(before)
-
-    return take_back
 
 
 def _numbers_in(path: Path) -> dict[str, int]:

@@ -13,8 +13,6 @@ from elasticrun.launcher import directory, processes
 from elasticrun.launcher.claim import claimed, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.linting import Linting
-from elasticrun.launcher.nodes.many_nodes import ManyNodes
-from elasticrun.launcher.nodes.nodes import Nodes, NodesSubscriber, OneNode
 from elasticrun.launcher.options import Options, check_open_files
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
@@ -40,22 +38,21 @@ def run_job(options: Options) -> int:
         if _is_finished(options, console):
             return 0
         with ExitStack() as stack:
-            wakeups = stack.enter_context(
-                signals_as_bytes(options.settings.stop_signals)
-            )
-            _claim_directories(options, stack)
+            stop_signals = options.settings.stop_signals
+            wakeups = stack.enter_context(signals_as_bytes(stop_signals))
+            is_shared = options.nodes is not None
+            stack.enter_context(claimed(options.local_dir, is_shared=is_shared))
+            _check_logs(options)
             _say_where(options, console)
             processes.adopt_orphans()
             loop = EventLoop()
             control = sockets.ControlSocket()
             stack.callback(control.close)
-            supervisor = Supervisor(
-                options, console, loop, meet=_meeting(options, console, loop)
-            )
+            supervisor = Supervisor(options, console, loop)
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
             stack.callback(Server(control, supervisor, book).close)
-            stops = StopSignals(supervisor.stop, options.settings.stop_signals)
+            stops = StopSignals(supervisor.stop, stop_signals)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(options.lifeline, _on_lifeline(supervisor, options.lifeline))
@@ -68,21 +65,6 @@ def run_job(options: Options) -> int:
             return supervisor.exit_code
 
 
-def _meeting(
-    options: Options, console: Console, loop: EventLoop
-) -> Callable[[NodesSubscriber], Nodes]:
-    settings = options.nodes
-    if settings is None:
-        return OneNode
-
-    def meet(subscriber: NodesSubscriber) -> Nodes:
-        return ManyNodes(
-            settings, options.name, loop=loop, subscriber=subscriber, say=console.event
-        )
-
-    return meet
-
-
 def _move_aside_if_fresh(options: Options, console: Console) -> None:
     if not options.is_fresh:
         return
@@ -91,13 +73,6 @@ def _move_aside_if_fresh(options: Options, console: Console) -> None:
         _check_logs(options)  # Before anything is moved for a job that cannot start.
     if (moved := directory.move_aside(where)) is not None:
         console.event(f"starting anew; what was in {where} is now in {moved}")
-
-
-def _claim_directories(options: Options, stack: ExitStack) -> None:
-    """Keep other jobs out, and refuse what cannot be used before anything starts."""
-    is_shared = options.nodes is not None
-    stack.enter_context(claimed(options.local_dir, is_shared=is_shared))
-    _check_logs(options)
 
 
 def _check_logs(options: Options) -> None:

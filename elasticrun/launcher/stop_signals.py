@@ -41,7 +41,6 @@ class StopSignals:
             self.take(number, now=time.monotonic())
 
     def take(self, number: int, *, now: float) -> None:
-        """Take one signal."""
         if number not in self._numbers:
             return
         last = self._counted_at.get(number)

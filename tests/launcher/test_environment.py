@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -50,10 +51,11 @@ def test_who_looks_is_noticed_before(look: Callable[[], object]) -> None:
 
     def call(name: str) -> None:
         called.append(name)
-        take_back()
+        noticing.close()
         os.environ["RANK"] = "7"
 
-    take_back = environment.call_before_reading({"RANK"}, call)
+    noticing = ExitStack()
+    noticing.enter_context(environment.calling_before_reading({"RANK"}, call))
     found = look()
     assert called == ["RANK"]
     if found is not None and found is not True:
@@ -63,9 +65,6 @@ def test_who_looks_is_noticed_before(look: Callable[[], object]) -> None:
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 def test_who_copies_all_is_not(copy: Callable[[], object]) -> None:
     called: list[str] = []
-    take_back = environment.call_before_reading({"RANK"}, called.append)
-    try:
+    with environment.calling_before_reading({"RANK"}, called.append):
         copy()
-    finally:
-        take_back()
     assert called == []

@@ -75,7 +75,8 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
             for descriptor in descriptors:
                 os.close(descriptor)
         elif order["type"] == "fork":
-            changed = None if is_bare else environment.changes(before)
+            now = environment.variables()
+            changed = None if is_bare else environment.changes(before, now)
             pids = _fork_twice(order["size"], launcher, descriptors, changed)
             groups.update(pids)
             launcher.send(json.dumps({"type": "forked", "pids": pids}).encode())

@@ -17,6 +17,7 @@ class Parked:
     It waits for its order, or, once it has that, for its generation to begin.
 
     Attributes:
+        pid: 0 until it is forked.
         channel: For orders and reports.
         outputs: The reading ends of its stdout and stderr.
         printed: What has been read from them before its generation began.

@@ -70,9 +70,10 @@ def _import(name: str) -> str:
     one to end would remove it; and all would have what one of them derives from its
     rank.
     """
+    used: set[str] = set()
     with (
         _noticing_files() as made,
-        environment.noticing(_OF_ONE_REPLICA) as used,
+        environment.calling_before_reading(_OF_ONE_REPLICA, used.add),
         # The script will import it again, and say what is wrong.
         contextlib.suppress(BaseException),
     ):
@@ -124,14 +125,12 @@ def _find_broken_forks() -> str:
 def _noticing_files() -> Iterator[list[str | bytes]]:
     """Note the paths of the temporary files and folders that are made meanwhile."""
     made: list[str | bytes] = []
-    originals = {name: getattr(tempfile, name) for name in _PATH_OF_MADE}
-    for name, original in originals.items():
-        setattr(tempfile, name, _noting(original, made, _PATH_OF_MADE[name]))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, path_of in _PATH_OF_MADE.items():
+            original = getattr(tempfile, name)
+            stack.callback(setattr, tempfile, name, original)
+            setattr(tempfile, name, _noting(original, made, path_of))
         yield made
-    finally:
-        for name, original in originals.items():
-            setattr(tempfile, name, original)
 
 
 def _noting(

@@ -23,8 +23,6 @@ _BACKLOG = 1024
 _TIMES_AT_START = 5.0
 _SHARE_OF_QUIET = 0.25  # Of the patience, before a word is said.
 
-_Asked = tuple[Channel, tuple[int, int], tuple[int, ...]]
-
 
 class Starter:
     """Keeps a forkserver, and a new one when it ends.
@@ -39,7 +37,6 @@ class Starter:
             started.
 
     Attributes:
-        pid: Of the forkserver; 0 when there is none.
         outward: The address at which other nodes are to reach rank 0, or nothing.
     """
 
@@ -71,7 +68,7 @@ class Starter:
         self._learned: list[str] = []
         self._variables: dict[str, str | None] = {}
         self._may_learn = True
-        self._asked: list[_Asked] = []
+        self._asked: list[Parked] = []
 
     @property
     def pid(self) -> int:
@@ -90,7 +87,11 @@ class Starter:
             self._do_without()
             return
         try:
-            own = self._start_process()
+            self._process, own = interpreter.start_beside(
+                "launcher.forks.forkserver",
+                environment.of_forkserver(is_bare=self.is_exec),
+                kind=socket.SOCK_SEQPACKET,
+            )
         except OSError as error:
             self._give_up(f"no replica can be started: {error}.")
             return
@@ -102,17 +103,6 @@ class Starter:
             own.send(json.dumps(order).encode())
         self._loop.watch(own, self._on_readable)
         self._expect(_TIMES_AT_START * self._patience)
-
-    def _start_process(self) -> socket.socket:
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as stack, other:
-            stack.callback(own.close)
-            variables = environment.of_forkserver(is_bare=self.is_exec)
-            self._process = interpreter.start_beside(
-                "launcher.forks.forkserver", other.fileno(), variables
-            )
-            stack.pop_all()
-        return own
 
     def park(self, size: int, on_forked: Callable[[Parked], None]) -> None:
         """Ask for waiting replicas; call back with each, in the order of their ranks.
@@ -155,7 +145,6 @@ class Starter:
         return True
 
     def close(self) -> None:
-        """End the forkserver."""
         self._abandon()
         self._batches.clear()
 
@@ -240,7 +229,6 @@ class Starter:
         """Start another forkserver unless this one says something within that time."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if seconds is not None:
             quiet = seconds * _SHARE_OF_QUIET
             self._timer = self._loop.call_later(
@@ -281,10 +269,8 @@ class Starter:
             self._process.wait()
             self._process = None
         self._is_ready = False
-        for channel, outputs, _ in self._asked:
-            channel.close()
-            for descriptor in outputs:
-                os.close(descriptor)
+        for parked in self._asked:
+            parked.discard()
         self._asked = []
 
     def _ask(self) -> None:
@@ -298,7 +284,7 @@ class Starter:
         else:
             self._expect(self._patience)
 
-    def _request(self, batch: Batch) -> list[_Asked]:
+    def _request(self, batch: Batch) -> list[Parked]:
         """Send an order to fork replicas, with their ends of what connects them.
 
         Raises:
@@ -310,11 +296,12 @@ class Starter:
             listeners = [] if batch.num_forked else self._listen()
             for listener in listeners:
                 passed.enter_context(listener)
-            asked: list[_Asked] = []
+            asked: list[Parked] = []
             ends: list[int] = []
-            for _ in range(size):
-                ports = tuple(each.getsockname()[1] for each in listeners)
-                asked.append((*_connect(kept, passed, ends), () if asked else ports))
+            ports = tuple(each.getsockname()[1] for each in listeners)
+            for rank in range(batch.num_forked, batch.num_forked + size):
+                channel, outputs = _connect(kept, passed, ends)
+                asked.append(Parked(rank, 0, channel, outputs, () if rank else ports))
             ends += [listener.fileno() for listener in listeners]
             order = json.dumps({"type": "fork", "size": size}).encode()
             with contextlib.suppress(OSError):  # It has ended: `_on_end` comes.
@@ -340,13 +327,13 @@ class Starter:
         asked, self._asked = self._asked, []
         self._num_attempts, self._has_forked = 0, True
         batch = self._batches[0]
-        first = batch.num_forked
         batch.num_forked += len(pids)
         if batch.num_forked == batch.size:
             self._batches.popleft()
         self._ask()
-        for rank, (pid, ends) in enumerate(zip(pids, asked, strict=True), first):
-            batch.on_forked(Parked(rank, pid, *ends))
+        for parked, pid in zip(asked, pids, strict=True):
+            parked.pid = pid
+            batch.on_forked(parked)
 
     def _tell_groups(self) -> None:
         self._tell({"type": "groups", "groups": self._groups})

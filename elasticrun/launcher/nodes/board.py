@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Literal
 
 from torch.distributed import TCPStore
 
 from elasticrun.launcher.nodes.turn import Note
 
 SILENT_SECONDS = 8.0
+
+Answer = Literal["called", "prepared"]
 
 
 class Board:
@@ -41,13 +44,13 @@ class Board:
 
     def read(self, turn: int) -> dict[int, Note]:
         """Return the other nodes' notes of a turn, as far as they are there."""
-        found = self._read({o: f"{self._prefix}/{turn}/{o}" for o in self._others})
+        found = self._read(turn)
         return {other: json.loads(text) for other, text in found.items()}
 
     def beat(self) -> list[int]:
         """Show that this node lives; return those of whom nothing was heard lately."""
         self._store.add(f"{self._prefix}/pulse/{self._node}", 1)
-        pulses = self._read({o: f"{self._prefix}/pulse/{o}" for o in self._others})
+        pulses = self._read("pulse")
         now = time.monotonic()
         for other, pulse in pulses.items():
             if pulse != self._heard[other][0]:
@@ -62,11 +65,11 @@ class Board:
 
     def num_staying(self, silent: list[int]) -> int:
         """Return how many of the others may still need the store."""
-        gone = self._read({o: f"{self._prefix}/bye/{o}" for o in self._others})
-        return len(set(self._others) - set(silent) - set(gone))
+        return len(set(self._others) - set(silent) - set(self._read("bye")))
 
-    def _read(self, keys: dict[int, str]) -> dict[int, bytes]:
-        """Return the values that are there; to ask for another one would block."""
+    def _read(self, what: int | str) -> dict[int, bytes]:
+        """Return what others have put there; to ask for what is not would block."""
+        keys = {other: f"{self._prefix}/{what}/{other}" for other in self._others}
         for key in set(keys.values()) - self._there:
             if self._store.check([key]):
                 self._there.add(key)
@@ -100,21 +103,13 @@ class Lobby:
         """The call, if there is one."""
         return self._read(f"{self._prefix}/call")
 
-    def note_called(self, turn: str) -> None:
-        """Tell that this node has heard such a call, and will prepare."""
-        self._store.add(f"{self._prefix}/called/{turn}", 1)
+    def note(self, what: Answer, turn: str) -> None:
+        """Tell that this node has heard such a call, or is prepared for it."""
+        self._store.add(f"{self._prefix}/{what}/{turn}", 1)
 
-    def num_called(self, turn: str) -> int:
-        """Return how many nodes have; the rendezvous may not count them yet."""
-        return int(self._read(f"{self._prefix}/called/{turn}") or 0)
-
-    def note_prepared(self, turn: str) -> None:
-        """Tell that this node's replicas are prepared, for such a call."""
-        self._store.add(f"{self._prefix}/prepared/{turn}", 1)
-
-    def num_prepared(self, turn: str) -> int:
-        """Return how many nodes have told so."""
-        return int(self._read(f"{self._prefix}/prepared/{turn}") or 0)
+    def count(self, what: Answer, turn: str) -> int:
+        """Return how many nodes have told so; the rendezvous may not count them yet."""
+        return int(self._read(f"{self._prefix}/{what}/{turn}") or 0)
 
     def _read(self, key: str) -> str:
         """Return a value if it is there; to ask for another one would block."""

@@ -22,11 +22,12 @@ from elasticrun.launcher.nodes.nodes import (
     WISHES,
     NodesSubscriber,
     Offer,
+    OneNode,
     Round,
     plan_round,
 )
 from elasticrun.launcher.nodes.turn import Turn
-from elasticrun.launcher.options import NodeSettings
+from elasticrun.launcher.options import NodeSettings, Options
 from elasticrun.launcher.verdict import How, Verdict, merged
 from elasticrun.replicas.wire import Message
 
@@ -50,6 +51,10 @@ class ManyNodes:
     Args:
         name: Of the job; jobs of other names do not see each other.
         say: Called with what the user should know.
+
+    Attributes:
+        round: What all nodes started last; None before the first generation.
+        is_needed: Whether the others cannot go on without this node.
     """
 
     def __init__(
@@ -78,27 +83,33 @@ class ManyNodes:
         self._num_waits = 0
         self._call = ""  # Of those who run, while this node waits for a seat.
         self._why = ""  # The last try to meet the others has failed.
-        self.is_needed = False  # It serves the endpoint.
+        self.is_needed = False  # That is if it serves the endpoint.
         self.round: Round | None = None
 
     # What the supervisor asks for.
 
     @property
     def pids(self) -> set[int]:
+        """The processes that it needs between generations."""
         return set() if self._meeting is None else {self._meeting.pid}
 
     def open(self) -> None:
+        """Look for the others; `on_open` follows."""
         self._phase = _NodePhase.OPENING
         self._say_if_long(lambda: self._looking)
-        self._meeting = Meeting(
-            self._settings,
-            self._name,
-            loop=self._loop,
-            on_message=self._on_message,
-            on_lost=self._on_lost,
-        )
+        try:
+            self._meeting = Meeting(
+                self._settings,
+                self._name,
+                loop=self._loop,
+                on_message=self._on_message,
+                on_lost=self._on_lost,
+            )
+        except OSError as error:  # No processes or open files are left.
+            self._on_lost(str(error))
 
     def join(self) -> None:
+        """Ask for a seat in the next generation; `on_seat` follows, each time."""
         self._wants_seat = True
         if self._phase is _NodePhase.OUTSIDE:
             self._ask_for_seat()
@@ -106,6 +117,7 @@ class ManyNodes:
             self._subscriber.on_seat()
 
     def offer(self, offer: Offer) -> None:
+        """Say what this node brings; `on_round` follows once all have."""
         self._offer = offer
         self._phase = _NodePhase.OFFERED
         self._pin(
@@ -117,19 +129,23 @@ class ManyNodes:
 
     @property
     def is_called(self) -> bool:
+        """Whether any node has called for another generation."""
         return self._phase is _NodePhase.RUNNING and self._turn.called is not None
 
     def call(self, kind: str, cause: str) -> None:
+        """Have all nodes let new replicas prepare; `on_prepared` follows."""
         if self._phase is _NodePhase.RUNNING:
             self._turn.call(kind, cause)
             self._pin()
             self._send({"type": "call"})
 
     def call_off(self, kind: str) -> None:
+        """Take such a call of this node back."""
         if self._turn.call_off(kind):
             self._pin()
 
     def note_prepared(self, is_prepared: bool = True) -> None:
+        """Tell the others whether the new replicas here wait for them."""
         if self._phase is _NodePhase.RUNNING:
             self._pin(is_prepared=is_prepared)
             self._stop_if_prepared()
@@ -137,19 +153,23 @@ class ManyNodes:
             self._send({"type": "prepared", "call": self._call})
 
     def hurry(self) -> None:
+        """Wait for nobody who prepares; `on_prepared` follows at once."""
         called = self._turn.called
         if self.is_called and called is not None and not self._turn.wishes:
             self.wish(*called)
             self._subscriber.on_prepared(called[1])
 
     def wish(self, kind: str, cause: str) -> None:
+        """Tell the others why all are to save and exit."""
         self._turn.wish(kind, cause)
         self._pin()
 
     def note_trouble(self, *, is_hang: bool = False) -> None:
+        """Tell the others that a replica has failed, or hangs."""
         self._pin(has_trouble=True, **({"is_hang": True} if is_hang else {}))
 
     def conclude(self, verdict: Verdict) -> None:
+        """Say how the generation ended here; `on_verdict` follows once all have."""
         self._verdict = verdict
         if self._phase is _NodePhase.RUNNING:
             self._phase = _NodePhase.CONCLUDING
@@ -159,10 +179,12 @@ class ManyNodes:
             self._give_verdict(self._loss)
 
     def leave(self, kind: str, cause: str) -> None:
+        """Tell the others that this node waits for nothing any more."""
         self._turn.wish(kind, cause)
         self._pin(ending=Verdict(How.LEFT, text=cause).encode())
 
     def close(self, *, is_hurried: bool) -> None:
+        """Leave the other nodes, who need not wait for this one."""
         if self._meeting is None:
             return
         if self._phase is _NodePhase.OPENING:
@@ -382,6 +404,24 @@ class ManyNodes:
                 self._phase = _NodePhase.OUTSIDE
         self._wants_seat = False
         self._subscriber.on_verdict(verdict)
+
+
+Nodes = OneNode | ManyNodes
+
+
+def nodes_of(
+    options: Options,
+    *,
+    loop: EventLoop,
+    subscriber: NodesSubscriber,
+    say: Callable[[str], None],
+) -> Nodes:
+    """Return the nodes of a job, which tell the subscriber what they do."""
+    if options.nodes is None:
+        return OneNode(subscriber)
+    return ManyNodes(
+        options.nodes, options.name, loop=loop, subscriber=subscriber, say=say
+    )
 
 
 def _explain(message: Message, settings: NodeSettings) -> str:

@@ -29,6 +29,9 @@ class Meeting:
         on_message: Called with what it says.
         on_lost: Called once, with why it says nothing more.
 
+    Raises:
+        OSError: It cannot be started.
+
     Attributes:
         pid: Its process number.
     """
@@ -47,12 +50,12 @@ class Meeting:
         self._on_lost = on_lost
         self._heard_at: float | None = None
         self._has_spoken = False
-        own, other = socket.socketpair()
-        own.settimeout(_SILENCE_SECONDS)
-        self._process = interpreter.start_beside(
-            "launcher.nodes.rendezvous", other.fileno(), environment.of_rendezvous()
+        self._process, own = interpreter.start_beside(
+            "launcher.nodes.rendezvous",
+            environment.of_rendezvous(),
+            kind=socket.SOCK_STREAM,
         )
-        other.close()
+        own.settimeout(_SILENCE_SECONDS)
         self.pid = self._process.pid
         self._channel = Channel(own, limit=_MAX_BYTES)
         self._is_open = True

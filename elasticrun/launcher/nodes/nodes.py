@@ -160,64 +160,11 @@ class NodesSubscriber(Protocol):
         """There is no way to meet the others."""
 
 
-class Nodes(Protocol):
-    """The nodes of a job, this one among them."""
-
-    @property
-    def pids(self) -> set[int]:
-        """The processes that it needs between generations."""
-
-    @property
-    def round(self) -> Round | None:
-        """What all nodes started last; None before the first generation."""
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the others cannot go on without this node."""
-
-    def open(self) -> None:
-        """Look for the others; `on_open` follows."""
-
-    def join(self) -> None:
-        """Ask for a seat in the next generation; `on_seat` follows, each time."""
-
-    def offer(self, offer: Offer) -> None:
-        """Say what this node brings; `on_round` follows once all have."""
-
-    @property
-    def is_called(self) -> bool:
-        """Whether any node has called for another generation."""
-
-    def call(self, kind: str, cause: str) -> None:
-        """Have all nodes let new replicas prepare; `on_prepared` follows."""
-
-    def call_off(self, kind: str) -> None:
-        """Take such a call of this node back."""
-
-    def note_prepared(self, is_prepared: bool = True) -> None:
-        """Tell the others whether the new replicas here wait for them."""
-
-    def hurry(self) -> None:
-        """Wait for nobody who prepares; `on_prepared` follows at once."""
-
-    def wish(self, kind: str, cause: str) -> None:
-        """Tell the others why all are to save and exit."""
-
-    def note_trouble(self, *, is_hang: bool = False) -> None:
-        """Tell the others that a replica has failed, or hangs."""
-
-    def conclude(self, verdict: Verdict) -> None:
-        """Say how the generation ended here; `on_verdict` follows once all have."""
-
-    def leave(self, kind: str, cause: str) -> None:
-        """Tell the others that this node waits for nothing any more."""
-
-    def close(self, *, is_hurried: bool) -> None:
-        """Leave the other nodes, who need not wait for this one."""
-
-
 class OneNode:
-    """The nodes of a job on one machine: everything is agreed at once."""
+    """The nodes of a job on one machine: everything is agreed at once.
+
+    `ManyNodes` says what its methods are for.
+    """
 
     is_needed = True
 

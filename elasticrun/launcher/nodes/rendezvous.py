@@ -218,7 +218,7 @@ class Rendezvous:
         elif message["type"] == "call":
             self._lobby.call(self._name_of_turn)
         elif message["type"] == "prepared":
-            self._lobby.note_prepared(message["call"])
+            self._lobby.note("prepared", message["call"])
         elif message["type"] == "bye":
             self._leave(closes=message["closes"], is_hurried=message["is_hurried"])
             os._exit(0)
@@ -251,8 +251,8 @@ class Rendezvous:
             notes=self._board.read(self._turn),
             silent=silent,
             num_waiting=self._handler.num_nodes_waiting(),
-            num_called=self._lobby.num_called(self._name_of_turn),
-            num_prepared=self._lobby.num_prepared(self._name_of_turn),
+            num_called=self._lobby.count("called", self._name_of_turn),
+            num_prepared=self._lobby.count("prepared", self._name_of_turn),
         )
 
     @property
@@ -263,7 +263,7 @@ class Rendezvous:
         called = self._lobby.called
         if called and called != self._called:
             self._called = called
-            self._lobby.note_called(called)
+            self._lobby.note("called", called)
             self._tell("called", call=called)
 
     def _join(self) -> None:

@@ -178,11 +178,9 @@ class Turn:
     # For people.
 
     def label(self, node: int) -> str:
-        """Return what to call a node."""
         host = self.hosts.get(node)
         return f"node {node} ({host})" if host else f"node {node}"
 
     def describe_silent(self) -> str:
-        """Return which nodes are silent."""
         labels = ", ".join(self.label(node) for node in sorted(self.silent))
         return f"{labels}: nothing was heard from there for some seconds"

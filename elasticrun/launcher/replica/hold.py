@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -38,15 +39,15 @@ class Hold:
         self._is_over = threading.Event()
         self._is_over.set()
         self._ending_thread = 0
-        self._take_back: list[Callable[[], None]] = []
+        self._meanwhile = contextlib.ExitStack()
 
     def begin(self) -> None:
         """Let whoever asks from now on wait."""
         self._is_over.clear()
-        self._take_back = [
-            environment.call_before_reading(_OF_THE_JOB, lambda _: self.wait()),
-            processes.yield_memory(),
-        ]
+        self._meanwhile.enter_context(processes.yielding_memory())
+        self._meanwhile.enter_context(
+            environment.calling_before_reading(_OF_THE_JOB, lambda _: self.wait())
+        )
         if "torch" in sys.modules:
             self._wait_before_gpus()
         else:  # A new interpreter, whose program may set variables before it imports.
@@ -72,8 +73,7 @@ class Hold:
         """
         self._ending_thread = threading.get_ident()
         take_up()
-        for take_back in self._take_back:
-            take_back()
+        self._meanwhile.close()
         self._is_over.set()
 
 

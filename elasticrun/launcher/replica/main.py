@@ -61,8 +61,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     """
     for descriptor in (control, *listeners):
         os.set_inheritable(descriptor, False)
-    connection = socket.socket(fileno=control)
-    channel = Channel(connection)
+    channel = Channel(socket.socket(fileno=control))
     if _is_barred_from_gpus():
         channel.send({"type": "barred"})
         execute(control, listeners)
@@ -88,7 +87,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     hold = Hold(tell_waiting)
     if order["is_rehearsed"]:
         hold.begin()
-    reporter = Reporter(channel, connection, after=last, on_begun=on_begun)
+    reporter = Reporter(channel, after=last, on_begun=on_begun)
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_interpreter(code)

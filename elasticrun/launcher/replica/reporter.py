@@ -7,7 +7,6 @@ import faulthandler
 import logging
 import os
 import select
-import socket
 import sys
 import threading
 import time
@@ -50,16 +49,10 @@ class Reporter:
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        connection: socket.socket,
-        *,
-        after: str,
-        on_begun: Callable[[Message], None],
+        self, channel: Channel, *, after: str, on_begun: Callable[[Message], None]
     ) -> None:
         self._on_begun = on_begun
         self._channel = channel
-        self._connection = connection
         self._stop_cause: str | None = None
         self._has_trained = False
         self._has_failed = False
@@ -72,7 +65,7 @@ class Reporter:
         """Start the thread, and let the dump signal print all stacks."""
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         # A DataLoader worker that outlives its replica must not hold the channel.
-        os.register_at_fork(after_in_child=self._connection.close)
+        os.register_at_fork(after_in_child=self._channel.connection.close)
         threading.Thread(
             target=self._run, name="elasticrun-reporter", daemon=True
         ).start()
@@ -82,7 +75,7 @@ class Reporter:
             self._handle(message)
         interval = _UNTIL_JOB
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
+        poll.register(self._channel, select.POLLIN)
         while self._channel.is_open:
             if poll.poll(interval * 1000):
                 for message in self._channel.receive():
@@ -171,11 +164,7 @@ class Reporter:
         variables, path = _surroundings()
         before, path_before = self._surroundings
         if names and path == path_before:
-            changed = {
-                name: variables.get(name)
-                for name in before.keys() | variables.keys()
-                if variables.get(name) != before.get(name)
-            }
+            changed = environment.changes(before, variables)
             if len(str(changed)) < _MOST_VARIABLES:
                 self._channel.send(
                     {"type": "modules", "names": names, "variables": changed}

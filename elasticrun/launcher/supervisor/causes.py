@@ -131,16 +131,15 @@ def describe(ending: Ending, *, hint: str = "") -> str:
 def explain_kill(kills_before: int | None, kills_now: int | None, free: float) -> str:
     """Return what to think of a SIGKILL that the launcher did not send."""
     if kills_before is not None and kills_now is not None and kills_now > kills_before:
-        return (
-            "meanwhile the kernel killed a process because memory was full, so likely "
-            "the out-of-memory killer; use smaller batches or fewer replicas"
-        )
-    if free < 0.1:
-        return (
-            f"{free:.0%} of the memory is free, so likely the out-of-memory killer; "
-            "use smaller batches or fewer replicas"
-        )
-    return ""
+        seen = "meanwhile the kernel killed a process because memory was full"
+    elif free < 0.1:
+        seen = f"{free:.0%} of the memory is free"
+    else:
+        return ""
+    return (
+        f"{seen}, so likely the out-of-memory killer; use smaller batches or fewer "
+        "replicas"
+    )
 
 
 def _signal_name(number: int) -> str:

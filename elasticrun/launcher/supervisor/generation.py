@@ -130,7 +130,6 @@ class Generation:
 
     @property
     def running(self) -> list[Member]:
-        """The replicas that have not ended."""
         return [member for member in self.members if member.ending is None]
 
     @property
@@ -289,10 +288,13 @@ class Generation:
         _, status = os.waitpid(member.pid, 0)
         self._loop.forget(member.pidfd)
         os.close(member.pidfd)
-        if member.parked.channel.is_open:
-            self._take_last_messages(member)
-        else:
-            member.parked.channel.close()
+        channel = member.parked.channel
+        if channel.is_open:
+            with contextlib.suppress(WireError):
+                for message in channel.drain():  # What it said before it ended.
+                    self._on_message(member, message)
+            self._loop.forget(channel)
+        channel.close()
         member.ending = Ending(
             member.rank,
             os.waitstatus_to_exitcode(status),
@@ -311,12 +313,3 @@ class Generation:
             self._subscriber.on_all_ended()
         elif member.ending.is_failure and not self.is_killed:
             self._subscriber.on_trouble()
-
-    def _take_last_messages(self, member: Member) -> None:
-        """Read what the replica said before it ended, and close the channel."""
-        channel = member.parked.channel
-        with contextlib.suppress(WireError):
-            for message in channel.drain():
-                self._on_message(member, message)
-        self._loop.forget(channel)
-        channel.close()

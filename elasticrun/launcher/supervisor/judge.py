@@ -160,16 +160,10 @@ class Judge:
         lost = f"; {_saved(verdict)}" if verdict and verdict.is_unsaved else ""
         if is_first and not lost:
             directory.note_finished(self._options.checkpoint_dir, self._options.program)
-        num_restarts = self._crashes.num_restarts
-        self._console.event(
-            f"finished after {time.time() - self.started_at:.0f} s"
-            + (
-                f" and {num_restarts} restart{'s' * (num_restarts > 1)}"
-                if num_restarts
-                else ""
-            )
-            + lost
-        )
+        number = self._crashes.num_restarts
+        restarts = f" and {number} restart{'s' * (number > 1)}" if number else ""
+        seconds = time.time() - self.started_at
+        self._console.event(f"finished after {seconds:.0f} s{restarts}{lost}")
         return Next(0)
 
     def _has_finished(self) -> bool:
@@ -198,9 +192,10 @@ class Judge:
     def _rescale(self, verdict: Verdict, number: int) -> Next:
         """Restart with another size, which counts as no crash however it came to it."""
         if verdict.kind == How.CRASHED:
+            why = verdict.text.partition("\n")[0]
             self._console.event(
                 f"generation {number} ended at {verdict.where} without saving: "
-                f"{_first_line(verdict.text)}; rescaling {start_from(verdict.newest)}"
+                f"{why}; rescaling {start_from(verdict.newest)}"
             )
         elif verdict.is_unsaved:
             saved = _saved(verdict)
@@ -223,10 +218,6 @@ class Judge:
             return self.fail(text, trace="" if is_seen else verdict.trace)
         self._console.event(text)
         return Next(delay=delay)
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
 
 
 def _saved(verdict: Verdict) -> str:

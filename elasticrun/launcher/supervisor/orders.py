@@ -50,7 +50,14 @@ def make_orders(
     }
     orders = []
     for rank in range(round_.offset, round_.offset + round_.share):
-        own = variables | _variables_of_rank(round_, rank)
+        own = variables | environment_of(
+            rank=rank,
+            world_size=round_.size,
+            port=round_.port,
+            local_rank=rank - round_.offset,
+            local_world_size=round_.share,
+            address=round_.address,
+        )
         if not has_rank:  # Who does not wait for it, as a process started there, fails.
             own |= dict.fromkeys(_OF_ALL_NODES, _UNKNOWN)
         order = {"rank": rank, "environment": inherited | own}
@@ -63,17 +70,6 @@ def _num_threads(round_: Round, inherited: Mapping[str, str]) -> int:
     given = inherited.get("OMP_NUM_THREADS", "")
     number = int(given) if given.isdecimal() else 0
     return number or max(1, environment.num_cores() // round_.share)
-
-
-def _variables_of_rank(round_: Round, rank: int) -> dict[str, str]:
-    return environment_of(
-        rank=rank,
-        world_size=round_.size,
-        port=round_.port,
-        local_rank=rank - round_.offset,
-        local_world_size=round_.share,
-        address=round_.address,
-    )
 
 
 def _variables(

@@ -22,9 +22,8 @@ class News:
         on_started: Called with each generation that has started.
         on_ready: Called with it when all its replicas here have made their job.
         on_trained: Called with it when all of them have trained a batch.
-        on_not_rescaled: Called with the reason when a generation goes on that was to be
-            rescaled.
-        on_delayed: Called with the reason when replicas are waited for.
+        on_told: Called with what who waits for a rescaling is to know, and whether it
+            comes to nothing.
         on_reported: Called with each replica that said where it is.
     """
 
@@ -33,8 +32,7 @@ class News:
         self.on_started: list[Callable[[Generation], None]] = []
         self.on_ready: list[Callable[[Generation], None]] = []
         self.on_trained: list[Callable[[Generation], None]] = []
-        self.on_not_rescaled: list[Callable[[str], None]] = []
-        self.on_delayed: list[Callable[[str], None]] = []
+        self.on_told: list[Callable[[str, bool], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
         self._console = console
         self._crashes = crashes
@@ -52,34 +50,29 @@ class News:
         for call in self.on_started:
             call(generation)
 
-    def tell_not_rescaled(self, why: str) -> None:
-        """Say that the generation goes on as it is, also to who asked for more."""
-        self._console.event(why)
-        for call in self.on_not_rescaled:
-            call(why)
+    def tell(self, why: str, *, is_over: bool = False) -> None:
+        """Say something, also to who waits for a rescaling.
 
-    def tell_delay(self, why: str) -> None:
-        """Say why something takes its time, also to who waits for a rescaling."""
+        Args:
+            is_over: Whether it is why the generation goes on as it is.
+        """
         self._console.event(why)
-        for call in self.on_delayed:
-            call(why)
+        for call in self.on_told:
+            call(why, is_over)
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
-        """Show a line that a replica printed."""
         if is_error:
             line = self._repeats.setdefault(rank, Repeats()).filtered(line)
         if line:
             self._console.output(marked(rank, line), is_error=is_error)
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
-        """Say that what replicas print is not kept."""
         self._console.event(
             f"what rank {rank} prints is not kept, and perhaps that of others: "
             f"{error}; going on without"
         )
 
     def on_report(self, member: Member) -> None:
-        """Take where a replica is."""
         generation = self._generation
         assert generation is not None
         self.has_had_job = True

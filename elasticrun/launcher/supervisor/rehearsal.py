@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from elasticrun.launcher.event_loop import EventLoop
@@ -24,7 +24,7 @@ class Rehearsal:
     MiB comes no further before that.
 
     Args:
-        size: How many there will be.
+        orders: Theirs, by rank.
         limit: Seconds after which they are late.
         on_waiting: Called when all wait.
         on_late: Called with the reason if they do not in time, or are not taken then,
@@ -35,7 +35,7 @@ class Rehearsal:
 
     def __init__(
         self,
-        size: int,
+        orders: Sequence[Message],
         loop: EventLoop,
         *,
         limit: float,
@@ -48,17 +48,17 @@ class Rehearsal:
         self._on_waiting = on_waiting
         self._on_failure = on_failure
         self._on_barred = on_barred
-        self._left = set(range(size))
-        self._size = size
+        self._orders = orders
+        self._left = set(range(len(orders)))
         self._watched: list[object] = []
         self._begun_at = time.time()
         self._files: dict[str, _Version] = {}
         late = f"not all new replicas have needed the job within {limit:.0f} s"
         self._timer = loop.call_later(limit, lambda: on_late(late))
 
-    def begin(self, parked: Parked, order: Message) -> None:
+    def begin(self, parked: Parked) -> None:
         """Let one of them begin, while others may still be on their way."""
-        parked.begin(order)
+        parked.begin(self._orders[parked.rank])
         self._watch(parked.channel, partial(self._hear, parked))
         for output, printed in zip(parked.outputs, parked.printed, strict=True):
             os.set_blocking(output, False)
@@ -67,7 +67,7 @@ class Rehearsal:
     @property
     def num_waiting(self) -> int:
         """How many have come to where their script needs the job."""
-        return self._size - len(self._left)
+        return len(self._orders) - len(self._left)
 
     @property
     def is_outdated(self) -> bool:

@@ -44,9 +44,8 @@ class Server:
         supervisor.loop.watch(control.listener, self._on_caller)
         supervisor.loop.call_later(_LOOK_SECONDS, self._keep_reachable)
         supervisor.news.on_started.append(self._on_started)
-        supervisor.news.on_ready.append(self._on_ready)
-        supervisor.news.on_not_rescaled.append(self._on_not_rescaled)
-        supervisor.news.on_delayed.append(self._on_delayed)
+        supervisor.news.on_ready.append(self._answer_waiting)
+        supervisor.news.on_told.append(self._on_told)
 
     def close(self) -> None:
         """Tell whoever asked for the end whether it came as it should."""
@@ -165,29 +164,21 @@ class Server:
     def _on_started(self, generation: Generation) -> None:
         def look() -> None:
             is_same = self._supervisor.generation is generation
-            if is_same and not (
-                generation.has_begun or self._supervisor.news.has_had_job
-            ):
+            if is_same and not self._supervisor.news.has_had_job:
                 self._answer_waiting(
                     generation, "runs", "; its program has not made a job so far"
                 )
 
         self._supervisor.loop.call_later(_JOBLESS_SECONDS, look)
 
-    def _on_ready(self, generation: Generation) -> None:
-        self._answer_waiting(generation, "trains")
-
-    def _on_not_rescaled(self, why: str) -> None:
+    def _on_told(self, why: str, is_over: bool) -> None:
         for channel, _ in self._waiting:
-            self._send(channel, {"error": why})
-        self._waiting.clear()
-
-    def _on_delayed(self, why: str) -> None:
-        for channel, _ in self._waiting:
-            self._send(channel, {"text": why})
+            self._send(channel, {"error" if is_over else "text": why})
+        if is_over:
+            self._waiting.clear()
 
     def _answer_waiting(
-        self, generation: Generation, what: str, more: str = ""
+        self, generation: Generation, what: str = "trains", more: str = ""
     ) -> None:
         if not self._supervisor.is_settled:
             return  # They wait for the one after it.

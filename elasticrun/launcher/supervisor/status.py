@@ -32,7 +32,6 @@ class _Speed:
     rate: float | None = None
 
     def note(self, report: Message) -> None:
-        """Take a look at rank 0's report."""
         loop = (report["generation"], *report["counts"][:2])
         index, when = report["index"], report["time"]
         if loop != self.training_loop or index < self.index:

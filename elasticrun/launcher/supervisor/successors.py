@@ -68,7 +68,6 @@ class Successors:
         self._num_spares = 0
         self._is_told_to_rehearse = False
         self._rehearsal: Rehearsal | None = None
-        self._orders_ahead: list[Message] = []
         self.may_rehearse = True
         self._longest_start = 0.0
         self._begun_at = 0.0
@@ -216,9 +215,8 @@ class Successors:
         self._starter.note_running(sorted(running | self.pids))
         if self._rehearsal is None:
             self._begun_at = time.monotonic()
-            self._orders_ahead = self._orders(self._size, parked)
             self._rehearsal = Rehearsal(
-                self._size,
+                self._orders(self._size, parked),
                 self._loop,
                 limit=min(self._limit, self._most_patience),
                 on_waiting=self._on_waiting,
@@ -226,7 +224,7 @@ class Successors:
                 on_failure=self._on_failure,
                 on_barred=self._starter.fork_no_more,
             )
-        self._rehearsal.begin(parked, self._orders_ahead[parked.rank])
+        self._rehearsal.begin(parked)
 
     def _on_waiting(self) -> None:
         self.note_start(time.monotonic() - self._begun_at)

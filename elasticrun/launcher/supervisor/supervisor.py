@@ -25,7 +25,6 @@ A job on one machine goes through the same steps, and waits for nobody in them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,11 +34,11 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.nodes.many_nodes import nodes_of
 from elasticrun.launcher.nodes.nodes import (
     END,
     LEAVE,
     LOOPBACK,
-    Nodes,
     Offer,
     Round,
     plan_round,
@@ -81,9 +80,6 @@ class Phase(enum.Enum):
 class Supervisor:
     """Keeps a job running: starts generations, judges their ends, obeys requests.
 
-    Args:
-        meet: Makes the nodes of the job, which tell this supervisor what they do.
-
     Attributes:
         generation: The one that runs, or None between two.
         nodes: The machines of the job.
@@ -97,14 +93,7 @@ class Supervisor:
         news: Tells what is heard of the generation that runs.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        console: Console,
-        loop: EventLoop,
-        *,
-        meet: Callable[[Supervisor], Nodes],
-    ) -> None:
+    def __init__(self, options: Options, console: Console, loop: EventLoop) -> None:
         self.options = options
         self.loop = loop
         self.generation: Generation | None = None
@@ -131,10 +120,10 @@ class Supervisor:
             loop,
             imports=[] if options.is_exec else imports_of(options.program),
             is_exec=options.is_exec,
-            say=self.news.tell_delay,
+            say=self.news.tell,
             on_failure=self._on_no_replicas,
         )
-        self.nodes = meet(self)
+        self.nodes = nodes_of(options, loop=loop, subscriber=self, say=console.event)
         self.takeover = Takeover(
             options,
             loop,
@@ -469,7 +458,7 @@ class Supervisor:
         why += f" The job goes on with {last.share} replica{'s' * (last.share > 1)}"
         if is_rescaling and self._stop is not Stop.END:
             self.takeover.size = last.share
-            self.news.tell_not_rescaled(why)
+            self.news.tell(why, is_over=True)
         else:
             self._console.event(why)
         if self.generation is None and self._phase is not Phase.JUDGING:

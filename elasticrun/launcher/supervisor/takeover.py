@@ -9,7 +9,8 @@ from collections.abc import Callable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.nodes.nodes import SCALE, Nodes
+from elasticrun.launcher.nodes.many_nodes import Nodes
+from elasticrun.launcher.nodes.nodes import SCALE
 from elasticrun.launcher.options import (
     OptionError,
     Options,
@@ -69,7 +70,7 @@ class Takeover:
             # A node that waits for a seat gives up after a time.
             most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
             orders=orders,
-            say=news.tell_delay,
+            say=news.tell,
             on_ready=on_ready,
             on_able=self._on_able,
             on_late=self._on_late,
@@ -214,7 +215,7 @@ class Takeover:
     def _on_late(self, why: str) -> None:
         """Have what runs give way already, as they may not come so far beside it."""
         if self.is_preparing:
-            self._news.tell_delay(f"{why}; those that run give way to them now")
+            self._news.tell(f"{why}; those that run give way to them now")
             self._nodes.hurry()
 
     def _on_failed(self, why: str) -> None:
@@ -225,13 +226,13 @@ class Takeover:
         may_rehearse = self.successors.may_rehearse
         if self.is_preparing and self._options.nodes is not None:
             why = f"a new replica failed, so those that run stop first. It was {why}"
-            self._news.tell_delay(why)
+            self._news.tell(why)
             self.successors.prepare(self.size)
         elif self.is_preparing:
             self._call_off()
             first = "" if may_rehearse else "; the next rescaling stops them first"
             why = f"a new replica failed, so those that run go on{first}. It was {why}"
-            self._news.tell_not_rescaled(why)
+            self._news.tell(why, is_over=True)
         elif self.successors.is_asked:
             self._console.event(f"a new replica failed, so others start. It was {why}")
             self.successors.prepare(self.size)

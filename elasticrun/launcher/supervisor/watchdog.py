@@ -168,6 +168,5 @@ class Watchdog:
         """Have one thing happen later; what was to happen before that does not."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if seconds is not None and callback is not None:
             self._timer = self._loop.call_later(seconds, callback)

@@ -45,7 +45,6 @@ class JobConnection:
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
-        self._connection = connection
         self._channel = Channel(connection)
         self.status: dict[str, Any] = self._ask({"type": "status"})
 
@@ -56,7 +55,6 @@ class JobConnection:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
         self._channel.close()
 
     def is_called(self, name: str) -> bool:
@@ -73,7 +71,7 @@ class JobConnection:
         """Change the number of replicas; yield what happens, until they train."""
         answer = self._ask({"type": "scale", "replicas": size})
         yield answer["text"]
-        self._connection.settimeout(None)
+        self._channel.connection.settimeout(None)
         while not answer.get("is_done"):
             answer = self._take("the job ended before it was rescaled")
             yield answer["text"]
@@ -85,7 +83,7 @@ class JobConnection:
             JobError: It ended without saving what was trained.
         """
         yield self._ask({"type": "stop"})["text"]
-        self._connection.settimeout(None)
+        self._channel.connection.settimeout(None)
         problem = ""
         while (message := self._channel.receive_one()) is not None:
             problem = str(message.get("error", ""))
@@ -95,7 +93,7 @@ class JobConnection:
 
     def _ask(self, request: Message) -> Message:
         self._channel.send(request)
-        readable, _, _ = select.select([self._connection], [], [], _ANSWER_SECONDS)
+        readable, _, _ = select.select([self._channel], [], [], _ANSWER_SECONDS)
         if not readable:
             raise SilentJobError(self.pid)
         return self._take("the launcher hung up")
@@ -127,11 +125,10 @@ def find_jobs() -> tuple[list[JobConnection], list[SilentJobError]]:
                 continue
             try:
                 found.append(JobConnection(pid, connection))
-            except SilentJobError as error:
+            except JobError as error:
                 connection.close()
-                silent.append(error)
-            except JobError:  # It ended just now.
-                connection.close()
+                if isinstance(error, SilentJobError):  # Else it ended just now.
+                    silent.append(error)
     except sockets.SocketDirectoryError as error:
         raise JobError(str(error), exit_code=EXIT_REFUSED) from error
     return found, silent
@@ -145,13 +142,12 @@ def find_job(name: str | None) -> JobConnection:
     """
     jobs, silent = find_jobs()
     found = [job for job in jobs if name is None or job.is_called(name)]
-    if len(found) == 1 and not (name is None and silent):
-        for job in jobs:
-            if job is not found[0]:
-                job.close()
-        return found[0]
+    chosen = found[0] if len(found) == 1 and not (name is None and silent) else None
     for job in jobs:
-        job.close()
+        if job is not chosen:
+            job.close()
+    if chosen is not None:
+        return chosen
     what = "job" if name is None else f"job {name!r}"
     if not found:
         # One that does not answer does not say its name either.

@@ -62,7 +62,6 @@ class ControlSocket:
         self._inode = self._find()
 
     def close(self) -> None:
-        """Listen no more."""
         self.listener.close()
         if self.is_there():
             with contextlib.suppress(OSError):

@@ -36,7 +36,6 @@ class LineReader:
         self.is_open = True
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on."""
         return self._descriptor
 
     def read(self) -> int:
@@ -106,7 +105,6 @@ class Log:
                 on_failure(error)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -149,14 +147,12 @@ def find_logs(log_dir: Path) -> dict[int, dict[int, Path]]:
             ranks = {
                 int(file[1]): path
                 for path in folder.iterdir()
-                if (file := _FILE.fullmatch(path.name)) and _is_plain(path)
+                if (file := _FILE.fullmatch(path.name))
+                and path.is_file()
+                and not path.is_symlink()
             }
             found[int(match[1])] = dict(sorted(ranks.items()))
     return dict(sorted(found.items()))
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
 
 
 def marked(rank: int, line: bytes) -> str:

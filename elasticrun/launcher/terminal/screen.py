@@ -32,11 +32,9 @@ class Stream:
         self._descriptor = descriptor
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
         return os.isatty(self._descriptor)
 
     def flush(self) -> None:
@@ -61,16 +59,13 @@ class Screen:
         self._out, self._err = Stream(out), Stream(err)
 
     def event(self, text: str) -> None:
-        """Say what happened, in one line."""
         self._write(self._err, f"elasticrun: {text}\n")
 
     def detail(self, text: str) -> None:
-        """Say more of it, in any number of lines."""
         for line in text.rstrip("\n").split("\n"):
             self._write(self._err, line + "\n")
 
     def output(self, text: str, *, is_error: bool) -> None:
-        """Show a line that a replica printed."""
         self._write(self._err if is_error else self._out, text + "\n")
 
     def live(self, text: str) -> None:

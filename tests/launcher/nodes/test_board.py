@@ -48,14 +48,14 @@ def test_a_board_shows_what_is_pinned_and_nothing_else() -> None:
 def test_a_lobby_counts_who_is_prepared_for_a_call_of_its_job() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     lobby, other = Lobby(store, "train"), Lobby(store, "other")
-    assert (lobby.called, lobby.num_prepared("a/0")) == ("", 0)
+    assert (lobby.called, lobby.count("prepared", "a/0")) == ("", 0)
     lobby.call("a/0")
     assert (lobby.called, other.called) == ("a/0", "")
     for _ in range(2):
-        lobby.note_called("a/0")
-        assert lobby.num_called("a/0") > lobby.num_prepared("a/0")
-        lobby.note_prepared("a/0")
-    assert [lobby.num_prepared(turn) for turn in ("a/0", "a/1")] == [2, 0]
-    assert other.num_prepared("a/0") == 0
+        lobby.note("called", "a/0")
+        assert lobby.count("called", "a/0") > lobby.count("prepared", "a/0")
+        lobby.note("prepared", "a/0")
+    assert [lobby.count("prepared", turn) for turn in ("a/0", "a/1")] == [2, 0]
+    assert other.count("prepared", "a/0") == 0
     lobby.call("")
     assert lobby.called == ""

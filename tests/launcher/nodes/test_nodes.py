@@ -7,10 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.launcher.nodes.nodes import (
-    Offer,
-    plan_round,
-)
+from elasticrun.launcher.nodes.nodes import Offer, plan_round
 
 
 def offer(share: int, number: int = 0, **more: object) -> Offer:

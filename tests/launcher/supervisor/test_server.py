@@ -22,11 +22,9 @@ class Launcher:
     def __init__(self, control: sockets.ControlSocket) -> None:
         self.loop = EventLoop()
         self.num_answers = 0
-        of_news: list[list[Any]] = [[] for _ in range(4)]
-        names = ("on_started", "on_ready", "on_not_rescaled", "on_delayed")
         supervisor: Any = SimpleNamespace(
             loop=self.loop,
-            news=SimpleNamespace(**dict(zip(names, of_news, strict=True))),
+            news=SimpleNamespace(on_started=[], on_ready=[], on_told=[]),
         )
         book: Any = self
         self.server = Server(control, supervisor, book)

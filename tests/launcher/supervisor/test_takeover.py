@@ -188,8 +188,8 @@ def test_successors_that_another_node_needs_go_on_to_prepare(opened: Open) -> No
 
 def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     stage = opened()
-    why: list[str] = []
-    stage.news.on_not_rescaled.append(why.append)
+    told: list[tuple[str, bool]] = []
+    stage.news.on_told.append(lambda *what: told.append(what))
     stage.takeover.scale(3, stage.generation)
     stage.fork()
     stage.fail()
@@ -198,7 +198,7 @@ def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
         "a new replica failed, so those that run go on; the next rescaling stops them "
         "first. It was local rank 0: no such file"
     )
-    assert (why, stage.said[-1]) == ([text], text)
+    assert (told, stage.said[-1]) == ([(text, True)], text)
     stage.takeover.scale(3, stage.generation)
     stage.fork()  # Not beside what runs any more.
     assert stage.nodes.told[-1] == "hurry"
