@@ -13,33 +13,17 @@ from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.walk import Walk
 
 
-class Site(NamedTuple):
-    """Where a call stands.
-
-    Attributes:
-        is_iterated: Whether a loop takes its elements from what is called.
-        given: Arguments that are evaluated already: those of a `partial`.
-    """
-
-    node: ast.Call
-    frame: Frame
-    is_iterated: bool = False
-    given: Arguments | None = None
-
-
 class Called(NamedTuple):
     """A call of something outside of the project, its arguments evaluated.
 
     Attributes:
         name: The dotted name of what is called.
-        is_iterated: Whether a loop takes its elements from what is called.
     """
 
     name: str
     node: ast.Call
     given: Arguments
     frame: Frame
-    is_iterated: bool = False
 
     @property
     def last(self) -> str:

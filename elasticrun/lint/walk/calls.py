@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 
 from elasticrun.lint import catalog
 from elasticrun.lint.events import Made, Outside, StateMade
@@ -17,20 +18,20 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
-from elasticrun.lint.walk.arguments import MethodCall, Site, arguments
+from elasticrun.lint.walk.arguments import MethodCall, arguments
 from elasticrun.lint.walk.attributes import attribute
 from elasticrun.lint.walk.externals import call_external, call_unknown
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import call_function, call_known
 from elasticrun.lint.walk.losses import OF_CRITERIA
 from elasticrun.lint.walk.methods import call_method
-from elasticrun.lint.walk.walk import Walk
+from elasticrun.lint.walk.walk import Evaluate, Walk
 
 _STEPPING = frozenset(("scheduler", "ema", "optimizer"))
 _CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 
 
-def call(walk: Walk, node: ast.Call, frame: Frame, is_iterated: bool) -> Value:
+def _evaluate_call(walk: Walk, node: ast.Call, frame: Frame) -> Value:
     """Return what a call returns, having walked through the function if known."""
     function = node.func
     if isinstance(function, ast.Name) and function.id == "super":
@@ -38,13 +39,13 @@ def call(walk: Walk, node: ast.Call, frame: Frame, is_iterated: bool) -> Value:
     if not isinstance(function, ast.Attribute):
         with walk.into(VALUE):
             callee = walk.evaluate(function, frame)
-        return _call_value(walk, callee, node, frame, is_iterated=is_iterated)
+        return _call_value(walk, callee, node, frame)
     with walk.into(_sink_of_receiver(walk, function.attr)):
         receiver = walk.evaluate(function.value, frame)
     callee = _member_called(walk, receiver, function, frame)
     is_unseen = callee.kind == "unknown" and receiver.kind != "ext"
     if callee.kind not in ("bound", "param") and not is_unseen:
-        return _call_value(walk, callee, node, frame, is_iterated=is_iterated)
+        return _call_value(walk, callee, node, frame)
     listed = _as_listed(walk, function.attr, node, frame)
     if listed is not None:
         return listed
@@ -72,9 +73,7 @@ def _member_called(
     return Value("bound", function.attr)
 
 
-def _call_value(
-    walk: Walk, callee: Value, node: ast.Call, frame: Frame, *, is_iterated: bool
-) -> Value:
+def _call_value(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Value:
     """Return what calling a value returns."""
     listed = _as_listed(walk, callee.name, node, frame)
     if listed is not None:
@@ -84,7 +83,7 @@ def _call_value(
     if callee.kind == "class":
         return _instantiate(walk, callee, node, frame)
     if callee.kind == "ext":
-        return call_external(walk, callee.name, Site(node, frame, is_iterated))
+        return call_external(walk, callee.name, node, frame)
     if callee.kind == "partial":
         return _call_partial(walk, callee, node, frame)
     body = _body(callee)
@@ -92,7 +91,7 @@ def _call_value(
         method = attribute(walk, callee, body, node, frame)
         return call_known(walk, method, node, frame)
     name = written(node.func) if callee.kind == "unknown" else callee.name
-    return call_unknown(walk, callee, name, Site(node, frame, is_iterated))
+    return call_unknown(walk, callee, name, node, frame)
 
 
 def _as_listed(walk: Walk, name: str, node: ast.Call, frame: Frame) -> Value | None:
@@ -119,7 +118,7 @@ def _call_partial(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Va
     if function.kind == "func":
         return call_function(walk, function, given, node, frame)
     if function.kind == "ext":
-        return call_external(walk, function.name, Site(node, frame, given=given))
+        return call_external(walk, function.name, node, frame, given)
     return unknown(taints=taints_of(args))
 
 
@@ -130,7 +129,7 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Val
     cls = callee.cls
     assert cls is not None
     if cls.role == "loader" or cls.node.name in walk.options.loaders:
-        return call_external(walk, "elasticrun.AdaptiveDataLoader", Site(node, frame))
+        return call_external(walk, "elasticrun.AdaptiveDataLoader", node, frame)
     made = walk.made(Value("instance", cls.node.name, node=node, cls=cls))
     constructor = cls.find("__init__")
     if constructor is not None:
@@ -192,3 +191,6 @@ def _changes_by_role(receiver: Value, name: str) -> bool:
     if receiver.kind != "instance" or cls is None or cls.role not in _STEPPING:
         return False
     return name in ("step", "update", "update_parameters", "load_state_dict")
+
+
+EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {ast.Call: _evaluate_call}

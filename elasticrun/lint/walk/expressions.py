@@ -153,7 +153,6 @@ EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
     ast.BoolOp: _evaluate_bool_op,
     ast.NamedExpr: _evaluate_named_expr,
     ast.Lambda: lambda _, node, frame: Value("func", "lambda", node=node, frame=frame),
-    ast.Call: lambda walk, node, frame: walk.call(node, frame),
     ast.Starred: lambda walk, node, frame: walk.evaluate(node.value, frame),
     ast.Await: lambda walk, node, frame: walk.evaluate(node.value, frame),
     ast.Yield: _evaluate_yield,

@@ -20,7 +20,8 @@ _KINDS: dict[type[ast.expr], Kind] = {
 
 def _run_for(walk: Walk, node: ast.For | ast.AsyncFor, frame: Frame) -> None:
     walk.step(node, frame)
-    value = _evaluate_iterable(walk, node.iter, frame)
+    walk.iterated.add(node.iter)
+    value = walk.evaluate(node.iter, frame)
     before = dict(frame.env)
 
     def body(element: Value) -> None:
@@ -48,13 +49,6 @@ def _run_while(walk: Walk, node: ast.While, frame: Frame) -> None:
         walk.here = [each for each in walk.here if each != head.number]
     if node.orelse and walk.here:
         walk.run(node.orelse, frame)
-
-
-def _evaluate_iterable(walk: Walk, node: ast.expr, frame: Frame) -> Value:
-    """Return what is iterated: a call there makes an iterable, nothing else."""
-    if isinstance(node, ast.Call):
-        return walk.call(node, frame, is_iterated=True)
-    return walk.evaluate(node, frame)
 
 
 # Comprehensions.
@@ -113,7 +107,8 @@ def _nest(
                 walk.evaluate(test, frame)
             level(depth + 1)
 
-        value = _evaluate_iterable(walk, generator.iter, frame)
+        walk.iterated.add(generator.iter)
+        value = walk.evaluate(generator.iter, frame)
         walk.iterate(value, node, frame, body)
 
     level(0)

@@ -23,7 +23,7 @@ from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Value, constant, taints_of, unknown
 from elasticrun.lint.walk import objects, trained
-from elasticrun.lint.walk.arguments import Handle, MethodCall, Site
+from elasticrun.lint.walk.arguments import Handle, MethodCall
 from elasticrun.lint.walk.effects import is_seeded
 from elasticrun.lint.walk.externals import call_unknown
 from elasticrun.lint.walk.language import iterator
@@ -153,7 +153,7 @@ def _any_method(walk: Walk, it: MethodCall) -> Value:
             write_content(walk, receiver, it.node, "grow", it.text)
             walk.note(it.node, Grown(), receiver)
         return unknown(taints=receiver.taints)
-    result = call_unknown(walk, receiver, name, Site(it.node, it.frame))
+    result = call_unknown(walk, receiver, name, it.node, it.frame)
     if result.kind == "wrapped":
         return result
     taints = receiver.taints | result.taints

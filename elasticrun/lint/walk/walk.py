@@ -36,7 +36,6 @@ class Handlers(NamedTuple):
 
     statements: Mapping[type[ast.stmt], RunStatement]
     expressions: Mapping[type[ast.expr], Evaluate]
-    call: Callable[[Walk, ast.Call, Frame, bool], Value]
     assign: Callable[[Walk, ast.expr, Value, Frame, str], None]
     iterate: Callable[[Walk, Value, ast.AST, Frame, Body], None]
 
@@ -60,6 +59,7 @@ class Walk:
         guards: The conditions under which it is where it is.
         sink: Where a value that is read now goes.
         turns: The plain loops around it, since the last epoch or dataset loop.
+        iterated: The expressions from whose values loops take their elements.
         catching: What the `try` and `suppress` around it catch.
         active: The functions whose bodies it is in.
         visited: The functions that it has been in.
@@ -89,6 +89,7 @@ class Walk:
         self.guards: tuple[Guard, ...] = ()
         self.sink = VALUE
         self.turns: tuple[ast.AST, ...] = ()
+        self.iterated: set[ast.expr] = set()
         self.catching: tuple[str, ...] = ()
         self.active: list[ast.AST] = []
         self.visited: set[ast.AST] = set()
@@ -129,14 +130,6 @@ class Walk:
             if isinstance(child, ast.expr)
         ]
         return unknown(taints=taints_of(children))
-
-    def call(self, node: ast.Call, frame: Frame, *, is_iterated: bool = False) -> Value:
-        """Return what a call returns, having walked through the function if known.
-
-        Args:
-            is_iterated: Whether a loop takes its elements from what is called.
-        """
-        return self.handlers.call(self, node, frame, is_iterated)
 
     def assign(
         self, target: ast.expr, value: Value, frame: Frame, *, how: str = "set"

@@ -39,8 +39,8 @@ _HANDLERS = Handlers(
         **expressions.EXPRESSIONS,
         **loops.EXPRESSIONS,
         **attributes.EXPRESSIONS,
+        **calls.EXPRESSIONS,
     },
-    call=calls.call,
     assign=assignment.assign,
     iterate=iteration.iterate,
 )
