@@ -68,7 +68,7 @@ class Value:
         is_empty: Of a container: made without items.
         is_complete: Of a container: all its items are in `parts` or `attrs`.
         made_at: The number of the step that makes it, or -1.
-        in_epoch: The number of the epoch loop in whose body it was made, or 0.
+        in_epoch: Made in the body of an epoch loop.
         also: What else it may be, where branches meet.
         registered: Saved in every checkpoint.
         is_loaded_by_hand: Filled by the program's own call of `load_state_dict`.
@@ -91,7 +91,7 @@ class Value:
     is_empty: bool = False
     is_complete: bool = True
     made_at: int = -1
-    in_epoch: int = 0
+    in_epoch: bool = False
     also: list[Value] = field(default_factory=list)
     registered: bool = False
     is_loaded_by_hand: bool = False

@@ -48,8 +48,7 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
         loop = event.step.loop
         if trained.role != "optimizer" or loop is None or event.at in seen:
             continue
-        head = program.graph.steps[loop.head]
-        for guard in event.step.guards[len(head.guards) :]:
+        for guard in event.step.guards[len(loop.step.guards) :]:
             is_own_turn = (guard.number, guard.holds) in with_backward
             if "modulo" in guard.taints and not is_own_turn:
                 seen.add(event.at)

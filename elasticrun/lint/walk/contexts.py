@@ -6,6 +6,7 @@ import ast
 import sys
 
 from elasticrun.lint.events import Guarded, Suppressed
+from elasticrun.lint.graph import Step
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.values import Arguments, Value, merged, unknown
 from elasticrun.lint.walk.attributes import attribute
@@ -63,7 +64,7 @@ def _run_try(walk: Walk, node: ast.Try, frame: Frame) -> None:
     has_loop = len(walk.graph.loops) > loops
     # Of a body with a dataset loop only the loop is taken to raise.
     raising = [
-        step.number
+        step
         for step in walk.graph.steps[first:]
         if not has_loop or step.loop is not None
     ]
@@ -72,18 +73,22 @@ def _run_try(walk: Walk, node: ast.Try, frame: Frame) -> None:
         walk.note(node, Guarded(), step=entry)
     if walk.here and node.orelse:
         walk.run(node.orelse, frame)
-    _run_handlers(walk, node, frame, [entry.number, *raising], before)
+    _run_handlers(walk, node, frame, [entry, *raising], before)
     if node.finalbody:
         is_left = not walk.here
         if is_left:
-            walk.here = [entry.number]
+            walk.here = [entry]
         walk.run(node.finalbody, frame)
         if is_left:
             walk.here = []
 
 
 def _run_handlers(
-    walk: Walk, node: ast.Try, frame: Frame, starts: list[int], before: dict[str, Value]
+    walk: Walk,
+    node: ast.Try,
+    frame: Frame,
+    starts: list[Step],
+    before: dict[str, Value],
 ) -> None:
     """Walk through the handlers, each behind all steps that may raise."""
     ends, env = walk.here, frame.env

@@ -68,7 +68,7 @@ def load_module(walk: Walk, module: Module) -> Frame | None:
     walk.depth -= 1
     walk.epoch, walk.loop, walk.guards = outer
     if not walk.here:
-        walk.here = [len(walk.graph.steps) - 1]
+        walk.here = [walk.graph.steps[-1]]
     return frame
 
 

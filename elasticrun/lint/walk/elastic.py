@@ -180,17 +180,12 @@ def assume_loop(
     if not found:
         return
     loop = DataLoop(
-        node,
-        frame.module,
+        walk.step(node, frame),
+        (),
         written(node)[:60],
         found[0],
         sure=sure and found[0].sure,
         is_elastic=found[0].kind == "loader",
-        call=frame.call,
-        epoch=walk.epoch,
-        outer=walk.loop,
     )
-    step = walk.step(node, frame)
-    step.head_of, loop.head = loop, step.number
     walk.graph.loops.append(loop)
     walk.step(frame.statement, frame)

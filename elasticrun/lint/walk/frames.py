@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 
-from elasticrun.lint.graph import Call, DataLoop, EpochLoop
+from elasticrun.lint.graph import Call, Loop, Step
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import Class, Value, constant, external, unknown
 
@@ -49,7 +49,7 @@ class Frame:
     fixed: set[str] = field(default_factory=set)
     globals: set[str] = field(default_factory=set)
     nonlocals: set[str] = field(default_factory=set)
-    exits: list[int] = field(default_factory=list)
+    exits: list[Step] = field(default_factory=list)
     loops: list[Leaving] = field(default_factory=list)
     uid: int = field(default_factory=lambda: next(_uids))
 
@@ -102,6 +102,6 @@ class Frame:
 class Leaving:
     """Where `break` and `continue` of one loop lead from."""
 
-    of: DataLoop | EpochLoop | None = None
-    breaks: list[int] = field(default_factory=list)
-    continues: list[int] = field(default_factory=list)
+    of: Loop | None = None
+    breaks: list[Step] = field(default_factory=list)
+    continues: list[Step] = field(default_factory=list)

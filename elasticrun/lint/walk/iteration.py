@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint import roles
 from elasticrun.lint.events import Counted
-from elasticrun.lint.graph import DataLoop, EpochLoop, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Loop, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Arguments, Value, constant, element_of, unknown
 from elasticrun.lint.walk.attributes import attribute
@@ -134,32 +134,28 @@ def _weight(value: Value) -> int:
 
 @contextlib.contextmanager
 def looping(
-    walk: Walk, node: ast.AST, frame: Frame, of: DataLoop | EpochLoop | None = None
-) -> Iterator[Step]:
+    walk: Walk, head: Step, frame: Frame, of: Loop | None = None
+) -> Iterator[None]:
     """Stand on a loop's head; what runs inside leads back to it."""
-    head = walk.step(node, frame)
     leaving = Leaving(of)
     frame.loops.append(leaving)
     turns = walk.turns
-    if of is None:
-        walk.turns = (*turns, node)
-    else:
-        of.head, head.head_of = head.number, of
-        of.turns, walk.turns = turns, ()
-    yield head
+    walk.turns = (*turns, head.node) if of is None else ()
+    yield
     walk.lead([*walk.here, *leaving.continues], head)
     frame.loops.pop()
-    walk.here = [head.number, *leaving.breaks]
+    walk.here = [head, *leaving.breaks]
     walk.current, walk.turns = head, turns
 
 
 def _repeated(
     walk: Walk, node: ast.AST, frame: Frame, body: Body, element: Value
 ) -> None:
-    with looping(walk, node, frame) as head:
+    head = walk.step(node, frame)
+    with looping(walk, head, frame):
         body(element)
-        inside = range(head.number + 1, len(walk.graph.steps))
-        walk.graph.repeats.append((head.number, inside))
+        inside = walk.graph.steps[head.number + 1 :]
+        walk.graph.repeats.append((head, set(inside)))
 
 
 def _unrolled(
@@ -184,18 +180,15 @@ def _data_loop(
 ) -> None:
     """Walk through a loop over a loader, or over `remaining_steps_until`."""
     loop = DataLoop(
-        node,
-        frame.module,
+        walk.step(node, frame),
+        walk.turns,
         _loop_text(node),
         value,
         sure=value.kind != "unknown" and value.sure,
         is_elastic=value.kind != "plain_loader",
-        call=frame.call,
-        epoch=walk.epoch,
-        outer=walk.loop,
     )
     walk.graph.loops.append(loop)
-    with looping(walk, node, frame, loop):
+    with looping(walk, loop.step, frame, loop):
         outer = walk.loop
         # A plain loader's loop has no boundary, so no step is said to be in it.
         if loop.is_elastic:
@@ -210,14 +203,12 @@ def _epoch_loop(
     walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
 ) -> None:
     """Walk through a loop over `remaining_epochs_until`."""
-    number, around = len(walk.graph.epochs) + 1, (walk.epoch, walk.guards)
-    loop = EpochLoop(node, frame.module, number, frame.call, *around)
-    loop.bound_value = value.parts[0] if value.parts else None
     made = value.node
-    if isinstance(made, ast.Call) and (made.args or made.keywords):
-        loop.bound = made.args[0] if made.args else made.keywords[0].value
+    assert isinstance(made, ast.Call)
+    given = next(iter((*made.args, *(each.value for each in made.keywords))), None)
+    loop = EpochLoop(walk.step(node, frame), walk.turns, given, value.parts[0])
     walk.graph.epochs.append(loop)
-    with looping(walk, node, frame, loop):
+    with looping(walk, loop.step, frame, loop):
         outer, walk.epoch = walk.epoch, loop
         body(unknown("epoch", frozenset(("epoch",))))
         walk.epoch = outer

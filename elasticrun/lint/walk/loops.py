@@ -38,7 +38,8 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor, frame: Frame) -> None:
 
 
 def _run_while(walk: Walk, node: ast.While, frame: Frame) -> None:
-    with looping(walk, node, frame) as head:
+    head = walk.step(node, frame)
+    with looping(walk, head, frame):
         with walk.into(TEST):
             test = walk.evaluate(node.test, frame)
         walk.current = head
@@ -46,7 +47,7 @@ def _run_while(walk: Walk, node: ast.While, frame: Frame) -> None:
             walk.run(node.body, frame)
     is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
     if is_endless:
-        walk.here = [each for each in walk.here if each != head.number]
+        walk.here = [each for each in walk.here if each is not head]
     if node.orelse and walk.here:
         walk.run(node.orelse, frame)
 

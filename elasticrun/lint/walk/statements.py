@@ -58,7 +58,7 @@ def _run_assert(walk: Walk, node: ast.Assert, frame: Frame) -> None:
 def _run_break(walk: Walk, node: ast.Break, frame: Frame) -> None:
     step = walk.step(node, frame)
     if frame.loops:
-        frame.loops[-1].breaks.append(step.number)
+        frame.loops[-1].breaks.append(step)
         walk.note(node, Left(frame.loops[-1].of))
     walk.here = []
 
@@ -66,7 +66,7 @@ def _run_break(walk: Walk, node: ast.Break, frame: Frame) -> None:
 def _run_continue(walk: Walk, node: ast.Continue, frame: Frame) -> None:
     step = walk.step(node, frame)
     if frame.loops:
-        frame.loops[-1].continues.append(step.number)
+        frame.loops[-1].continues.append(step)
     walk.here = []
 
 

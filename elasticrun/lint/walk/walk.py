@@ -82,7 +82,7 @@ class Walk:
         self.classes: list[Class] = []
         self.objects: list[Value] = []
         self.bases: dict[int, Value] = {}
-        self.here: list[int] = []
+        self.here: list[Step] = []
         self.current = Step(ast.Pass(), root, -1)
         self.epoch: EpochLoop | None = None
         self.loop: DataLoop | None = None
@@ -148,16 +148,15 @@ class Walk:
         number, around = len(self.graph.steps), (self.epoch, self.loop, self.guards)
         step = Step(node, frame.module, number, frame.call, *around)
         self.graph.steps.append(step)
-        for number in self.here:
-            self.graph.steps[number].following.append(step.number)
-        self.here = [step.number]
+        self.lead(self.here, step)
+        self.here = [step]
         self.current = step
         return step
 
-    def lead(self, numbers: list[int], step: Step) -> None:
-        """Add edges to a step that exists already: the way back to a loop's head."""
-        for number in numbers:
-            self.graph.steps[number].following.append(step.number)
+    def lead(self, steps: list[Step], to: Step) -> None:
+        """Let a step run after others, as a loop's head does after its body."""
+        for each in steps:
+            each.following.append(to)
 
     def guard(self, test: ast.AST, taints: frozenset[str], frame: Frame) -> Guard:
         """Return a new condition that holds; its opposite has the same number."""
@@ -206,7 +205,7 @@ class Walk:
 
     def made(self, value: Value) -> Value:
         """Note where an object was made, so that rules can ask for it."""
-        value.in_epoch = self.epoch.number if self.epoch else 0
+        value.in_epoch = self.epoch is not None
         if value.node is None:
             value.node = self.current.node
         value.made_at = self.current.number
