@@ -48,12 +48,12 @@ class Made(NamedTuple):
     Attributes:
         role: `loader`, `optimizer`, `scheduler`, `tracker`, `rng`, ...
         name: What was called, if that is outside of the project.
-        given: What it was given, if that is seen.
+        given: What it was given, as far as that is seen.
     """
 
     role: str
     name: str = ""
-    given: Arguments | None = None
+    given: Arguments = Arguments()
 
 
 # What is changed.

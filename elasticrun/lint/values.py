@@ -6,9 +6,11 @@ import ast
 import itertools
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from elasticrun.lint.project import Module
+
+MethodDef = ast.FunctionDef | ast.AsyncFunctionDef
 
 _uids = itertools.count(1)
 
@@ -118,6 +120,11 @@ class Value:
         is_own = self.cls is not None and self.cls.role == "model"
         return is_own or self.kind == "model"
 
+    def defines(self, method: str) -> bool:
+        """Return whether it is an object of the project's with such a method."""
+        cls = self.cls if self.kind == "instance" else None
+        return cls is not None and cls.find(method) is not None
+
     @property
     def is_durable(self) -> bool:
         """Whether what it holds comes back after a restart."""
@@ -127,11 +134,12 @@ class Value:
         return f"Value({self.kind}, {self.name!r})"
 
 
-class Arguments(NamedTuple):
+@dataclass(eq=False)
+class Arguments:
     """The values that a call is given."""
 
-    args: list[Value]
-    keywords: dict[str, Value]
+    args: list[Value] = field(default_factory=list)
+    keywords: dict[str, Value] = field(default_factory=dict)
 
     @property
     def values(self) -> list[Value]:
@@ -156,9 +164,7 @@ class Class:
     module: Module
     frame: Any
     bases: list[Value] = field(default_factory=list)
-    methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(
-        default_factory=dict
-    )
+    methods: dict[str, MethodDef] = field(default_factory=dict)
     constants: dict[str, ast.expr] = field(default_factory=dict)
     role: str = ""
 
@@ -170,7 +176,7 @@ class Class:
                 found += [each for each in base.cls.lineage() if each not in found]
         return found
 
-    def find(self, name: str) -> tuple[Class, ast.AST] | None:
+    def find(self, name: str) -> tuple[Class, MethodDef] | None:
         """Return the method of that name and the class that defines it."""
         for each in self.lineage():
             if name in each.methods:

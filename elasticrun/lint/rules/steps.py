@@ -101,7 +101,7 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
     cut = {
         event.value
         for event, made in program.events(Made)
-        if made.role == "loader" and made.given is not None and _is_cut(made.given)
+        if made.role == "loader" and _is_cut(made.given)
     }
     for event, trained in program.events(Trained):
         step = event.step

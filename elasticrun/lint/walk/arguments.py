@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from elasticrun.lint.graph import VALUE, Sink, flow_to
@@ -13,7 +14,8 @@ from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.walk import Walk
 
 
-class Called(NamedTuple):
+@dataclass(eq=False, kw_only=True)
+class Called(Arguments):
     """A call of something outside of the project, its arguments evaluated.
 
     Attributes:
@@ -22,28 +24,11 @@ class Called(NamedTuple):
 
     name: str
     node: ast.Call
-    given: Arguments
     frame: Frame
 
     @property
     def last(self) -> str:
         return self.name.rpartition(".")[2]
-
-    @property
-    def args(self) -> list[Value]:
-        return self.given.args
-
-    @property
-    def keywords(self) -> dict[str, Value]:
-        return self.given.keywords
-
-    @property
-    def values(self) -> list[Value]:
-        return self.given.values
-
-    @property
-    def taints(self) -> frozenset[str]:
-        return self.given.taints
 
 
 class MethodCall(NamedTuple):

@@ -11,13 +11,14 @@ from elasticrun.lint.values import (
     NO_TAINTS,
     Arguments,
     Class,
+    MethodDef,
     Value,
     element_of,
     external,
     key_of,
     unknown,
 )
-from elasticrun.lint.walk.frames import Frame, MethodDef
+from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import call_function, decorated
 from elasticrun.lint.walk.losses import taints_of_item
 from elasticrun.lint.walk.walk import Evaluate, Walk
@@ -59,6 +60,14 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST, frame: Frame) -
     return _other_attribute(walk, base, name, node)
 
 
+def call_method(
+    walk: Walk, base: Value, name: str, node: ast.AST, frame: Frame, *args: Value
+) -> Value:
+    """Return what a method gives that the project defines."""
+    method = attribute(walk, base, name, node, frame)
+    return call_function(walk, method, Arguments([*args]), node, frame)
+
+
 def _external_attribute(base: Value, name: str) -> Value:
     value = external(f"{base.name}.{name}")
     if name in _RANK_ATTRIBUTES:
@@ -79,11 +88,10 @@ def _member(
     found = cls.find(name)
     if found is not None:
         definer, function = found
-        assert isinstance(function, MethodDef)
         method = _method(walk, base, definer, function)
         is_property = _decorators(function) & {"property", "cached_property"}
         if is_property and base.kind == "instance":
-            return call_function(walk, method, Arguments([], {}), node, frame)
+            return call_function(walk, method, Arguments(), node, frame)
         return method
     for each in cls.lineage():
         if name in each.constants:

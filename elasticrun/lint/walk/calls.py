@@ -111,10 +111,9 @@ def _as_listed(walk: Walk, name: str, node: ast.Call, frame: Frame) -> Value | N
 
 
 def _call_partial(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Value:
-    args, keywords = arguments(walk, node, frame)
-    function = callee.parts[0]
-    args = [*callee.parts[1:], *args]
-    given = Arguments(args, {**callee.attrs, **keywords})
+    own = arguments(walk, node, frame)
+    function, *args = [*callee.parts, *own.args]
+    given = Arguments(args, {**callee.attrs, **own.keywords})
     if function.kind == "func":
         return call_function(walk, function, given, node, frame)
     if function.kind == "ext":

@@ -8,10 +8,10 @@ import sys
 from elasticrun.lint.events import Guarded, Suppressed
 from elasticrun.lint.graph import Step
 from elasticrun.lint.naming import STOPS, last_name, written
-from elasticrun.lint.values import Arguments, Value, merged, unknown
-from elasticrun.lint.walk.attributes import attribute
+from elasticrun.lint.values import Value, merged, unknown
+from elasticrun.lint.walk.attributes import call_method
 from elasticrun.lint.walk.frames import Frame
-from elasticrun.lint.walk.functions import call_function, run_function
+from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 
@@ -21,9 +21,8 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
         value = walk.evaluate(item.context_expr, frame)
         if value.kind == "generator":
             value = _entered(walk, value, node, frame)
-        elif value.kind == "instance" and value.cls and value.cls.find("__enter__"):
-            method = attribute(walk, value, "__enter__", node, frame)
-            entered = call_function(walk, method, Arguments([], {}), node, frame)
+        elif value.defines("__enter__"):
+            entered = call_method(walk, value, "__enter__", node, frame)
             value = entered if entered.kind not in ("unknown", "const") else value
         if item.optional_vars is not None:
             walk.assign(item.optional_vars, value, frame)

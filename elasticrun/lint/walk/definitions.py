@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from elasticrun.lint import roles
 from elasticrun.lint.project import Module
-from elasticrun.lint.values import Class, Value, external
-from elasticrun.lint.walk.frames import Frame, MethodDef
+from elasticrun.lint.values import Class, MethodDef, Value, external
+from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import decorated
 from elasticrun.lint.walk.walk import RunStatement, Walk
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from elasticrun.lint import catalog
 from elasticrun.lint.events import (
@@ -30,9 +31,8 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.arguments import Called, arguments
-from elasticrun.lint.walk.attributes import attribute
+from elasticrun.lint.walk.attributes import call_method
 from elasticrun.lint.walk.frames import Frame
-from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.walk import Walk
 
 # What depends on what elasticrun's own functions return.
@@ -63,7 +63,8 @@ def call_elastic(
     """Return what one of elasticrun's own names makes or asks."""
     walk.note(node, JobNeeded())
     sink = SAVE if name == "Variables" else VALUE
-    it = Called(name, node, given or arguments(walk, node, frame, sink), frame)
+    given = given or arguments(walk, node, frame, sink)
+    it = Called(given.args, given.keywords, name=name, node=node, frame=frame)
     if name in _MAKERS:
         return _MAKERS[name](walk, it)
     if name in _BOUNDS:
@@ -98,7 +99,7 @@ def _make_loader(walk: Walk, it: Called) -> Value:
     value = walk.made(Value("loader", it.name, node=it.node))
     value.parts = it.values if it.name == "CombinedLoader" else it.args[:1]
     walk.note(it.node, StateMade(it.name), value)
-    walk.note(it.node, Made("loader", it.name, it.given), value)
+    walk.note(it.node, Made("loader", it.name, it), value)
     return value
 
 
@@ -107,10 +108,8 @@ def _note_draws(walk: Walk, it: Called, argument: str) -> None:
     first_step, first_event = len(walk.graph.steps), len(walk.events)
     order = it.keywords[argument]
     for name in ("__getitem__", "take"):
-        if order.kind == "instance" and order.cls and order.cls.find(name):
-            method = attribute(walk, order, name, it.node, it.frame)
-            given = Arguments([unknown("number")], {})
-            call_function(walk, method, given, it.node, it.frame)
+        if order.defines(name):
+            call_method(walk, order, name, it.node, it.frame, unknown("number"))
     # Its other effects are dropped: they happen where batches are read, not here.
     new = walk.events[first_event:]
     del walk.events[first_event:]
@@ -139,8 +138,7 @@ def _make_parallel(walk: Walk, it: Called) -> Value:
 
 def _prepare(walk: Walk, it: Called) -> Value:
     """Return what Accelerate's `prepare(accelerator, model, optimizer, ...)` does."""
-    given = it.given._replace(args=it.args[1:])
-    model, rest = _make_parallel(walk, it._replace(given=given)), it.args[2:]
+    model, rest = _make_parallel(walk, replace(it, args=it.args[1:])), it.args[2:]
     return Value("tuple", parts=[model, *rest]) if rest else model
 
 

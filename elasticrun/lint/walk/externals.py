@@ -33,7 +33,7 @@ def call_external(
     if elastic or name.rpartition(".")[2] in walk.options.loaders:
         return call_elastic(walk, elastic or "AdaptiveDataLoader", node, frame, given)
     given = given or arguments(walk, node, frame, _sink_for(walk, name))
-    it = Called(name, node, given, frame)
+    it = Called(given.args, given.keywords, name=name, node=node, frame=frame)
     files = [each for each in it.values if each.kind == "file"]
     if files and (name in catalog.SAVES or name == "print"):
         walk.note(node, FileWritten(), files[0])
@@ -58,7 +58,8 @@ def call_unknown(
     """Return what a call of something unknown returns."""
     sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
     given = arguments(walk, node, frame, sink)
-    value = _opaque(walk, Called(name, node, given, frame))
+    it = Called(given.args, given.keywords, name=name, node=node, frame=frame)
+    value = _opaque(walk, it)
     if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)
     value.taints |= callee.taints & OF_CRITERIA

@@ -10,13 +10,12 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from elasticrun.lint.graph import Call, Loop, Step
 from elasticrun.lint.project import Module
-from elasticrun.lint.values import Class, Value, constant, external, unknown
+from elasticrun.lint.values import Class, MethodDef, Value, constant, external, unknown
 
 _uids = itertools.count(1)
 _BUILTINS = frozenset(dir(builtins))
 _CONSTANTS = {"__name__": "__main__"}
 
-MethodDef = ast.FunctionDef | ast.AsyncFunctionDef
 Function = MethodDef | ast.Lambda
 
 
@@ -58,9 +57,9 @@ class Frame:
 
     def owner(self, name: str) -> Frame | None:
         """Return the frame that holds a name as this one sees it."""
-        if name in self.globals:
-            return self.top()
         each: Frame | None = self.outer if name in self.nonlocals else self
+        if name in self.globals:
+            each = self.top()
         while each is not None:
             if name in each.env:
                 return each
@@ -83,7 +82,7 @@ class Frame:
     def look_up(self, name: str) -> tuple[Value, Frame | None]:
         """Return what a name is here, and the frame that holds it, if one does."""
         owner = self.owner(name)
-        if owner is not None and name in owner.env:
+        if owner is not None:
             return owner.env[name], owner
         if name in _CONSTANTS:
             return constant(_CONSTANTS[name]), None

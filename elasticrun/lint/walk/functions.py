@@ -7,9 +7,9 @@ import ast
 from elasticrun.lint import roles
 from elasticrun.lint.graph import VALUE, Call, flow_to
 from elasticrun.lint.project import statements_of
-from elasticrun.lint.values import Arguments, Value, constant, unknown
+from elasticrun.lint.values import Arguments, MethodDef, Value, constant, unknown
 from elasticrun.lint.walk.arguments import arguments, bound_arguments
-from elasticrun.lint.walk.frames import Frame, Function, MethodDef
+from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.walk import Walk
 
 # A program may call itself, or the same function from everywhere, and the walk must end
@@ -155,7 +155,7 @@ def decorated(walk: Walk, function: Value, frame: Frame) -> Value:
         decorator = frame.look_up(each.id)[0]
         if decorator.kind != "func":
             continue
-        given = Arguments([function], {})
+        given = Arguments([function])
         wrapper = call_function(walk, decorator, given, each, frame)
         if wrapper.kind == "func" and wrapper is not decorator:
             function = wrapper

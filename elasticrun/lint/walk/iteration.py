@@ -10,10 +10,10 @@ from elasticrun.lint import roles
 from elasticrun.lint.events import Counted
 from elasticrun.lint.graph import DataLoop, EpochLoop, Loop, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.values import Arguments, Value, constant, element_of, unknown
-from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.frames import Frame, Leaving, MethodDef
-from elasticrun.lint.walk.functions import call_function, run_function
+from elasticrun.lint.values import MethodDef, Value, constant, element_of, unknown
+from elasticrun.lint.walk.attributes import call_method
+from elasticrun.lint.walk.frames import Frame, Leaving
+from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import Body, Walk
 
 MAX_UNROLLED = 8  # elements, each of which is walked through
@@ -36,7 +36,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) -
         _epoch_loop(walk, value, node, frame, body)
     elif value.kind == "generator":
         _generator(walk, value, node, frame, body)
-    elif value.kind == "instance" and value.cls and value.cls.find("__iter__"):
+    elif value.defines("__iter__"):
         _iterable(walk, value, node, frame, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, frame, body)
@@ -122,7 +122,7 @@ def _weight(value: Value) -> int:
         return max((_weight(part) for part in value.parts), default=0)
     if value.kind == "generator" or _is_loader(value):
         return 4
-    if value.kind == "instance" and value.cls and value.cls.find("__iter__"):
+    if value.defines("__iter__"):
         return 3
     if _few_elements(value):
         return 2
@@ -158,19 +158,26 @@ def _repeated(
         walk.graph.repeats.append((head, set(inside)))
 
 
+@contextlib.contextmanager
+def _turn(walk: Walk, leaving: Leaving, frame: Frame) -> Iterator[None]:
+    """Run one turn of a loop whose body is walked through for several elements."""
+    frame.loops.append(leaving)
+    yield
+    frame.loops.pop()
+    walk.here += leaving.continues
+    leaving.continues = []
+
+
 def _unrolled(
     walk: Walk, elements: list[Value], node: ast.AST, frame: Frame, body: Body
 ) -> None:
     """Walk through a loop's body once for each of a few elements."""
     leaving = Leaving()
-    frame.loops.append(leaving)
     turns, walk.turns = walk.turns, (*walk.turns, node)
     for element in elements:
         walk.step(node, frame)
-        body(element)
-        walk.here += leaving.continues
-        leaving.continues = []
-    frame.loops.pop()
+        with _turn(walk, leaving, frame):
+            body(element)
     walk.here += leaving.breaks
     walk.turns = turns
 
@@ -236,12 +243,9 @@ def _generator(
         num_yields += 1
         # The body belongs to the loop's function, not to the generator's.
         active, walk.active = walk.active, walk.active[:-1]
-        frame.loops.append(leaving)
-        body(element)
-        frame.loops.pop()
+        with _turn(walk, leaving, frame):
+            body(element)
         walk.active = active
-        walk.here += leaving.continues
-        leaving.continues = []
 
     inner.yields = handed_out
     inner.exits = []
@@ -256,8 +260,7 @@ def _iterable(
     walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
 ) -> None:
     """Walk through what `__iter__` gives, or through a loader that the object has."""
-    method = attribute(walk, value, "__iter__", node, frame)
-    result = call_function(walk, method, Arguments([], {}), node, frame)
+    result = call_method(walk, value, "__iter__", node, frame)
     if result.kind in _ITERATED:
         walk.iterate(result, node, frame, body)
         return

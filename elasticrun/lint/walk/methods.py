@@ -85,7 +85,7 @@ def _tracker_method(walk: Walk, it: MethodCall) -> Value | None:
 
 
 def _rng_method(walk: Walk, it: MethodCall) -> Value | None:
-    args, _ = it.arguments(walk)
+    args = it.arguments(walk).args
     if it.name in ("manual_seed", "seed"):
         walk.note(it.node, Seeded(it.name, args), it.receiver)
         it.receiver.parts = args

@@ -10,7 +10,14 @@ from elasticrun.lint import roles
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.project import Module, Project
-from elasticrun.lint.values import Arguments, Class, Value, register_reachable, unknown
+from elasticrun.lint.values import (
+    Arguments,
+    Class,
+    MethodDef,
+    Value,
+    register_reachable,
+    unknown,
+)
 from elasticrun.lint.walk import (
     assignment,
     attributes,
@@ -23,7 +30,7 @@ from elasticrun.lint.walk import (
     statements,
 )
 from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.frames import Frame, Function, MethodDef
+from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.functions import bind, is_generator, run_function
 from elasticrun.lint.walk.walk import Handlers, Walk
 
@@ -87,7 +94,7 @@ def _enter_alone(walk: Walk, value: Value, frame: Frame) -> None:
     walk.step(function, frame)
     outer, owner, cls = value.frame, value.owner, value.cls
     inner = Frame(frame.module, function, outer=outer, instance=owner, cls=cls)
-    bind(walk, value, inner, Arguments([], {}))
+    bind(walk, value, inner, Arguments())
     # Nobody knows what it will be called with: its defaults are not to be relied on.
     inner.fixed.clear()
     for name, each in inner.env.items():
