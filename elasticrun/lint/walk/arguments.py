@@ -24,7 +24,6 @@ class Called(Arguments):
 
     name: str
     node: ast.Call
-    frame: Frame
 
     @property
     def last(self) -> str:
@@ -37,7 +36,6 @@ class MethodCall(NamedTuple):
     receiver: Value
     name: str
     node: ast.Call
-    frame: Frame
 
     @property
     def text(self) -> str:
@@ -47,22 +45,20 @@ class MethodCall(NamedTuple):
 
     def arguments(self, walk: Walk, sink: Sink | None = None) -> Arguments:
         """Evaluate the arguments; all of them go to one sink."""
-        return arguments(walk, self.node, self.frame, sink)
+        return arguments(walk, self.node, sink)
 
 
 Handle = Callable[[Walk, MethodCall], Value | None]  # the methods of one role
 
 
-def arguments(
-    walk: Walk, node: ast.Call, frame: Frame, sink: Sink | None = None
-) -> Arguments:
+def arguments(walk: Walk, node: ast.Call, sink: Sink | None = None) -> Arguments:
     """Evaluate the arguments of a call; all of them go to one sink."""
     chosen = sink or (VALUE if walk.sink.kind == "none" else walk.sink)
-    return _evaluated(walk, node, frame, lambda _: chosen)
+    return _evaluated(walk, node, lambda _: chosen)
 
 
 def bound_arguments(
-    walk: Walk, callee: Value, callee_frame: Frame, node: ast.Call, frame: Frame
+    walk: Walk, callee: Value, callee_frame: Frame, node: ast.Call
 ) -> Arguments:
     """Evaluate each argument with the parameter that it flows to as its sink."""
     function = callee.node
@@ -76,17 +72,17 @@ def bound_arguments(
             key = names[key] if key < len(names) else "*"
         return flow_to((callee_frame.uid, key))
 
-    return _evaluated(walk, node, frame, sink_of)
+    return _evaluated(walk, node, sink_of)
 
 
 def _evaluated(
-    walk: Walk, node: ast.Call, frame: Frame, sink_of: Callable[[int | str], Sink]
+    walk: Walk, node: ast.Call, sink_of: Callable[[int | str], Sink]
 ) -> Arguments:
     """Evaluate arguments; `*args` gives what is known of its elements."""
     args: list[Value] = []
     for each in node.args:
         with walk.into(sink_of(len(args))):
-            value = walk.evaluate(each, frame)
+            value = walk.evaluate(each)
         if isinstance(each, ast.Starred):
             args += value.parts
         else:
@@ -94,7 +90,7 @@ def _evaluated(
     keywords: dict[str, Value] = {}
     for keyword in node.keywords:
         with walk.into(sink_of(keyword.arg or "**")):
-            value = walk.evaluate(keyword.value, frame)
+            value = walk.evaluate(keyword.value)
         if keyword.arg is not None:
             keywords[keyword.arg] = value
         else:

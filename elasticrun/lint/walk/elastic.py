@@ -32,7 +32,6 @@ from elasticrun.lint.values import (
 )
 from elasticrun.lint.walk.arguments import Called, arguments
 from elasticrun.lint.walk.attributes import call_method
-from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.walk import Walk
 
 # What depends on what elasticrun's own functions return.
@@ -58,13 +57,13 @@ _BOUNDS: dict[str, tuple[Kind, str]] = {
 
 
 def call_elastic(
-    walk: Walk, name: str, node: ast.Call, frame: Frame, given: Arguments | None
+    walk: Walk, name: str, node: ast.Call, given: Arguments | None
 ) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
     walk.note(node, JobNeeded())
     sink = SAVE if name == "Variables" else VALUE
-    given = given or arguments(walk, node, frame, sink)
-    it = Called(given.args, given.keywords, name=name, node=node, frame=frame)
+    given = given or arguments(walk, node, sink)
+    it = Called(given.args, given.keywords, name=name, node=node)
     if name in _MAKERS:
         return _MAKERS[name](walk, it)
     if name in _BOUNDS:
@@ -85,7 +84,7 @@ def _register(walk: Walk, it: Called) -> Value:
     walk.note(it.node, StateMade("register"))
     for keyword in it.node.keywords:
         if keyword.arg is None:
-            value = walk.evaluate(keyword.value, it.frame)
+            value = walk.evaluate(keyword.value)
             if not value.attrs and not value.parts:
                 # Not even how many things are registered here is known.
                 walk.note(it.node, UnseenStates())
@@ -109,7 +108,7 @@ def _note_draws(walk: Walk, it: Called, argument: str) -> None:
     order = it.keywords[argument]
     for name in ("__getitem__", "take"):
         if order.defines(name):
-            call_method(walk, order, name, it.node, it.frame, unknown("number"))
+            call_method(walk, order, name, it.node, unknown("number"))
     # Its other effects are dropped: they happen where batches are read, not here.
     new = walk.events[first_event:]
     del walk.events[first_event:]
@@ -170,15 +169,13 @@ _MAKERS: Mapping[str, Callable[[Walk, Called], Value]] = {
 # Loops that cannot be seen.
 
 
-def assume_loop(
-    walk: Walk, loader: Value, node: ast.AST, frame: Frame, *, sure: bool
-) -> None:
+def assume_loop(walk: Walk, loader: Value, node: ast.AST, *, sure: bool) -> None:
     """Note a loop over a loader inside a function that cannot be seen."""
     found = loaders_in(loader)
     if not found:
         return
     loop = DataLoop(
-        walk.step(node, frame),
+        walk.step(node),
         (),
         written(node)[:60],
         found[0],
@@ -186,4 +183,4 @@ def assume_loop(
         is_elastic=found[0].kind == "loader",
     )
     walk.graph.loops.append(loop)
-    walk.step(frame.statement, frame)
+    walk.step(walk.frame.statement)

@@ -11,7 +11,6 @@ from elasticrun.lint.values import Arguments, Value, loaders_in, unknown
 from elasticrun.lint.walk.arguments import Called, arguments
 from elasticrun.lint.walk.effects import effect, note_seeds
 from elasticrun.lint.walk.elastic import assume_loop, call_elastic
-from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.language import language
 from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_loss
 from elasticrun.lint.walk.objects import looks_like_model, object_made
@@ -22,7 +21,6 @@ def call_external(
     walk: Walk,
     name: str,
     node: ast.Call,
-    frame: Frame,
     given: Arguments | None = None,
 ) -> Value:
     """Return what an external call makes, noting its effects.
@@ -31,9 +29,9 @@ def call_external(
     """
     elastic = roles.elastic_name(name)
     if elastic or name.rpartition(".")[2] in walk.options.loaders:
-        return call_elastic(walk, elastic or "AdaptiveDataLoader", node, frame, given)
-    given = given or arguments(walk, node, frame, _sink_for(walk, name))
-    it = Called(given.args, given.keywords, name=name, node=node, frame=frame)
+        return call_elastic(walk, elastic or "AdaptiveDataLoader", node, given)
+    given = given or arguments(walk, node, _sink_for(walk, name))
+    it = Called(given.args, given.keywords, name=name, node=node)
     files = [each for each in it.values if each.kind == "file"]
     if files and (name in catalog.SAVES or name == "print"):
         walk.note(node, FileWritten(), files[0])
@@ -52,13 +50,11 @@ def _sink_for(walk: Walk, name: str) -> Sink:
     return SAVE if name in catalog.SAVES else walk.sink
 
 
-def call_unknown(
-    walk: Walk, callee: Value, name: str, node: ast.Call, frame: Frame
-) -> Value:
+def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
     """Return what a call of something unknown returns."""
     sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
-    given = arguments(walk, node, frame, sink)
-    it = Called(given.args, given.keywords, name=name, node=node, frame=frame)
+    given = arguments(walk, node, sink)
+    it = Called(given.args, given.keywords, name=name, node=node)
     value = _opaque(walk, it)
     if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)
@@ -76,7 +72,7 @@ def _opaque(walk: Walk, it: Called) -> Value:
         is_iterated = it.node in walk.iterated
         if walk.epoch is None or is_iterated or looks_like_class:
             return Value("wrapped", it.last, parts=it.values, node=it.node)
-        assume_loop(walk, loaders[0], it.node, it.frame, sure=False)
+        assume_loop(walk, loaders[0], it.node, sure=False)
     note_seeds(walk, it)
     for each in it.values:
         each.is_handed_on = True

@@ -24,29 +24,29 @@ _BATCH = frozenset(("batch",))
 _TRUE = frozenset(("epoch",))  # a number that does not depend on restarts
 
 
-def iterate(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) -> None:
+def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a value; `body` binds an element and runs."""
     if value.kind == "wrapped":
-        _wrapped(walk, value, node, frame, body)
+        _wrapped(walk, value, node, body)
     elif value.kind == "iterator" and value.parts:
-        walk.iterate(value.parts[0], node, frame, body)
+        walk.iterate(value.parts[0], node, body)
     elif value.kind == "steps" or _is_loader(value):
-        _data_loop(walk, value, node, frame, body)
+        _data_loop(walk, value, node, body)
     elif value.kind == "epochs":
-        _epoch_loop(walk, value, node, frame, body)
+        _epoch_loop(walk, value, node, body)
     elif value.kind == "generator":
-        _generator(walk, value, node, frame, body)
+        _generator(walk, value, node, body)
     elif value.defines("__iter__"):
-        _iterable(walk, value, node, frame, body)
+        _iterable(walk, value, node, body)
     elif elements := _few_elements(value):
-        _unrolled(walk, elements, node, frame, body)
+        _unrolled(walk, elements, node, body)
     else:
         element = element_of(value)
         if value.kind == "range":
             walk.note(node, Counted())
             if walk.epoch is None:
                 element.taints |= _TRUE
-        _repeated(walk, node, frame, body, element)
+        _repeated(walk, node, body, element)
 
 
 def _is_loader(value: Value) -> bool:
@@ -69,7 +69,7 @@ def _few_elements(value: Value) -> list[Value]:
 # Wrappers.
 
 
-def _wrapped(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) -> None:
+def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     inner = _looped_part(value)
     if value.name == "enumerate":
         shaped = _counting(walk, body)
@@ -91,9 +91,9 @@ def _wrapped(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) 
     if inner is None:
         if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
             walk.note(node, Counted())
-        _repeated(walk, node, frame, shaped, unknown(taints=value.taints))
+        _repeated(walk, node, shaped, unknown(taints=value.taints))
     else:
-        walk.iterate(inner, node, frame, shaped)
+        walk.iterate(inner, node, shaped)
 
 
 def _counting(walk: Walk, body: Body) -> Body:
@@ -133,61 +133,53 @@ def _weight(value: Value) -> int:
 
 
 @contextlib.contextmanager
-def looping(
-    walk: Walk, head: Step, frame: Frame, of: Loop | None = None
-) -> Iterator[None]:
+def looping(walk: Walk, head: Step, of: Loop | None = None) -> Iterator[None]:
     """Stand on a loop's head; what runs inside leads back to it."""
     leaving = Leaving(of)
-    frame.loops.append(leaving)
+    walk.frame.loops.append(leaving)
     turns = walk.turns
     walk.turns = (*turns, head.node) if of is None else ()
     yield
     walk.lead([*walk.here, *leaving.continues], head)
-    frame.loops.pop()
+    walk.frame.loops.pop()
     walk.here = [head, *leaving.breaks]
     walk.current, walk.turns = head, turns
 
 
-def _repeated(
-    walk: Walk, node: ast.AST, frame: Frame, body: Body, element: Value
-) -> None:
-    head = walk.step(node, frame)
-    with looping(walk, head, frame):
+def _repeated(walk: Walk, node: ast.AST, body: Body, element: Value) -> None:
+    head = walk.step(node)
+    with looping(walk, head):
         body(element)
         inside = walk.graph.steps[head.number + 1 :]
         walk.graph.repeats.append((head, set(inside)))
 
 
 @contextlib.contextmanager
-def _turn(walk: Walk, leaving: Leaving, frame: Frame) -> Iterator[None]:
+def _turn(walk: Walk, leaving: Leaving) -> Iterator[None]:
     """Run one turn of a loop whose body is walked through for several elements."""
-    frame.loops.append(leaving)
+    walk.frame.loops.append(leaving)
     yield
-    frame.loops.pop()
+    walk.frame.loops.pop()
     walk.here += leaving.continues
     leaving.continues = []
 
 
-def _unrolled(
-    walk: Walk, elements: list[Value], node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _unrolled(walk: Walk, elements: list[Value], node: ast.AST, body: Body) -> None:
     """Walk through a loop's body once for each of a few elements."""
     leaving = Leaving()
     turns, walk.turns = walk.turns, (*walk.turns, node)
     for element in elements:
-        walk.step(node, frame)
-        with _turn(walk, leaving, frame):
+        walk.step(node)
+        with _turn(walk, leaving):
             body(element)
     walk.here += leaving.breaks
     walk.turns = turns
 
 
-def _data_loop(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a loader, or over `remaining_steps_until`."""
     loop = DataLoop(
-        walk.step(node, frame),
+        walk.step(node),
         walk.turns,
         _loop_text(node),
         value,
@@ -195,27 +187,25 @@ def _data_loop(
         is_elastic=value.kind != "plain_loader",
     )
     walk.graph.loops.append(loop)
-    with looping(walk, loop.step, frame, loop):
+    with looping(walk, loop.step, loop):
         outer = walk.loop
         # A plain loader's loop has no boundary, so no step is said to be in it.
         if loop.is_elastic:
             walk.loop = loop
-        walk.step(node, frame)  # The head is reached behind the last batch, too.
+        walk.step(node)  # The head is reached behind the last batch, too.
         is_counting = value.kind == "steps"
         body(unknown("step", _TRUE) if is_counting else unknown("batch", _BATCH))
         walk.loop = outer
 
 
-def _epoch_loop(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over `remaining_epochs_until`."""
     made = value.node
     assert isinstance(made, ast.Call)
     given = next(iter((*made.args, *(each.value for each in made.keywords))), None)
-    loop = EpochLoop(walk.step(node, frame), walk.turns, given, value.parts[0])
+    loop = EpochLoop(walk.step(node), walk.turns, given, value.parts[0])
     walk.graph.epochs.append(loop)
-    with looping(walk, loop.step, frame, loop):
+    with looping(walk, loop.step, loop):
         outer, walk.epoch = walk.epoch, loop
         body(unknown("epoch", frozenset(("epoch",))))
         walk.epoch = outer
@@ -224,14 +214,13 @@ def _epoch_loop(
 # Generators.
 
 
-def _generator(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a generator's body, with the loop's own body at each `yield`."""
     inner: Frame = value.frame
+    frame = walk.frame
     function = inner.function
     if function in walk.active or not isinstance(function, MethodDef):
-        _repeated(walk, node, frame, body, unknown())
+        _repeated(walk, node, body, unknown())
         return
     leaving = Leaving()
     num_yields = 0
@@ -243,32 +232,30 @@ def _generator(
         num_yields += 1
         # The body belongs to the loop's function, not to the generator's.
         active, walk.active = walk.active, walk.active[:-1]
-        with _turn(walk, leaving, frame):
+        with walk.inside(frame), _turn(walk, leaving):
             body(element)
         walk.active = active
 
     inner.yields = handed_out
     inner.exits = []
-    run_function(walk, function, inner, frame, node)
+    run_function(walk, function, inner, node)
     inner.yields = None
     walk.here += leaving.breaks
     if not walk.here:
-        walk.step(frame.statement, frame)
+        walk.step(walk.frame.statement)
 
 
-def _iterable(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _iterable(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through what `__iter__` gives, or through a loader that the object has."""
-    result = call_method(walk, value, "__iter__", node, frame)
+    result = call_method(walk, value, "__iter__", node)
     if result.kind in _ITERATED:
-        walk.iterate(result, node, frame, body)
+        walk.iterate(result, node, body)
         return
     loaders = [each for each in value.attrs.values() if each.kind == "loader"]
     if loaders:
-        walk.iterate(loaders[0], node, frame, body)
+        walk.iterate(loaders[0], node, body)
     else:
-        _repeated(walk, node, frame, body, unknown())
+        _repeated(walk, node, body, unknown())
 
 
 def _loop_text(node: ast.AST) -> str:

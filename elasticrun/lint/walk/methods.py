@@ -153,7 +153,7 @@ def _any_method(walk: Walk, it: MethodCall) -> Value:
             write_content(walk, receiver, it.node, "grow", it.text)
             walk.note(it.node, Grown(), receiver)
         return unknown(taints=receiver.taints)
-    result = call_unknown(walk, receiver, name, it.node, it.frame)
+    result = call_unknown(walk, receiver, name, it.node)
     if result.kind == "wrapped":
         return result
     taints = receiver.taints | result.taints

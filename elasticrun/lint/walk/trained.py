@@ -42,7 +42,7 @@ def _optimizer_method(walk: Walk, it: MethodCall) -> Value | None:
     walk.note(it.node, Trained("optimizer"), it.receiver)
     for closure in given.values:
         if closure.kind == "func":
-            return call_function(walk, closure, Arguments(), it.node, it.frame)
+            return call_function(walk, closure, Arguments(), it.node)
     return constant(None)
 
 
