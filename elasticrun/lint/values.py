@@ -12,7 +12,7 @@ from elasticrun.lint.project import Module
 
 MethodDef = ast.FunctionDef | ast.AsyncFunctionDef
 
-_uids = itertools.count(1)
+next_uid = itertools.count(1).__next__  # of values and of frames, which have places
 
 # Taints say what a value was computed from, and a guard, what decides there.
 #   Not the same in each process or start: rank, world_size, generation (the number of
@@ -98,7 +98,7 @@ class Value:
     registered: bool = False
     is_loaded_by_hand: bool = False
     is_handed_on: bool = False
-    uid: int = field(default_factory=lambda: next(_uids))
+    uid: int = field(default_factory=next_uid)
 
     def __post_init__(self) -> None:
         # Two values never share a list: each changes its own while the walk goes on.

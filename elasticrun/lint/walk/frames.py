@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ast
 import builtins
-import itertools
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 
 from elasticrun.lint.graph import Call, Loop, Step
 from elasticrun.lint.project import Module
-from elasticrun.lint.values import Class, MethodDef, Value, constant, external, unknown
+from elasticrun.lint.values import (
+    Class,
+    MethodDef,
+    Value,
+    constant,
+    external,
+    next_uid,
+    unknown,
+)
 
-_uids = itertools.count(1)
 _BUILTINS = frozenset(dir(builtins))
 _CONSTANTS = {"__name__": "__main__"}
 
@@ -50,7 +56,7 @@ class Frame:
     nonlocals: set[str] = field(default_factory=set)
     exits: list[Step] = field(default_factory=list)
     loops: list[Leaving] = field(default_factory=list)
-    uid: int = field(default_factory=lambda: next(_uids))
+    uid: int = field(default_factory=next_uid)
 
     def __post_init__(self) -> None:
         self.statement = self.function
