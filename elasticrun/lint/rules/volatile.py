@@ -175,12 +175,7 @@ def _lost_finding(
     )
     severity = "E" if loudness == "decides" else "W"
     return program.finding(
-        ER301,
-        write,
-        message,
-        loop=loop,
-        severity=severity,
-        doubts=doubts(loop),
+        ER301, write, message, loop=loop, severity=severity, doubts=doubts(loop)
     )
 
 

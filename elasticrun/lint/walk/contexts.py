@@ -83,10 +83,7 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
 
 
 def _run_handlers(
-    walk: Walk,
-    node: ast.Try,
-    starts: list[Step],
-    before: dict[str, Value],
+    walk: Walk, node: ast.Try, starts: list[Step], before: dict[str, Value]
 ) -> None:
     """Walk through the handlers, each behind all steps that may raise."""
     frame = walk.frame

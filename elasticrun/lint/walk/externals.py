@@ -18,10 +18,7 @@ from elasticrun.lint.walk.walk import Walk
 
 
 def call_external(
-    walk: Walk,
-    name: str,
-    node: ast.Call,
-    given: Arguments | None = None,
+    walk: Walk, name: str, node: ast.Call, given: Arguments | None = None
 ) -> Value:
     """Return what an external call makes, noting its effects.
 

@@ -59,11 +59,7 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
 
 
 def _enter(
-    walk: Walk,
-    callee: Value,
-    callee_frame: Frame,
-    given: Arguments,
-    node: ast.AST,
+    walk: Walk, callee: Value, callee_frame: Frame, given: Arguments, node: ast.AST
 ) -> Value:
     function = callee.node
     assert isinstance(function, Function)
