@@ -43,10 +43,6 @@ class Zones:
     def zone(self, step: Step) -> str:
         return self.names.get(step, "")
 
-    def is_replayed(self, step: Step) -> bool:
-        """Return whether a step of an epoch runs again when a later loop was left."""
-        return self.zone(step) in ("A", "B")
-
     def next_loop(self, step: Step) -> DataLoop | None:
         """Return the nearest loop that may still run after a step in its epoch."""
         seen: set[Step] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from elasticrun.lint.events import Left, NextCalled
 from elasticrun.lint.finding import Finding
@@ -26,8 +25,8 @@ def check(program: Walked) -> Iterator[Finding]:
     for epoch in program.graph.epochs:
         if program.zones.loops_of(epoch):
             yield from _carried(program, uses, epoch, carried)
-    for turns in _turns(program):
-        yield from _carried_by(program, uses, turns, carried)
+    for head, inside, data_loop in _turns(program):
+        yield from _carried_by(program, uses, head, inside, data_loop, carried)
     for loop in program.graph.loops:
         if loop.is_elastic:
             means: set[ValuePlace] = set()
@@ -196,26 +195,16 @@ def _last_value(program: Walked, epoch: EpochLoop, write: Write) -> Finding:
     return program.finding(ER301, write, message, loop=loop, severity="H")
 
 
-class _TurningLoop(NamedTuple):
-    """A loop whose turns end in boundaries.
+def _turns(program: Walked) -> Iterator[tuple[Step, set[Step], DataLoop | None]]:
+    """Yield head, steps and loop of what has boundaries between its turns.
 
-    Attributes:
-        head: The step that leads to each turn.
-        inside: The steps of a turn.
-        loop: The dataset loop, if it is one; None where batches are asked by `next`.
+    Where batches are asked by `next`, the loop is None.
     """
-
-    head: Step
-    inside: set[Step]
-    loop: DataLoop | None
-
-
-def _turns(program: Walked) -> Iterator[_TurningLoop]:
     graph = program.graph
     for loop in graph.loops:
         if loop.is_elastic and loop.sure and not loop.outer:
             inside = {step for step in graph.steps if step.is_in(loop)}
-            yield _TurningLoop(loop.step, inside, loop)
+            yield loop.step, inside, loop
     seen: set[ast.AST] = set()
     for event, asked in program.events(NextCalled):
         if event.value is None or not asked.turns or asked.turns[-1] in seen:
@@ -227,21 +216,25 @@ def _turns(program: Walked) -> Iterator[_TurningLoop]:
         if isinstance(turn, ast.While) and elastic_loaders_in(event.value):
             head = [each for each in graph.steps if each.node is turn][-1]
             inside = graph.forward([head]) & graph.backward([head])
-            yield _TurningLoop(head, inside, None)
+            yield head, inside, None
 
 
 def _carried_by(
-    program: Walked, uses: Uses, turns: _TurningLoop, carried: set[ValuePlace]
+    program: Walked,
+    uses: Uses,
+    head: Step,
+    inside: set[Step],
+    loop: DataLoop | None,
+    carried: set[ValuePlace],
 ) -> Iterator[Finding]:
     """Yield plain values of one turn that decide something in a later one."""
-    graph, (head, inside, loop) = program.graph, turns
     for place, writes in _written(program, uses, inside).items():
         survivors = _survivors(uses, writes, head, inside)
         if loop is not None and loop.epoch is not None:  # ER302 speaks of its sums.
             survivors = [each for each in survivors if each.how not in PARTIAL]
         if not survivors or place in carried:
             continue
-        exposed = graph.forward([head], uses.passing(place, inside)) & inside
+        exposed = program.graph.forward([head], uses.passing(place, inside)) & inside
         reads = [each for each in uses.reads[place] if each.step in exposed]
         if uses.loudness(reads) != "decides":
             continue

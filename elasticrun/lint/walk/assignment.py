@@ -202,7 +202,7 @@ def _sink_of_leaf(walk: Walk, target: ast.expr) -> Sink:
 def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
     walk.step(node)
     with walk.into(OWN):
-        old = walk.evaluate(_as_load(node.target))
+        old = walk.evaluate(node.target)
     is_kept = old.kind == "accumulator"  # It stays the same object.
     with walk.into(SAVE if is_kept else _sink_of(walk, [node.target])):
         value = walk.evaluate(node.value)
@@ -286,13 +286,6 @@ def _is_same(one: ast.AST, other: ast.AST) -> bool:
     if isinstance(one, ast.Call) and isinstance(other, ast.Call):
         return ast.dump(one) == ast.dump(other)
     return False
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    """Return a target of `+=` as the expression that reads it."""
-    if isinstance(target, ast.Name):
-        return ast.copy_location(ast.Name(id=target.id, ctx=ast.Load()), target)
-    return target
 
 
 def _operator(value: ast.expr) -> str:

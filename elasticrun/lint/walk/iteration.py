@@ -50,11 +50,8 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
 
 
 def _is_loader(value: Value) -> bool:
-    if value.kind in ("loader", "plain_loader"):
-        return True
-    if value.kind != "unknown" or not value.name:
-        return False
-    return roles.hint(value.name) == "loader"
+    is_named_so = value.kind == "unknown" and roles.hint(value.name) == "loader"
+    return is_named_so or value.kind in ("loader", "plain_loader")
 
 
 def _few_elements(value: Value) -> list[Value]:
@@ -73,12 +70,6 @@ def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     inner = _looped_part(value)
     if value.name == "enumerate":
         shaped = _counting(walk, body)
-    elif value.name == "true_enumerate":
-        index = unknown("batch_index")  # the true one, as `loader.enumerate()` has it
-
-        def shaped(element: Value) -> None:
-            body(Value("tuple", parts=[index, element]))
-
     elif value.name == "zip":
         others = value.parts
 

@@ -110,7 +110,8 @@ def _accumulator_method(walk: Walk, it: MethodCall) -> Value | None:
 def _loader_method(walk: Walk, it: MethodCall) -> Value | None:
     it.arguments(walk)
     if it.name == "enumerate":
-        return Value("wrapped", "true_enumerate", parts=[it.receiver], node=it.node)
+        pair = [unknown("batch_index"), it.receiver]
+        return Value("wrapped", "zip", parts=pair, node=it.node)
     if it.name == "batches":
         return Value("wrapped", "batches", parts=[it.receiver], node=it.node)
     if it.name == "__iter__":

@@ -55,18 +55,14 @@ def _run_assert(walk: Walk, node: ast.Assert) -> None:
         walk.evaluate(node.test)
 
 
-def _run_break(walk: Walk, node: ast.Break) -> None:
+def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
     step = walk.step(node)
-    if walk.frame.loops:
-        walk.frame.loops[-1].breaks.append(step)
-        walk.note(node, Left(walk.frame.loops[-1].of))
-    walk.here = []
-
-
-def _run_continue(walk: Walk, node: ast.Continue) -> None:
-    step = walk.step(node)
-    if walk.frame.loops:
-        walk.frame.loops[-1].continues.append(step)
+    for leaving in walk.frame.loops[-1:]:
+        if isinstance(node, ast.Continue):
+            leaving.continues.append(step)
+        else:
+            leaving.breaks.append(step)
+            walk.note(node, Left(leaving.of))
     walk.here = []
 
 
@@ -143,8 +139,8 @@ STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Return: _run_return,
     ast.Raise: _run_raise,
     ast.Assert: _run_assert,
-    ast.Break: _run_break,
-    ast.Continue: _run_continue,
+    ast.Break: _run_leaving,
+    ast.Continue: _run_leaving,
     ast.Global: lambda walk, node: walk.frame.globals.update(node.names),
     ast.Nonlocal: lambda walk, node: walk.frame.nonlocals.update(node.names),
     ast.If: _run_if,
