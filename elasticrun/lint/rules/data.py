@@ -184,6 +184,23 @@ more = AdaptiveDataLoader(
 )
 
 
+_PAIRS = f"""\
+import random
+
+
+class Pairs:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, number):
+        return DRAWN
+
+
+more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
+{EPOCHS}
+{TRAIN}
+"""
+
 ER505 = Rule(
     "ER505 E order that draws each time it is read",
     help="draw from a generator that is made in the method, from a seed and the number",
@@ -193,38 +210,8 @@ ER505 = Rule(
         "generator that lives longer than the call has been drawn from before, another "
         "number of times in each of them."
     ),
-    wrong=f"""\
-import random
-
-
-class Pairs:
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, number):
-        return random.sample(range(5000), 2)
-
-
-more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-import random
-
-
-class Pairs:
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, number):
-        return random.Random(number).sample(range(5000), 2)
-
-
-more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
-{EPOCHS}
-{TRAIN}
-""",
+    wrong=_PAIRS.replace("DRAWN", "random.sample(range(5000), 2)"),
+    right=_PAIRS.replace("DRAWN", "random.Random(number).sample(range(5000), 2)"),
 )
 
 

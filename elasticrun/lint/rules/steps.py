@@ -63,6 +63,15 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
 _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 
+_AVERAGE = f"""\
+small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
+average = torch.nn.Linear(4, 3)
+register(average=average)
+{EPOCHS}
+    for x, y in small:
+        step(x, y)
+"""
+
 ER308 = Rule(
     "ER308 W averaged weights updated once a micro-batch",
     help="put it behind `if loader.is_step:`",
@@ -72,23 +81,13 @@ ER308 = Rule(
         "them. What changes weights besides acts in each, so that the average has "
         "another decay, which depends on the number of replicas."
     ),
-    wrong=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
+    wrong=_AVERAGE
+    + """\
         for mean, parameter in zip(average.parameters(), net.parameters()):
             mean.data.lerp_(parameter.data, 0.001)
 """,
-    right=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
+    right=_AVERAGE
+    + """\
         if small.is_step:
             for mean, parameter in zip(average.parameters(), net.parameters()):
                 mean.data.lerp_(parameter.data, 0.001)
