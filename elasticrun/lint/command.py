@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,11 @@ from elasticrun.lint.options import (
     find_pyproject,
     read_options,
 )
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.table import RULES
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
+SEVERITIES = {"E": "error", "W": "warning", "H": "hint (with --pedantic)"}
 FORMATS = ("text", "concise", "json", "github", "sarif")
 
 
@@ -128,10 +131,12 @@ def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rule_main(options: argparse.Namespace) -> int:
     """Print what is known about rules: why, a wrong script and a right one."""
-    from elasticrun.lint.rules.pages import listing, terminal_page
-
     if not options.codes:
-        _say(listing())
+        _say(
+            "\n".join(
+                f"{r.code} {r.severity}  {r.title}" for _, r in sorted(RULES.items())
+            )
+        )
         return CLEAN
     status = CLEAN
     for code in options.codes:
@@ -141,8 +146,20 @@ def rule_main(options: argparse.Namespace) -> int:
             _complain(f"elasticrun rule: {text}")
             status = COULD_NOT
         else:
-            _say(terminal_page(rule))
+            _say(_page(rule))
     return status
+
+
+def _page(rule: Rule) -> str:
+    """Return a rule's page as plain text."""
+    parts = [
+        f"{rule.code} {rule.title} ({SEVERITIES[rule.severity]})",
+        textwrap.fill(rule.why, 80),
+        "Wrong:\n\n" + textwrap.indent(rule.wrong.rstrip(), "    "),
+        "Right:\n\n" + textwrap.indent(rule.right.rstrip(), "    "),
+        textwrap.fill("Help: " + rule.help + ".", 80),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _say(text: str) -> None:

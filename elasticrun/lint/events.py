@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any, NamedTuple
 
-from elasticrun.lint.graph import DataLoop, EpochLoop, Step
+from elasticrun.lint.graph import Loop, Step
 from elasticrun.lint.values import Arguments, Value
 
 
@@ -48,12 +48,12 @@ class Made(NamedTuple):
     Attributes:
         role: `loader`, `optimizer`, `scheduler`, `tracker`, `rng`, ...
         name: What was called, if that is outside of the project.
-        given: What it was given, if that is seen.
+        given: What it was given, as far as that is seen.
     """
 
     role: str
     name: str = ""
-    given: Arguments | None = None
+    given: Arguments = Arguments()
 
 
 # What is changed.
@@ -205,7 +205,7 @@ class JobNeeded(NamedTuple):
 class Left(NamedTuple):
     """A `break` leaves a loop."""
 
-    loop: DataLoop | EpochLoop | None
+    loop: Loop | None
 
 
 class Counted(NamedTuple):

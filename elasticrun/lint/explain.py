@@ -14,12 +14,13 @@ def explain(program: Walked) -> str:
     """Return the program's modules with a zone before each line that was walked."""
     zones: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     modules: dict[str, Module] = {}
+    heads = {each.step for each in (*program.graph.loops, *program.graph.epochs)}
     for step in program.graph.steps:
         if isinstance(step.node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         zone = program.zone(step)
         modules[step.module.name] = step.module
-        if zone and step.head_of is None:
+        if zone and step not in heads:
             for line in _lines(step.node):
                 zones[step.module.name][line].add(zone)
     legend = (f"{name:>4}  {text}" for name, text in DESCRIPTIONS.items())

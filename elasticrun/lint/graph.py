@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, NamedTuple
 
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import Value
 
 ValuePlace = tuple[int, object]  # a frame or object by its number, and a name in it
+
+
+def _any(_: Step) -> bool:
+    return True
 
 
 class Call(NamedTuple):
@@ -104,43 +108,82 @@ class Spot(NamedTuple):
     step: Step
 
 
-@dataclass(eq=False)
-class Standing:
-    """What stands at a node of a module."""
+@dataclass(eq=False, repr=False)
+class Step:
+    """A statement or head of a loop, in one chain of calls.
+
+    Attributes:
+        number: Its position among the steps of the graph.
+        epoch, loop: The loops in whose bodies it is.
+        following: The steps that may run next.
+    """
 
     node: ast.AST
     module: Module
+    number: int
+    call: Call | None = None
+    epoch: EpochLoop | None = None
+    loop: DataLoop | None = None
+    guards: tuple[Guard, ...] = ()
+    following: list[Step] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
 
     @property
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
+    def is_in(self, loop: DataLoop) -> bool:
+        """Return whether it is in a loop's body, or in that of a loop inside."""
+        own = self.loop
+        return own is loop or (own is not None and loop in own.around())
 
-@dataclass(eq=False)
-class EpochLoop(Standing):
+
+@dataclass(eq=False, repr=False)
+class Loop:
+    """A loop of epochs or over data.
+
+    Attributes:
+        step: Its head, which asks for the next element.
+        turns: The plain loops around it, outer ones first, since the last one of these.
+    """
+
+    step: Step
+    turns: tuple[ast.AST, ...]
+
+    @property
+    def at(self) -> ast.AST:
+        return self.step.node
+
+    @property
+    def line(self) -> int:
+        return self.step.line
+
+    @property
+    def epoch(self) -> EpochLoop | None:
+        """The epoch loop in whose body it stands."""
+        return self.step.epoch
+
+    @property
+    def outer(self) -> DataLoop | None:
+        """The dataset loop in whose body it stands."""
+        return self.step.loop
+
+
+@dataclass(eq=False, repr=False)
+class EpochLoop(Loop):
     """A loop over `remaining_epochs_until`.
 
     Attributes:
-        number: The first one of a program is 1.
-        call: The chain of calls that leads to it.
-        outer: The epoch loop in whose body it stands.
-        head: The number of the step that asks for the next epoch.
         bound, bound_value: How many epochs: as the program writes it, and what it is.
-        turns: The plain loops around it, outer ones first.
     """
 
-    number: int
-    call: Call | None = None
-    outer: EpochLoop | None = None
-    guards: tuple[Guard, ...] = ()
-    bound: ast.expr | None = None
-    bound_value: Value | None = None
-    head: int = -1
-    turns: tuple[ast.AST, ...] = ()
+    bound: ast.expr | None
+    bound_value: Value | None
 
 
-@dataclass(eq=False)
-class DataLoop(Standing):
+@dataclass(eq=False, repr=False)
+class DataLoop(Loop):
     """A loop over a loader: while it runs, the job may save or stop.
 
     `remaining_steps_until` is one too, without a loader.
@@ -149,22 +192,13 @@ class DataLoop(Standing):
         text: The loader as the program calls it.
         sure: False if only a name says that it is a loop over an elastic loader.
         is_elastic: False for a loop over a plain DataLoader.
-        call: The chain of calls that leads to it.
-        epoch: The epoch loop in whose body it stands.
-        outer: The dataset loop in whose body it stands.
-        head: The number of the step that asks for the next batch.
-        turns: The plain loops around it, outer ones first, since those two.
     """
 
     text: str
     loader: Value
-    sure: bool = True
-    is_elastic: bool = True
-    call: Call | None = None
-    epoch: EpochLoop | None = None
-    outer: DataLoop | None = None
-    head: int = -1
-    turns: tuple[ast.AST, ...] = ()
+    _: KW_ONLY
+    sure: bool
+    is_elastic: bool
 
     @property
     def is_inner(self) -> bool:
@@ -179,34 +213,8 @@ class DataLoop(Standing):
             loop = loop.outer
 
 
-@dataclass(eq=False)
-class Step(Standing):
-    """A statement or head of a loop, in one chain of calls.
-
-    Attributes:
-        epoch, loop: The loops in whose bodies it is.
-        following: The numbers of the steps that may run next.
-        head_of: The loop of which it is the head.
-    """
-
-    number: int
-    call: Call | None = None
-    epoch: EpochLoop | None = None
-    loop: DataLoop | None = None
-    guards: tuple[Guard, ...] = ()
-    following: list[int] = field(default_factory=list)
-    reads: list[Read] = field(default_factory=list)
-    writes: list[Write] = field(default_factory=list)
-    head_of: DataLoop | EpochLoop | None = None
-
-    def is_in(self, loop: DataLoop) -> bool:
-        """Return whether it is in a loop's body, or in that of a loop inside."""
-        own = self.loop
-        return own is loop or (own is not None and loop in own.around())
-
-
 class Graph:
-    """All steps, by number, and the loops among them.
+    """All steps, and the loops among them.
 
     Attributes:
         repeats: Heads of plain `for` loops and the steps of their bodies, inner ones
@@ -217,45 +225,40 @@ class Graph:
         self.steps: list[Step] = []
         self.epochs: list[EpochLoop] = []
         self.loops: list[DataLoop] = []
-        self.repeats: list[tuple[int, range]] = []
+        self.repeats: list[tuple[Step, set[Step]]] = []
 
     def forward(
-        self, starts: Iterable[int], passes: Callable[[Step], bool]
-    ) -> set[int]:
+        self, starts: Iterable[Step], passes: Callable[[Step], bool] = _any
+    ) -> set[Step]:
         """Return what may run after the starts; only steps that pass are gone through.
 
         A step that does not pass is reached, but nothing is reached through it.
         """
-        reached: set[int] = set()
-        todo = [n for start in starts for n in self.steps[start].following]
+        reached: set[Step] = set()
+        todo = [each for start in starts for each in start.following]
         while todo:
-            number = todo.pop()
-            if number in reached:
+            step = todo.pop()
+            if step in reached:
                 continue
-            reached.add(number)
-            step = self.steps[number]
+            reached.add(step)
             if passes(step):
                 todo += step.following
         return reached
 
-    def after(self, start: int) -> set[int]:
-        """Return all that may run after a step."""
-        return self.forward([start], lambda _: True)
-
     def backward(
-        self, starts: Iterable[int], passes: Callable[[Step], bool]
-    ) -> set[int]:
+        self, starts: Iterable[Step], passes: Callable[[Step], bool] = _any
+    ) -> set[Step]:
         """Return what may run before the starts, going only through steps that pass."""
-        preceding: list[list[int]] = [[] for _ in self.steps]
+        preceding: dict[Step, list[Step]] = {step: [] for step in self.steps}
         for step in self.steps:
-            for number in step.following:
-                preceding[number].append(step.number)
-        reached: set[int] = set()
-        todo = [n for start in starts for n in preceding[start]]
+            for each in step.following:
+                preceding[each].append(step)
+        reached: set[Step] = set()
+        todo = [each for start in starts for each in preceding[start]]
         while todo:
-            number = todo.pop()
-            if number in reached or not passes(self.steps[number]):
+            step = todo.pop()
+            if step in reached or not passes(step):
                 continue
-            reached.add(number)
-            todo += preceding[number]
+            reached.add(step)
+            todo += preceding[step]
         return reached

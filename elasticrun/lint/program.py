@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Fix, lowered, place_of
-from elasticrun.lint.graph import DataLoop, EpochLoop, Read, Spot, Step, Write
+from elasticrun.lint.graph import DataLoop, Loop, Read, Spot, Step, Write
 from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
@@ -38,10 +38,6 @@ class Walked:
         events = self.walk.events
         return [(each, each.what) for each in events if isinstance(each.what, kind)]
 
-    def head(self, loop: DataLoop | EpochLoop) -> Spot:
-        """Return a loop's head, where it asks for its next element."""
-        return Spot(loop.node, self.graph.steps[loop.head])
-
     def made(self, value: Value) -> Spot:
         """Return where an object was made."""
         assert value.node is not None
@@ -53,7 +49,7 @@ class Walked:
     def finding(
         self,
         rule: Rule,
-        where: Event | Read | Write | Spot,
+        where: Event | Read | Write | Loop | Spot,
         message: str,
         *,
         loop: DataLoop | None = None,
@@ -91,7 +87,7 @@ class Walked:
 
     def replayed(self, event: Event) -> DataLoop | None:
         """Return the loop that makes an event of an epoch happen again, or None."""
-        if not self.zones.is_replayed(event.step) or is_once(event.step):
+        if self.zone(event.step) not in ("A", "B") or is_once(event.step):
             return None
         return self.zones.next_loop(event.step)
 

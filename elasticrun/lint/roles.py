@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
+from typing import TypeVar
 
 from elasticrun.lint.naming import named
 from elasticrun.lint.values import Kind
@@ -22,45 +24,24 @@ ELASTIC_NAMES = named("""
 LOADERS = named("AdaptiveDataLoader CombinedLoader")
 
 _OTHER_LOADER = re.compile(r"^Adaptive\w*(?:Iterator|Loader)$")
-_OPTIMIZER = re.compile(
-    r"(?:^|\.)(?:\w*Adam\w*|SGD\w*|\w*RMS[pP]rop\w*|Adagrad|Adadelta|Adafactor|LBFGS|"
-    r"Lamb|LAMB|Lion\w*|LARS|Lars|Rprop|ASGD|Shampoo|SOAP|Muon|Sophia\w*|Novograd|"
-    r"AdaBelief|Ranger\w*|Prodigy|\w*Optimizer|create_optimizer\w*)$"
-)
+_What = TypeVar("_What", bound=str)
 
-_SCHEDULER = re.compile(
-    r"(?:^|\.)(?:\w+LR|LRScheduler|_LRScheduler|\w*LRScheduler|\w*Scheduler|"
-    r"ReduceLROnPlateau|CosineAnnealingWarmRestarts|get_\w*schedule\w*|get_scheduler|"
-    r"create_scheduler\w*|SWALR)$"
-)
 
-_EMA = re.compile(
-    r"(?:^|\.)(?:AveragedModel|\w*E(?:MA|ma)(?:[A-Z]\w*)?|"
-    r"ExponentialMovingAverage|Moving\w*Average\w*Model)$"
-)
+def _ending(names: str) -> str:
+    """Return a pattern of dotted names that end in one of some names."""
+    return rf"(?:^|\.)(?:{'|'.join(names.split())})$"
 
-_MODEL = re.compile(
-    r"^(?:torch\.nn\.(?!functional|init|utils)(?:\w+\.)*(?!\w*Loss$)[A-Z]\w*|"
-    r"torchvision\.models\.[\w.]+|timm\.(?:models\.)?create_model|"
-    r"transformers\.\w*(?:Model|For\w+)(?:\.from_pretrained|\.from_config)?|"
-    r"segmentation_models_pytorch\.\w+|torch\.hub\.load|torchvision\.ops\.MLP)$"
-)
 
-_MODEL_WRAPPER = re.compile(
-    r"(?:^|\.)(?:DistributedDataParallel|DDP|DataParallel|FullyShardedDataParallel|"
-    r"FSDP|compile|convert_sync_batchnorm|fully_shard|script|get_peft_model|optimize)$"
-)
+def _first(patterns: Mapping[_What, str], name: str) -> _What | None:
+    """Return what the first pattern means that is found in a name."""
+    found = (what for what, names in patterns.items() if re.search(names, name))
+    return next(found, None)
 
-_RNG = re.compile(
-    r"^(?:numpy\.random\.(?:default_rng|RandomState|Generator)|random\.Random|"
-    r"torch\.Generator)$"
-)
 
-_TRACKER = re.compile(
-    r"(?:^|\.)(?:SummaryWriter|wandb\.init|mlflow\.start_run|neptune\.init(?:_run)?|"
-    r"comet_ml\.Experiment|Experiment|Task\.init|aim\.Run|swanlab\.init|"
-    r"trackio\.init|Live)$"
-)
+_MODEL_WRAPPER = _ending("""
+    DistributedDataParallel DDP DataParallel FullyShardedDataParallel FSDP compile
+    convert_sync_batchnorm fully_shard script get_peft_model optimize
+""")
 
 ITERATED_SAMPLERS = named("""
     torch.utils.data.RandomSampler torch.utils.data.WeightedRandomSampler
@@ -99,16 +80,39 @@ def elastic_name(dotted: str) -> str:
 
 
 # The kind of object that calling an external name makes; the first that fits.
-_MAKERS: tuple[tuple[re.Pattern[str], Kind], ...] = (
-    (re.compile("DataLoader$"), "plain_loader"),
-    (re.compile("GradScaler"), "scaler"),
-    (_EMA, "ema"),
-    (_SCHEDULER, "scheduler"),
-    (_OPTIMIZER, "optimizer"),
-    (_TRACKER, "tracker"),
-    (_RNG, "rng"),
-    (_MODEL, "model"),
-)
+_MAKERS: dict[Kind, str] = {
+    "plain_loader": "DataLoader$",
+    "scaler": "GradScaler",
+    "ema": _ending(r"""
+        AveragedModel \w*E(?:MA|ma)(?:[A-Z]\w*)? ExponentialMovingAverage
+        Moving\w*Average\w*Model
+    """),
+    "scheduler": _ending(r"""
+        \w+LR LRScheduler _LRScheduler \w*LRScheduler \w*Scheduler ReduceLROnPlateau
+        CosineAnnealingWarmRestarts get_\w*schedule\w* get_scheduler
+        create_scheduler\w* SWALR
+    """),
+    "optimizer": _ending(r"""
+        \w*Adam\w* SGD\w* \w*RMS[pP]rop\w* Adagrad Adadelta Adafactor LBFGS Lamb LAMB
+        Lion\w* LARS Lars Rprop ASGD Shampoo SOAP Muon Sophia\w* Novograd AdaBelief
+        Ranger\w* Prodigy \w*Optimizer create_optimizer\w*
+    """),
+    "tracker": _ending(r"""
+        SummaryWriter wandb\.init mlflow\.start_run neptune\.init(?:_run)?
+        comet_ml\.Experiment Experiment Task\.init aim\.Run swanlab\.init trackio\.init
+        Live
+    """),
+    "rng": (
+        r"^(?:numpy\.random\.(?:default_rng|RandomState|Generator)|random\.Random|"
+        r"torch\.Generator)$"
+    ),
+    "model": (
+        r"^(?:torch\.nn\.(?!functional|init|utils)(?:\w+\.)*(?!\w*Loss$)[A-Z]\w*|"
+        r"torchvision\.models\.[\w.]+|timm\.(?:models\.)?create_model|"
+        r"transformers\.\w*(?:Model|For\w+)(?:\.from_pretrained|\.from_config)?|"
+        r"segmentation_models_pytorch\.\w+|torch\.hub\.load|torchvision\.ops\.MLP)$"
+    ),
+}
 
 
 @functools.cache
@@ -116,13 +120,22 @@ def made_by(dotted: str) -> Kind | None:
     """Return the kind of object that calling an external name makes, if it is known."""
     if is_model_wrapper(dotted):
         return None
-    return next((kind for names, kind in _MAKERS if names.search(dotted)), None)
+    return _first(_MAKERS, dotted)
 
 
 @functools.cache
 def is_model_wrapper(dotted: str) -> bool:
     """Return whether calling an external name wraps the model that it is given."""
-    return not dotted.startswith("re.") and _MODEL_WRAPPER.search(dotted) is not None
+    return (
+        not dotted.startswith("re.") and re.search(_MODEL_WRAPPER, dotted) is not None
+    )
+
+
+_BASES = {
+    **dict.fromkeys(("Module", "PreTrainedModel", "LightningModule"), "model"),
+    **dict.fromkeys(("Dataset", "IterableDataset", "VisionDataset"), "dataset"),
+    "Optimizer": "optimizer",
+}
 
 
 def base_role(dotted: str) -> str:
@@ -132,12 +145,8 @@ def base_role(dotted: str) -> str:
         return "state"
     if elastic_name(dotted) in LOADERS:
         return "loader"
-    if last in ("Module", "PreTrainedModel", "LightningModule"):
-        return "model"
-    if last in ("Dataset", "IterableDataset", "VisionDataset"):
-        return "dataset"
-    if last == "Optimizer":
-        return "optimizer"
+    if last in _BASES:
+        return _BASES[last]
     if dotted in SAMPLER_BASES or dotted in ITERATED_SAMPLERS:
         return "sampler"
     kind = made_by(dotted)
@@ -147,8 +156,7 @@ def base_role(dotted: str) -> str:
 
 def class_role(name: str) -> str:
     """Return what the name of a class of the project says about it."""
-    found = (role for role, words in _CLASS_NAMES.items() if re.search(words, name))
-    return next(found, "")
+    return _first(_CLASS_NAMES, name) or ""
 
 
 _HINTS = {
@@ -166,6 +174,4 @@ _HINTS = {
 @functools.cache
 def hint(name: str) -> str:
     """Return what a name alone suggests that a value is, or an empty text."""
-    name = name.rpartition(".")[2].lower()
-    found = (kind for kind, words in _HINTS.items() if re.search(words, name))
-    return next(found, "")
+    return _first(_HINTS, name.rpartition(".")[2].lower()) or ""

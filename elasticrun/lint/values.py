@@ -6,11 +6,13 @@ import ast
 import itertools
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from elasticrun.lint.project import Module
 
-_uids = itertools.count(1)
+MethodDef = ast.FunctionDef | ast.AsyncFunctionDef
+
+next_uid = itertools.count(1).__next__  # of values and of frames, which have places
 
 # Taints say what a value was computed from, and a guard, what decides there.
 #   Not the same in each process or start: rank, world_size, generation (the number of
@@ -68,7 +70,7 @@ class Value:
         is_empty: Of a container: made without items.
         is_complete: Of a container: all its items are in `parts` or `attrs`.
         made_at: The number of the step that makes it, or -1.
-        in_epoch: The number of the epoch loop in whose body it was made, or 0.
+        in_epoch: Made in the body of an epoch loop.
         also: What else it may be, where branches meet.
         registered: Saved in every checkpoint.
         is_loaded_by_hand: Filled by the program's own call of `load_state_dict`.
@@ -91,12 +93,12 @@ class Value:
     is_empty: bool = False
     is_complete: bool = True
     made_at: int = -1
-    in_epoch: int = 0
+    in_epoch: bool = False
     also: list[Value] = field(default_factory=list)
     registered: bool = False
     is_loaded_by_hand: bool = False
     is_handed_on: bool = False
-    uid: int = field(default_factory=lambda: next(_uids))
+    uid: int = field(default_factory=next_uid)
 
     def __post_init__(self) -> None:
         # Two values never share a list: each changes its own while the walk goes on.
@@ -118,6 +120,11 @@ class Value:
         is_own = self.cls is not None and self.cls.role == "model"
         return is_own or self.kind == "model"
 
+    def defines(self, method: str) -> bool:
+        """Return whether it is an object of the project's with such a method."""
+        cls = self.cls if self.kind == "instance" else None
+        return cls is not None and cls.find(method) is not None
+
     @property
     def is_durable(self) -> bool:
         """Whether what it holds comes back after a restart."""
@@ -127,11 +134,12 @@ class Value:
         return f"Value({self.kind}, {self.name!r})"
 
 
-class Arguments(NamedTuple):
+@dataclass(eq=False)
+class Arguments:
     """The values that a call is given."""
 
-    args: list[Value]
-    keywords: dict[str, Value]
+    args: list[Value] = field(default_factory=list)
+    keywords: dict[str, Value] = field(default_factory=dict)
 
     @property
     def values(self) -> list[Value]:
@@ -156,9 +164,7 @@ class Class:
     module: Module
     frame: Any
     bases: list[Value] = field(default_factory=list)
-    methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(
-        default_factory=dict
-    )
+    methods: dict[str, MethodDef] = field(default_factory=dict)
     constants: dict[str, ast.expr] = field(default_factory=dict)
     role: str = ""
 
@@ -170,7 +176,7 @@ class Class:
                 found += [each for each in base.cls.lineage() if each not in found]
         return found
 
-    def find(self, name: str) -> tuple[Class, ast.AST] | None:
+    def find(self, name: str) -> tuple[Class, MethodDef] | None:
         """Return the method of that name and the class that defines it."""
         for each in self.lineage():
             if name in each.methods:

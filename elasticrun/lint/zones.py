@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from elasticrun.lint.graph import DataLoop, EpochLoop, Graph, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Graph, Loop, Step
 
 DESCRIPTIONS = {
     "P": "before the epochs, replayed after every restart",
@@ -26,9 +26,9 @@ class Zones:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.names: dict[int, str] = {}
-        self._heads: dict[int, DataLoop] = {
-            loop.head: loop
+        self.names: dict[Step, str] = {}
+        self._heads: dict[Step, DataLoop] = {
+            loop.step: loop
             for loop in graph.loops
             if loop.is_elastic and not loop.is_inner
         }
@@ -41,30 +41,24 @@ class Zones:
         return [loop for loop in self._heads.values() if loop.epoch is epoch]
 
     def zone(self, step: Step) -> str:
-        return self.names.get(step.number, "")
-
-    def is_replayed(self, step: Step) -> bool:
-        """Return whether a step of an epoch runs again when a later loop was left."""
-        return self.zone(step) in ("A", "B")
+        return self.names.get(step, "")
 
     def next_loop(self, step: Step) -> DataLoop | None:
         """Return the nearest loop that may still run after a step in its epoch."""
-        seen: set[int] = set()
+        seen: set[Step] = set()
         todo = deque(step.following)
         while todo:
-            number = todo.popleft()
-            if number in seen:
+            following = todo.popleft()
+            if following in seen or following.epoch is not step.epoch:
                 continue
-            seen.add(number)
-            if number in self._heads and self._heads[number].epoch is step.epoch:
-                return self._heads[number]
-            following = self.graph.steps[number]
-            if following.epoch is step.epoch:
-                todo += following.following
+            seen.add(following)
+            if following in self._heads:
+                return self._heads[following]
+            todo += following.following
         return None
 
     def _mark_epoch(self, epoch: EpochLoop) -> None:
-        heads = [loop.head for loop in self.loops_of(epoch)]
+        heads = [loop.step for loop in self.loops_of(epoch)]
 
         def inside(step: Step) -> bool:
             return step.epoch is epoch
@@ -75,28 +69,28 @@ class Zones:
             if step.epoch is not epoch:
                 continue
             if step.loop is not None and step.loop.epoch is epoch:
-                self.names[step.number] = "L"
-            elif step.number in before:
-                self.names[step.number] = "B" if step.number in after else "A"
+                self.names[step] = "L"
+            elif step in before:
+                self.names[step] = "B" if step in after else "A"
             else:
-                self.names[step.number] = "C"
+                self.names[step] = "C"
 
     def _mark_outside(self) -> None:
-        epoch_heads = [epoch.head for epoch in self.graph.epochs]
+        epoch_heads = [epoch.step for epoch in self.graph.epochs]
         goals = epoch_heads + [
-            loop.head for loop in self._heads.values() if loop.epoch is None
+            loop.step for loop in self._heads.values() if loop.epoch is None
         ]
-        leads = self.graph.backward(goals, lambda _: True)
-        comes = self.graph.forward(epoch_heads, lambda _: True)
+        leads = self.graph.backward(goals)
+        comes = self.graph.forward(epoch_heads)
         for step in self.graph.steps:
-            if step.epoch is not None or step.number in self.names:
+            if step.epoch is not None or step in self.names:
                 continue
             if step.loop is not None:
-                self.names[step.number] = "L"
-            elif step.number in comes:
-                self.names[step.number] = "D"
-            elif step.number in leads:
-                self.names[step.number] = "P"
+                self.names[step] = "L"
+            elif step in comes:
+                self.names[step] = "D"
+            elif step in leads:
+                self.names[step] = "P"
 
     # Words for messages.
 
@@ -105,23 +99,23 @@ class Zones:
         parts = []
         if loop.epoch is not None:
             parts.append(f"epoch loop {self._at(loop.epoch, loop)}")
-        parts += calls_within(loop)
+        parts += calls_within(loop.step)
         parts.append(f"loop over {loop.text} {self._at(loop, loop.epoch or loop)}")
         return " -> ".join(parts)
 
-    def _at(self, loop: DataLoop | EpochLoop, other: DataLoop | EpochLoop) -> str:
-        if loop.module is other.module:
-            return str(loop.line)
-        return f"{loop.module.name}:{loop.line}"
+    def _at(self, loop: Loop, other: Loop) -> str:
+        return self.where(loop, other.step).removeprefix("line ")
 
-    def where(self, loop: DataLoop, step: Step) -> str:
+    def where(self, loop: Loop, step: Step) -> str:
         """Return where a loop stands, as seen from a step."""
-        is_near = loop.module is step.module
-        return f"line {loop.line}" if is_near else f"{loop.module.name}:{loop.line}"
+        module = loop.step.module
+        is_near = module is step.module
+        return f"line {loop.line}" if is_near else f"{module.name}:{loop.line}"
 
 
-def calls_within(there: DataLoop | Step) -> list[str]:
-    """Return the calls that lead to a loop or step, from its epoch loop on, if any."""
-    links = there.call.links() if there.call else []
-    known = there.epoch.call.links() if there.epoch and there.epoch.call else []
+def calls_within(step: Step) -> list[str]:
+    """Return the calls that lead to a step, from its epoch loop on, if any."""
+    links = step.call.links() if step.call else []
+    outer = step.epoch.step.call if step.epoch else None
+    known = outer.links() if outer else []
     return [f"{link.name} {link.line}" for link in links[len(known) :]]

@@ -117,3 +117,14 @@ def test_the_linter_imports_neither_torch_nor_the_rest() -> None:
         "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_what_a_process_lints_first_is_no_special_case(tmp_path: Path) -> None:
+    # The first values that the walk meets are saved ones.
+    script = tmp_path / "train.py"
+    saved = "log = Variables(first=first, second=second)\n"
+    text = "first, second = {}, {}\n" + PRELUDE + saved + RULES["ER301"].wrong
+    script.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "elasticrun.lint", "--format", "concise", script]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "ER301 `best`" in result.stdout

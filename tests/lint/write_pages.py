@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from elasticrun.lint.rules.pages import SEVERITIES
+from elasticrun.lint.command import SEVERITIES
 from elasticrun.lint.rules.rule import PRELUDE, Rule
 from elasticrun.lint.rules.table import RULES
 

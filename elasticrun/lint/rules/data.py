@@ -83,7 +83,7 @@ def _seeds(program: Walked) -> Iterator[Finding]:
             elif is_bare and program.zone(event.step) in "PAB":
                 text = "without a seed draws other values after a restart"
                 yield program.finding(ER501, event, f"{made.name}() {text}")
-        elif made.role == "loader" and made.given is not None:
+        elif made.role == "loader":
             seed = made.given.keywords.get("seed")
             if seed is not None and seed.taints & UNFIXED:
                 message = "the loader's seed differs with every start"
@@ -146,9 +146,8 @@ def _sizes(program: Walked) -> Iterator[Finding]:
 
 def _arguments(made: Made) -> Iterator[tuple[str, Value]]:
     """Yield what an object is given, each with the name of its parameter."""
-    if made.given is not None:
-        yield from made.given.keywords.items()
-        yield from zip(_POSITIONS[made.role], made.given.args, strict=False)
+    yield from made.given.keywords.items()
+    yield from zip(_POSITIONS[made.role], made.given.args, strict=False)
 
 
 def _is_size(name: object, is_own: bool) -> bool:
@@ -185,6 +184,23 @@ more = AdaptiveDataLoader(
 )
 
 
+_PAIRS = f"""\
+import random
+
+
+class Pairs:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, number):
+        return DRAWN
+
+
+more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
+{EPOCHS}
+{TRAIN}
+"""
+
 ER505 = Rule(
     "ER505 E order that draws each time it is read",
     help="draw from a generator that is made in the method, from a seed and the number",
@@ -194,38 +210,8 @@ ER505 = Rule(
         "generator that lives longer than the call has been drawn from before, another "
         "number of times in each of them."
     ),
-    wrong=f"""\
-import random
-
-
-class Pairs:
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, number):
-        return random.sample(range(5000), 2)
-
-
-more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-import random
-
-
-class Pairs:
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, number):
-        return random.Random(number).sample(range(5000), 2)
-
-
-more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
-{EPOCHS}
-{TRAIN}
-""",
+    wrong=_PAIRS.replace("DRAWN", "random.sample(range(5000), 2)"),
+    right=_PAIRS.replace("DRAWN", "random.Random(number).sample(range(5000), 2)"),
 )
 
 
@@ -237,7 +223,7 @@ def _samplers(program: Walked) -> Iterator[Finding]:
         )
         yield program.finding(ER505, event, message)
     for event, made in program.events(Made):
-        if made.role != "loader" or made.given is None:
+        if made.role != "loader":
             continue
         for key in ("sampler", "batch_sampler"):
             value = made.given.keywords.get(key)

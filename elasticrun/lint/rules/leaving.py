@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.events import Guarded, Left, Suppressed
 from elasticrun.lint.finding import Edit, Finding, Fix, replace
-from elasticrun.lint.graph import DataLoop, EpochLoop, Guard, Spot
+from elasticrun.lint.graph import DataLoop, Guard, Loop, Spot
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.program import Walked, doubts, in_words
 from elasticrun.lint.project import Module
@@ -44,21 +44,20 @@ import random
 
 
 def _uncertain(program: Walked) -> Iterator[Finding]:
-    loops: list[DataLoop | EpochLoop] = [*program.graph.loops, *program.graph.epochs]
+    loops: list[Loop] = [*program.graph.loops, *program.graph.epochs]
     for loop in loops:
         if isinstance(loop, DataLoop) and not loop.is_elastic:
             continue
-        head = program.head(loop)
-        if uncertain := _uncertain_of(head.step.guards):
+        if uncertain := _uncertain_of(loop.step.guards):
             message = f"whether this loop runs depends on {in_words(uncertain)}"
-            yield program.finding(ER208, head, message, doubts=doubts(loop))
+            yield program.finding(ER208, loop, message, doubts=doubts(loop))
     for event, left in program.events(Left):
         loop_left = left.loop
         if loop_left is None:
             continue
         if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
             continue
-        num_outer = len(program.head(loop_left).step.guards)
+        num_outer = len(loop_left.step.guards)
         if uncertain := _uncertain_of(event.step.guards[num_outer:]):
             message = (
                 f"whether the loop at line {loop_left.line} goes on depends on "

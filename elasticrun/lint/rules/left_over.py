@@ -59,7 +59,7 @@ def _read_after(
     ):
         return
     reached = uses.reached(write.step, write.place)
-    reads = [read for read in outside if read.step.number in reached]
+    reads = [read for read in outside if read.step in reached]
     reads = [read for read in reads if uses.loudness([read])]
     reads = [read for read in reads if read.step.epoch is loop.epoch]
     if not reads:
@@ -134,10 +134,10 @@ def numbered(program: Walked, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
 
 def _true_enumerate(loop: DataLoop, read: Read) -> Fix | None:
     """Return the fix from `enumerate(loader)` to `loader.enumerate()`."""
-    module = loop.module
+    module = loop.step.module
     if module is not read.step.module or loop.loader.kind != "loader":
         return None
-    source = loop.node.iter if isinstance(loop.node, ast.For) else None
+    source = loop.at.iter if isinstance(loop.at, ast.For) else None
     if not isinstance(source, ast.Call) or len(source.args) != 1 or source.keywords:
         return None
     name = source.func.id if isinstance(source.func, ast.Name) else ""

@@ -15,7 +15,7 @@ from elasticrun.lint.events import (
     Zipped,
 )
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Loop, Spot, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
@@ -83,12 +83,11 @@ ER205 = Rule(
 
 def _nested(program: Walked) -> Iterator[Finding]:
     for epoch in program.graph.epochs:
+        if epoch.epoch is not None:
+            message = f"epoch loop inside the epoch loop at line {epoch.epoch.line}"
+            yield program.finding(ER201, epoch, message)
         if epoch.outer is not None:
-            message = f"epoch loop inside the epoch loop at line {epoch.outer.line}"
-            yield program.finding(ER201, program.head(epoch), message)
-        around = program.head(epoch).step.loop
-        if around is not None:
-            yield _counted_inside(program, epoch, around, "epoch")
+            yield _counted_inside(program, epoch, epoch.outer, "epoch")
     for loop in program.graph.loops:
         if loop.outer is not None and loop.loader.kind == "steps":
             yield _counted_inside(program, loop, loop.outer, "step")
@@ -101,7 +100,7 @@ def _nested(program: Walked) -> Iterator[Finding]:
                     f"{outer.line}; a loader is at one place at a time"
                 )
                 unsure = doubts(loop, outer)
-                yield program.finding(ER204, program.head(loop), message, doubts=unsure)
+                yield program.finding(ER204, loop, message, doubts=unsure)
     for event, made in program.events(Made):
         if made.role == "loader" and event.step.loop is not None:
             message = (
@@ -112,15 +111,13 @@ def _nested(program: Walked) -> Iterator[Finding]:
 
 
 def _counted_inside(
-    program: Walked, loop: EpochLoop | DataLoop, around: DataLoop, what: str
+    program: Walked, loop: Loop, around: DataLoop, what: str
 ) -> Finding:
     message = (
         f"{what} loop inside the loop over {around.text} at line {around.line}; its "
         f"{what}s are counted for the whole job, so it is no part of one batch"
     )
-    return program.finding(
-        ER201, program.head(loop), message, doubts=doubts(around, loop)
-    )
+    return program.finding(ER201, loop, message, doubts=doubts(around, loop))
 
 
 ER206 = Rule(
@@ -137,8 +134,8 @@ ER206 = Rule(
 
 def _bounds(program: Walked) -> Iterator[Finding]:
     epochs = program.graph.epochs
-    for second in epochs:
-        if second.turns and second.outer is None and _is_same_each_turn(second):
+    for index, second in enumerate(epochs):
+        if second.turns and second.epoch is None and _is_same_each_turn(second):
             if not _comes_again(program, second):
                 continue
             turn = second.turns[-1]
@@ -147,15 +144,15 @@ def _bounds(program: Walked) -> Iterator[Finding]:
                 f"{getattr(turn, 'lineno', 0)} with the same bound each time; the "
                 "bound is a total, so only the first turn trains"
             )
-            yield program.finding(ER206, program.head(second), message)
+            yield program.finding(ER206, second, message)
             continue
-        for first in epochs:
-            if first.number < second.number and _is_reached(program, first, second):
+        for first in epochs[:index]:
+            if _is_reached(program, first, second):
                 message = (
                     "the bound of this epoch loop is a total, and the loop at line "
                     f"{first.line} reaches it already"
                 )
-                yield program.finding(ER206, program.head(second), message)
+                yield program.finding(ER206, second, message)
                 break
     for loop in program.graph.loops:
         around = _turn_again(program, loop)
@@ -165,7 +162,7 @@ def _bounds(program: Walked) -> Iterator[Finding]:
                 f"{getattr(around, 'lineno', 0)}; the bound is a total, so only the "
                 "first turn takes steps"
             )
-            yield program.finding(ER206, program.head(loop), message)
+            yield program.finding(ER206, loop, message)
 
 
 def _turn_again(program: Walked, loop: DataLoop) -> ast.AST | None:
@@ -175,11 +172,10 @@ def _turn_again(program: Walked, loop: DataLoop) -> ast.AST | None:
     bound = loop.loader.parts[0]
     if bound.kind != "const":
         return None
-    around = [loop.epoch.node] if loop.epoch is not None else []
+    around = [loop.epoch.at] if loop.epoch is not None else []
     turn = next(reversed((*around, *loop.turns)), None)
-    steps = program.graph.steps
-    comes_again = any(steps[n].node is turn for n in program.graph.after(loop.head))
-    return turn if comes_again else None
+    after = program.graph.forward([loop.step])
+    return turn if any(each.node is turn for each in after) else None
 
 
 def _comes_again(program: Walked, epoch: EpochLoop) -> bool:
@@ -190,11 +186,10 @@ def _comes_again(program: Walked, epoch: EpochLoop) -> bool:
     turn = epoch.turns[-1]
     handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
     handled = {id(node) for handler in handlers for node in ast.walk(handler)}
-    steps = program.graph.steps
     reached = program.graph.forward(
-        [epoch.head], lambda step: id(step.node) not in handled
+        [epoch.step], lambda step: id(step.node) not in handled
     )
-    return any(steps[each].node is turn for each in reached)
+    return any(each.node is turn for each in reached)
 
 
 def _is_same_each_turn(epoch: EpochLoop) -> bool:
@@ -211,14 +206,14 @@ def _is_same_each_turn(epoch: EpochLoop) -> bool:
     calls = any(isinstance(each, ast.Call) for each in ast.walk(epoch.bound))
     if calls or names & changing:
         return False
-    is_inside = any(each is epoch.node for each in ast.walk(epoch.turns[-1]))
+    is_inside = any(each is epoch.at for each in ast.walk(epoch.turns[-1]))
     return is_inside or not names & _local_names(epoch)
 
 
 def _local_names(epoch: EpochLoop) -> set[str]:
     """Return the parameters and local names of the function around an epoch loop."""
     found: set[str] = set()
-    for function in ast.walk(epoch.module.tree or ast.Module([], [])):
+    for function in ast.walk(epoch.step.module.tree or ast.Module([], [])):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if not function.lineno <= epoch.line <= (function.end_lineno or 0):
@@ -232,18 +227,19 @@ def _local_names(epoch: EpochLoop) -> set[str]:
 
 
 def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
-    if first.bound is None or second.bound is None or first.outer or second.outer:
+    if first.bound is None or second.bound is None or first.epoch or second.epoch:
         return False
-    if second.head not in program.graph.after(first.head):
+    if second.step not in program.graph.forward([first.step]):
         return False
     known, value = first.bound_value, second.bound_value
     if known is not None and value is not None:
         if isinstance(known.constant, int) and isinstance(value.constant, int):
             return value.constant <= known.constant
-        if first.node is second.node:
+        if first.at is second.at:
             return known is value and not (first.turns or second.turns)
     left, right = first.bound, second.bound
-    same_scope = first.module is second.module and first.call == second.call
+    one, other = first.step, second.step
+    same_scope = one.module is other.module and one.call == other.call
     return same_scope and ast.dump(left) == ast.dump(right)
 
 
@@ -339,7 +335,7 @@ def _cycles(program: Walked) -> Iterator[Finding]:
 def _cut(program: Walked) -> Iterator[Finding]:
     """Yield loops that something ends which counts their batches from 0."""
     for loop in program.graph.loops:
-        source = loop.node.iter if isinstance(loop.node, ast.For) else None
+        source = loop.at.iter if isinstance(loop.at, ast.For) else None
         if source is None or loop.loader.kind != "loader" or loop.outer is not None:
             continue
         for call in ast.walk(source):
@@ -349,9 +345,7 @@ def _cut(program: Walked) -> Iterator[Finding]:
                     f"{name}() around an elastic loader begins anew when the "
                     "interrupted loop continues, so that it delivers more batches"
                 )
-                yield program.finding(
-                    ER207, program.head(loop), message, doubts=doubts(loop)
-                )
+                yield program.finding(ER207, loop, message, doubts=doubts(loop))
                 break
 
 
@@ -428,14 +422,12 @@ def _misfit(
 def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
     """Return whether another iterator may be asked next, without being made anew."""
     remade = {
-        event.step.number
+        event.step
         for event, _ in program.events(IteratorMade)
         if event.value is not None and other.loader in elastic_loaders_in(event.value)
     }
-    reached = program.graph.forward(
-        [one.event.step.number], lambda step: step.number not in remade
-    )
-    return other.event.step.number in reached
+    reached = program.graph.forward([one.event.step], lambda step: step not in remade)
+    return other.event.step in reached
 
 
 ER211 = Rule(
@@ -467,7 +459,7 @@ def _plain(program: Walked) -> Iterator[Finding]:
                 f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
                 "loaders; a restart runs it from its start, on every replica"
             )
-            yield program.finding(ER211, program.head(loop), message)
+            yield program.finding(ER211, loop, message)
 
 
 ER002 = Rule(

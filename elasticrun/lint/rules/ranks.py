@@ -69,15 +69,14 @@ def _line(guard: Guard) -> int:
 
 def _loops(program: Walked) -> Iterator[Finding]:
     for loop in program.graph.loops:
-        head = program.head(loop)
-        guard = _rank_guard(head.step)
+        guard = _rank_guard(loop.step)
         if guard is None or not loop.is_elastic:
             continue
         message = (
             f"the loop over {loop.text} runs only where the test at line "
             f"{_line(guard)} holds; the other replicas never enter it"
         )
-        yield program.finding(ER401, head, message, doubts=doubts(loop))
+        yield program.finding(ER401, loop, message, doubts=doubts(loop))
 
 
 ER402 = Rule(

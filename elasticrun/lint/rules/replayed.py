@@ -204,9 +204,9 @@ def _moved_to_end(at: ast.AST, step: Step) -> Fix | None:
     moved: one in a branch or function would change its meaning on the way.
     """
     epoch, module = step.epoch, step.module
-    if epoch is None or epoch.module is not module:
+    if epoch is None or epoch.step.module is not module:
         return None
-    body = epoch.node.body if isinstance(epoch.node, ast.For) else []
+    body = epoch.at.body if isinstance(epoch.at, ast.For) else []
     line = getattr(at, "lineno", 0)
     found = [each for each in body if each.lineno <= line <= (each.end_lineno or 0)]
     if len(found) != 1 or found[0] is body[-1]:

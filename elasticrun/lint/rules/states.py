@@ -16,14 +16,6 @@ from elasticrun.lint.values import Class, Value
 _TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
-def check(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER303 and ER306."""
-    for cls in program.walk.classes:
-        if cls.role == "state":
-            yield from _fields(program, cls)
-    yield from _unregistered(program)
-
-
 _TOKENS = """\
 class Tokens(State):
     def __init__(self):
@@ -54,6 +46,12 @@ ER303 = Rule(
         self.seen, self.kept = map(int, fileobj.read().split())
 """,
 )
+
+
+def _states(program: Walked) -> Iterator[Finding]:
+    for cls in program.walk.classes:
+        if cls.role == "state":
+            yield from _fields(program, cls)
 
 
 def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
@@ -128,29 +126,22 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
     return found
 
 
+_SCALED = f"""\
+{EPOCHS}
+    for x, y in train:
+        scaler.scale(loss(x, y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
 ER306 = Rule(
     "ER306 W trained object in no state",
     help=(
         "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
     ),
     why="What is not registered begins anew after a restart.",
-    wrong=f"""\
-scaler = torch.amp.GradScaler()
-{EPOCHS}
-    for x, y in train:
-        scaler.scale(loss(x, y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-""",
-    right=f"""\
-scaler = torch.amp.GradScaler()
-register(scaler=scaler)
-{EPOCHS}
-    for x, y in train:
-        scaler.scale(loss(x, y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-""",
+    wrong="scaler = torch.amp.GradScaler()\n" + _SCALED,
+    right="scaler = torch.amp.GradScaler()\nregister(scaler=scaler)\n" + _SCALED,
 )
 
 
@@ -181,13 +172,14 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
             "with a new one"
         )
         yield program.finding(ER306, program.made(value), message)
-    yield from _unregistered_models(program, seen)
+    yield from _unregistered_models(program, seen, covered)
 
 
-def _unregistered_models(program: Walked, stepped: set[int]) -> Iterator[Finding]:
+def _unregistered_models(
+    program: Walked, stepped: set[int], covered: set[int]
+) -> Iterator[Finding]:
     """Yield models that are trained, and that no state has."""
     every = [each for each in program.walk.objects if each.is_model]
-    covered = _covered(program)
     reported: set[int] = set()
     for model, by in _trained_models(program, stepped):
         if model.uid in covered or model.uid in reported or is_saved(model):
@@ -260,4 +252,4 @@ def is_saved(value: Value, depth: int = 4) -> bool:
     return any(is_saved(each, depth - 1) for each in inner if each.is_object)
 
 
-CHECKS = (check,)
+CHECKS = (_states, _unregistered)

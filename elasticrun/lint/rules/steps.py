@@ -48,8 +48,7 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
         loop = event.step.loop
         if trained.role != "optimizer" or loop is None or event.at in seen:
             continue
-        head = program.graph.steps[loop.head]
-        for guard in event.step.guards[len(head.guards) :]:
+        for guard in event.step.guards[len(loop.step.guards) :]:
             is_own_turn = (guard.number, guard.holds) in with_backward
             if "modulo" in guard.taints and not is_own_turn:
                 seen.add(event.at)
@@ -64,6 +63,15 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
 _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 
+_AVERAGE = f"""\
+small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
+average = torch.nn.Linear(4, 3)
+register(average=average)
+{EPOCHS}
+    for x, y in small:
+        step(x, y)
+"""
+
 ER308 = Rule(
     "ER308 W averaged weights updated once a micro-batch",
     help="put it behind `if loader.is_step:`",
@@ -73,23 +81,13 @@ ER308 = Rule(
         "them. What changes weights besides acts in each, so that the average has "
         "another decay, which depends on the number of replicas."
     ),
-    wrong=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
+    wrong=_AVERAGE
+    + """\
         for mean, parameter in zip(average.parameters(), net.parameters()):
             mean.data.lerp_(parameter.data, 0.001)
 """,
-    right=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
+    right=_AVERAGE
+    + """\
         if small.is_step:
             for mean, parameter in zip(average.parameters(), net.parameters()):
                 mean.data.lerp_(parameter.data, 0.001)
@@ -102,7 +100,7 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
     cut = {
         event.value
         for event, made in program.events(Made)
-        if made.role == "loader" and made.given is not None and _is_cut(made.given)
+        if made.role == "loader" and _is_cut(made.given)
     }
     for event, trained in program.events(Trained):
         step = event.step

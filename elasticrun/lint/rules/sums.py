@@ -44,7 +44,7 @@ def _reads_behind(uses: Uses, loop: DataLoop, write: Write) -> list[Read]:
         found += [
             each
             for each in uses.reads.get(place, ())
-            if not each.step.is_in(loop) and each.step.number in reached
+            if not each.step.is_in(loop) and each.step in reached
         ]
     return found
 

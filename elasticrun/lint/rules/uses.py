@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.naming import named
@@ -28,7 +29,7 @@ class Uses:
         self.program = program
         self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
         self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
-        self._killers: dict[ValuePlace, set[int]] = {}
+        self._killers: dict[ValuePlace, set[Step]] = {}
         for step in program.graph.steps:
             made = {
                 write.place[0]
@@ -48,17 +49,15 @@ class Uses:
             return True
         return not base.is_durable and base.kind not in _KEPT
 
-    def killers(self, place: ValuePlace) -> set[int]:
+    def killers(self, place: ValuePlace) -> set[Step]:
         """Return the steps whose value for a place owes nothing to the old one."""
         emptied = (place[0], "[]")  # a container made anew loses all its items
         writes = [*self.writes[place], *self.writes.get(emptied, ())]
         return {
-            write.step.number
-            for write in writes
-            if write.how in ("set", "target", "bind")
+            write.step for write in writes if write.how in ("set", "target", "bind")
         }
 
-    def killers_of_epochs(self, place: ValuePlace) -> set[int]:
+    def killers_of_epochs(self, place: ValuePlace) -> set[Step]:
         """Return the killers, and the heads of loops whose every turn has one of them.
 
         Such a loop leaves the old value only if it has no turn at all, which is rare.
@@ -68,32 +67,30 @@ class Uses:
         killers = self._killers[place] = self.killers(place)
         graph = self.program.graph
         for head, body in graph.repeats:
-            if not killers.isdisjoint(body):
-                self._add_head(head, killers, body)
+            self._add_head(head, killers, body.__contains__)
         for loop in graph.loops:
-            if any(graph.steps[each].is_in(loop) for each in killers):
-                inside = {each.number for each in graph.steps if each.is_in(loop)}
-                self._add_head(loop.head, killers, inside)
+            self._add_head(loop.step, killers, partial(Step.is_in, loop=loop))
         return killers
 
     def passing(
-        self, place: ValuePlace, inside: set[int] | None = None
+        self, place: ValuePlace, inside: set[Step] | None = None
     ) -> Callable[[Step], bool]:
         """Return whether a place's value outlives a step, if given one inside."""
         killers = self.killers_of_epochs(place)
-        return lambda step: (
-            step.number not in killers and (inside is None or step.number in inside)
-        )
+        return lambda step: step not in killers and (inside is None or step in inside)
 
-    def _add_head(self, head: int, killers: set[int], body: range | set[int]) -> None:
+    def _add_head(
+        self, head: Step, killers: set[Step], is_inside: Callable[[Step], bool]
+    ) -> None:
         """Add a loop's head to the killers if no turn goes around all of them."""
-        graph = self.program.graph
-        first = [each for each in graph.steps[head].following if each in body]
-        around = graph.forward(
-            [each for each in first if each not in killers],
-            lambda step: step.number in body and step.number not in killers,
-        )
-        if head not in around:
+        if not any(map(is_inside, killers)):
+            return
+
+        def passes(step: Step) -> bool:
+            return step not in killers and is_inside(step)
+
+        first = filter(passes, head.following)
+        if head not in self.program.graph.forward(first, passes):
             killers.add(head)
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
@@ -113,9 +110,9 @@ class Uses:
         killers = self.killers(write.place)
 
         def passes(step: Step) -> bool:
-            return step.is_in(loop) and step.number not in killers
+            return step.is_in(loop) and step not in killers
 
-        return write.step.number in self.program.graph.forward([loop.head], passes)
+        return write.step in self.program.graph.forward([loop.step], passes)
 
     def loudness(self, reads: list[Read]) -> str:
         """Return `decides`, `shown` or an empty text for what reads lead to."""
@@ -157,12 +154,10 @@ class Uses:
                         todo.append(place)
         return found
 
-    def reached(self, step: Step, place: ValuePlace) -> set[int]:
+    def reached(self, step: Step, place: ValuePlace) -> set[Step]:
         """Return the steps at which a value written in a step may still be read."""
         killers = self.killers(place)
-        return self.program.graph.forward(
-            [step.number], lambda each: each.number not in killers
-        )
+        return self.program.graph.forward([step], lambda each: each not in killers)
 
 
 def is_creation(write: Write) -> bool:

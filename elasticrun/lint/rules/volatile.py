@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from elasticrun.lint.events import Left, NextCalled
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, EpochLoop, ValuePlace, Write
+from elasticrun.lint.graph import DataLoop, EpochLoop, Step, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.left_over import left_over, numbered
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
@@ -26,8 +25,8 @@ def check(program: Walked) -> Iterator[Finding]:
     for epoch in program.graph.epochs:
         if program.zones.loops_of(epoch):
             yield from _carried(program, uses, epoch, carried)
-    for turns in _turns(program):
-        yield from _carried_by(program, uses, turns, carried)
+    for head, inside, data_loop in _turns(program):
+        yield from _carried_by(program, uses, head, inside, data_loop, carried)
     for loop in program.graph.loops:
         if loop.is_elastic:
             means: set[ValuePlace] = set()
@@ -42,7 +41,7 @@ def check(program: Walked) -> Iterator[Finding]:
 def _carried(
     program: Walked, uses: Uses, epoch: EpochLoop, carried: set[ValuePlace]
 ) -> Iterator[Finding]:
-    inside = {step.number for step in program.graph.steps if step.epoch is epoch}
+    inside = {step for step in program.graph.steps if step.epoch is epoch}
     for writes in _written(program, uses, inside).values():
         finding = _lost(program, uses, epoch, inside, writes, carried)
         if finding is not None:
@@ -50,12 +49,12 @@ def _carried(
 
 
 def _written(
-    program: Walked, uses: Uses, inside: set[int]
+    program: Walked, uses: Uses, inside: set[Step]
 ) -> dict[ValuePlace, list[Write]]:
     """Return the plain places that some steps write and others read."""
     places: dict[ValuePlace, list[Write]] = {}
-    for number in sorted(inside):
-        for write in program.graph.steps[number].writes:
+    for step in program.graph.steps:
+        for write in step.writes if step in inside else ():
             # Of iterators ER203 and ER207 speak.
             is_iterator = write.value is not None and write.value.kind == "iterator"
             if write.how == "bind" or is_creation(write) or is_iterator:
@@ -73,7 +72,7 @@ def _lost(
     program: Walked,
     uses: Uses,
     epoch: EpochLoop,
-    inside: set[int],
+    inside: set[Step],
     writes: list[Write],
     carried: set[ValuePlace],
 ) -> Finding | None:
@@ -85,13 +84,13 @@ def _lost(
     graph, place = program.graph, writes[0].place
     passes = uses.passing(place)
     within = uses.passing(place, inside)
-    survivors = _survivors(uses, writes, epoch.head, inside)
+    survivors = _survivors(uses, writes, epoch.step, inside)
     if not survivors:
         return None
-    exposed = graph.forward([epoch.head], passes)
-    reads = [each for each in uses.reads[place] if each.step.number in exposed]
-    loudness = uses.loudness([r for r in reads if r.step.number in inside])
-    is_kept = epoch.head in graph.forward([epoch.head], within)
+    exposed = graph.forward([epoch.step], passes)
+    reads = [each for each in uses.reads[place] if each.step in exposed]
+    loudness = uses.loudness([r for r in reads if r.step in inside])
+    is_kept = epoch.step in graph.forward([epoch.step], within)
     if not loudness and is_kept:
         loudness = uses.loudness(reads)
     if loudness:
@@ -103,14 +102,14 @@ def _lost(
 
 
 def _survivors(
-    uses: Uses, writes: list[Write], head: int, inside: set[int]
+    uses: Uses, writes: list[Write], head: Step, inside: set[Step]
 ) -> list[Write]:
     """Return the writes in a turn whose values reach the next, if they are new ones."""
     place = writes[0].place
     within = uses.passing(place, inside)
     forward = uses.program.graph.forward
-    found = [each for each in writes if head in forward([each.step.number], within)]
-    first = [each for each in uses.writes[place] if each.step.number not in inside]
+    found = [each for each in writes if head in forward([each.step], within)]
+    first = [each for each in uses.writes[place] if each.step not in inside]
     return [] if _are_first_value(first, found) else found
 
 
@@ -175,12 +174,7 @@ def _lost_finding(
     )
     severity = "E" if loudness == "decides" else "W"
     return program.finding(
-        ER301,
-        write,
-        message,
-        loop=loop,
-        severity=severity,
-        doubts=doubts(loop),
+        ER301, write, message, loop=loop, severity=severity, doubts=doubts(loop)
     )
 
 
@@ -201,26 +195,16 @@ def _last_value(program: Walked, epoch: EpochLoop, write: Write) -> Finding:
     return program.finding(ER301, write, message, loop=loop, severity="H")
 
 
-class _TurningLoop(NamedTuple):
-    """A loop whose turns end in boundaries.
+def _turns(program: Walked) -> Iterator[tuple[Step, set[Step], DataLoop | None]]:
+    """Yield head, steps and loop of what has boundaries between its turns.
 
-    Attributes:
-        head: The number of the step that leads to each turn.
-        inside: The numbers of the steps of a turn.
-        loop: The dataset loop, if it is one; None where batches are asked by `next`.
+    Where batches are asked by `next`, the loop is None.
     """
-
-    head: int
-    inside: set[int]
-    loop: DataLoop | None
-
-
-def _turns(program: Walked) -> Iterator[_TurningLoop]:
     graph = program.graph
     for loop in graph.loops:
         if loop.is_elastic and loop.sure and not loop.outer:
-            inside = {step.number for step in graph.steps if step.is_in(loop)}
-            yield _TurningLoop(loop.head, inside, loop)
+            inside = {step for step in graph.steps if step.is_in(loop)}
+            yield loop.step, inside, loop
     seen: set[ast.AST] = set()
     for event, asked in program.events(NextCalled):
         if event.value is None or not asked.turns or asked.turns[-1] in seen:
@@ -230,24 +214,28 @@ def _turns(program: Walked) -> Iterator[_TurningLoop]:
         turn = asked.turns[-1]
         seen.add(turn)
         if isinstance(turn, ast.While) and elastic_loaders_in(event.value):
-            head = max(each.number for each in graph.steps if each.node is turn)
-            before = graph.backward([head], lambda _: True)
-            yield _TurningLoop(head, graph.after(head) & before, None)
+            head = [each for each in graph.steps if each.node is turn][-1]
+            inside = graph.forward([head]) & graph.backward([head])
+            yield head, inside, None
 
 
 def _carried_by(
-    program: Walked, uses: Uses, turns: _TurningLoop, carried: set[ValuePlace]
+    program: Walked,
+    uses: Uses,
+    head: Step,
+    inside: set[Step],
+    loop: DataLoop | None,
+    carried: set[ValuePlace],
 ) -> Iterator[Finding]:
     """Yield plain values of one turn that decide something in a later one."""
-    graph, (head, inside, loop) = program.graph, turns
     for place, writes in _written(program, uses, inside).items():
         survivors = _survivors(uses, writes, head, inside)
         if loop is not None and loop.epoch is not None:  # ER302 speaks of its sums.
             survivors = [each for each in survivors if each.how not in PARTIAL]
         if not survivors or place in carried:
             continue
-        exposed = graph.forward([head], uses.passing(place, inside)) & inside
-        reads = [each for each in uses.reads[place] if each.step.number in exposed]
+        exposed = program.graph.forward([head], uses.passing(place, inside)) & inside
+        reads = [each for each in uses.reads[place] if each.step in exposed]
         if uses.loudness(reads) != "decides":
             continue
         carried.add(place)
@@ -255,7 +243,7 @@ def _carried_by(
         if is_once(write.step):
             continue
         message = (
-            f"`{write.name}` is changed in the loop at line {graph.steps[head].line} "
+            f"`{write.name}` is changed in the loop at line {head.line} "
             "and read in a later turn; a restart makes it again with its first value"
         )
         yield program.finding(ER301, write, message, loop=loop, severity="E")
@@ -295,7 +283,7 @@ def _left(program: Walked, uses: Uses, carried: set[ValuePlace]) -> Iterator[Fin
             continue
         tests = {
             id(node)
-            for guard in event.step.guards[len(epoch.guards) :]
+            for guard in event.step.guards[len(epoch.step.guards) :]
             for node in ast.walk(guard.test)
         }
         for step in program.graph.steps:

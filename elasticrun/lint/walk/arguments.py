@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from elasticrun.lint.graph import VALUE, Sink, flow_to
@@ -13,53 +14,20 @@ from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.walk import Walk
 
 
-class Site(NamedTuple):
-    """Where a call stands.
-
-    Attributes:
-        is_iterated: Whether a loop takes its elements from what is called.
-        given: Arguments that are evaluated already: those of a `partial`.
-    """
-
-    node: ast.Call
-    frame: Frame
-    is_iterated: bool = False
-    given: Arguments | None = None
-
-
-class Called(NamedTuple):
+@dataclass(eq=False, kw_only=True)
+class Called(Arguments):
     """A call of something outside of the project, its arguments evaluated.
 
     Attributes:
         name: The dotted name of what is called.
-        is_iterated: Whether a loop takes its elements from what is called.
     """
 
     name: str
     node: ast.Call
-    given: Arguments
-    frame: Frame
-    is_iterated: bool = False
 
     @property
     def last(self) -> str:
         return self.name.rpartition(".")[2]
-
-    @property
-    def args(self) -> list[Value]:
-        return self.given.args
-
-    @property
-    def keywords(self) -> dict[str, Value]:
-        return self.given.keywords
-
-    @property
-    def values(self) -> list[Value]:
-        return self.given.values
-
-    @property
-    def taints(self) -> frozenset[str]:
-        return self.given.taints
 
 
 class MethodCall(NamedTuple):
@@ -68,7 +36,6 @@ class MethodCall(NamedTuple):
     receiver: Value
     name: str
     node: ast.Call
-    frame: Frame
 
     @property
     def text(self) -> str:
@@ -78,22 +45,20 @@ class MethodCall(NamedTuple):
 
     def arguments(self, walk: Walk, sink: Sink | None = None) -> Arguments:
         """Evaluate the arguments; all of them go to one sink."""
-        return arguments(walk, self.node, self.frame, sink)
+        return arguments(walk, self.node, sink)
 
 
 Handle = Callable[[Walk, MethodCall], Value | None]  # the methods of one role
 
 
-def arguments(
-    walk: Walk, node: ast.Call, frame: Frame, sink: Sink | None = None
-) -> Arguments:
+def arguments(walk: Walk, node: ast.Call, sink: Sink | None = None) -> Arguments:
     """Evaluate the arguments of a call; all of them go to one sink."""
     chosen = sink or (VALUE if walk.sink.kind == "none" else walk.sink)
-    return _evaluated(walk, node, frame, lambda _: chosen)
+    return _evaluated(walk, node, lambda _: chosen)
 
 
 def bound_arguments(
-    walk: Walk, callee: Value, callee_frame: Frame, node: ast.Call, frame: Frame
+    walk: Walk, callee: Value, callee_frame: Frame, node: ast.Call
 ) -> Arguments:
     """Evaluate each argument with the parameter that it flows to as its sink."""
     function = callee.node
@@ -107,17 +72,17 @@ def bound_arguments(
             key = names[key] if key < len(names) else "*"
         return flow_to((callee_frame.uid, key))
 
-    return _evaluated(walk, node, frame, sink_of)
+    return _evaluated(walk, node, sink_of)
 
 
 def _evaluated(
-    walk: Walk, node: ast.Call, frame: Frame, sink_of: Callable[[int | str], Sink]
+    walk: Walk, node: ast.Call, sink_of: Callable[[int | str], Sink]
 ) -> Arguments:
     """Evaluate arguments; `*args` gives what is known of its elements."""
     args: list[Value] = []
     for each in node.args:
         with walk.into(sink_of(len(args))):
-            value = walk.evaluate(each, frame)
+            value = walk.evaluate(each)
         if isinstance(each, ast.Starred):
             args += value.parts
         else:
@@ -125,7 +90,7 @@ def _evaluated(
     keywords: dict[str, Value] = {}
     for keyword in node.keywords:
         with walk.into(sink_of(keyword.arg or "**")):
-            value = walk.evaluate(keyword.value, frame)
+            value = walk.evaluate(keyword.value)
         if keyword.arg is not None:
             keywords[keyword.arg] = value
         else:

@@ -9,7 +9,6 @@ from elasticrun.lint.events import Changed, Grown, SettingChanged, Trained
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import Value, element_of, key_of, unknown
-from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.objects import write_content
 from elasticrun.lint.walk.walk import RunStatement, Walk
@@ -19,36 +18,34 @@ _HANDED = frozenset(("model", "optimizer", "scheduler", "loader", "ema", "instan
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
 
 
-def assign(walk: Walk, target: ast.expr, value: Value, frame: Frame, how: str) -> None:
+def assign(walk: Walk, target: ast.expr, value: Value, how: str) -> None:
     """Bind a target, noting the place that is written."""
     if isinstance(target, ast.Name):
-        _assign_name(walk, target, value, frame, how)
+        _assign_name(walk, target, value, how)
     elif isinstance(target, ast.Attribute):
-        base = _evaluate_base(walk, target.value, frame)
+        base = _evaluate_base(walk, target.value)
         _assign_member(walk, base, target.attr, target, value, how)
     elif isinstance(target, ast.Subscript):
-        base = _evaluate_base(walk, target.value, frame)
-        key = walk.evaluate(target.slice, frame)
+        base = _evaluate_base(walk, target.value)
+        key = walk.evaluate(target.slice)
         known = key_of(key)
         name = "[]" if known is None else known
         how = "weak" if known is None and how == "set" else how
         _assign_member(walk, base, name, target, value, how)
     elif isinstance(target, ast.Tuple | ast.List):
-        _unpack(walk, target, value, frame, how)
+        _unpack(walk, target, value, how)
     elif isinstance(target, ast.Starred):
-        walk.assign(target.value, unknown(taints=value.taints), frame, how=how)
+        walk.assign(target.value, unknown(taints=value.taints), how=how)
 
 
-def _evaluate_base(walk: Walk, node: ast.expr, frame: Frame) -> Value:
+def _evaluate_base(walk: Walk, node: ast.expr) -> Value:
     with walk.into(OWN):
-        return walk.evaluate(node, frame)
+        return walk.evaluate(node)
 
 
-def _assign_name(
-    walk: Walk, target: ast.Name, value: Value, frame: Frame, how: str
-) -> None:
+def _assign_name(walk: Walk, target: ast.Name, value: Value, how: str) -> None:
     name = target.id
-    owner = frame.binder(name)
+    owner = walk.frame.binder(name)
     if not value.name and value.kind == "unknown":
         value.name = name
     _drop_content(walk, owner.env.get(name), value, target, name)
@@ -87,9 +84,7 @@ def _drop_content(
         walk.write((before.uid, "[]"), target, "set", None, name)
 
 
-def _unpack(
-    walk: Walk, target: ast.Tuple | ast.List, value: Value, frame: Frame, how: str
-) -> None:
+def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) -> None:
     parts = value.parts if value.kind in ("tuple", "list") else []
     is_exact = len(parts) == len(target.elts) and not any(
         isinstance(each, ast.Starred) for each in target.elts
@@ -103,31 +98,31 @@ def _unpack(
             part = element_of(value)
         else:
             part = unknown(taints=value.taints)
-        walk.assign(each, part, frame, how=how)
+        walk.assign(each, part, how=how)
 
 
 # Statements.
 
 
-def _run_assign(walk: Walk, node: ast.Assign, frame: Frame) -> None:
-    walk.step(node, frame)
-    with walk.into(_sink_of(walk, node.targets, frame)):
-        value = walk.evaluate(node.value, frame)
-    value = _handed_through(node, value, frame)
+def _run_assign(walk: Walk, node: ast.Assign) -> None:
+    walk.step(node)
+    with walk.into(_sink_of(walk, node.targets)):
+        value = walk.evaluate(node.value)
+    value = _handed_through(walk, node, value)
     if value.kind == "unknown" and isinstance(node.value, ast.Call):
         value.node, value.made_at = value.node or node.value, walk.current.number
     for target in node.targets:
-        walk.assign(target, value, frame, how=_how(walk, target, node.value))
-        _note_assigned(walk, target, node.value, node, frame)
+        walk.assign(target, value, how=_how(walk, target, node.value))
+        _note_assigned(walk, target, node.value, node)
 
 
-def _handed_through(node: ast.Assign, value: Value, frame: Frame) -> Value:
+def _handed_through(walk: Walk, node: ast.Assign, value: Value) -> Value:
     """Return what `x = f(x)` and `x, y = f(x, y)` leave in x where f is unseen."""
     call, target = node.value, node.targets[0]
     if value.kind != "unknown" or not isinstance(call, ast.Call):
         return value
     given = {
-        each.id: frame.look_up(each.id)[0]
+        each.id: walk.frame.look_up(each.id)[0]
         for each in call.args
         if isinstance(each, ast.Name)
     }
@@ -143,12 +138,12 @@ def _handed_through(node: ast.Assign, value: Value, frame: Frame) -> Value:
     return Value("tuple", parts=parts)
 
 
-def _run_ann_assign(walk: Walk, node: ast.AnnAssign, frame: Frame) -> None:
+def _run_ann_assign(walk: Walk, node: ast.AnnAssign) -> None:
     if node.value is not None:
-        walk.step(node, frame)
-        with walk.into(_sink_of(walk, [node.target], frame)):
-            value = walk.evaluate(node.value, frame)
-        walk.assign(node.target, value, frame)
+        walk.step(node)
+        with walk.into(_sink_of(walk, [node.target])):
+            value = walk.evaluate(node.value)
+        walk.assign(node.target, value)
 
 
 def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
@@ -162,13 +157,13 @@ def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
     return how
 
 
-def _sink_of(walk: Walk, targets: list[ast.expr], frame: Frame) -> Sink:
+def _sink_of(walk: Walk, targets: list[ast.expr]) -> Sink:
     """Return where an assigned value goes, so that its use can be followed."""
     places: list[ValuePlace] = []
     for target in targets:
         leaves = list(_leaves(target))
         for leaf in leaves:
-            sink = _sink_of_leaf(walk, leaf, frame)
+            sink = _sink_of_leaf(walk, leaf)
             if sink == SAVE or (sink == OPTIMIZER and len(leaves) == 1):
                 return sink
             places += sink.places
@@ -186,13 +181,13 @@ def _leaves(target: ast.expr) -> Iterator[ast.expr]:
         yield target
 
 
-def _sink_of_leaf(walk: Walk, target: ast.expr, frame: Frame) -> Sink:
+def _sink_of_leaf(walk: Walk, target: ast.expr) -> Sink:
     """Return where a value goes that is assigned to a name, attribute or item."""
     if isinstance(target, ast.Name):
-        return flow_to((frame.binder(target.id).uid, target.id))
+        return flow_to((walk.frame.binder(target.id).uid, target.id))
     if not isinstance(target, ast.Attribute | ast.Subscript):
         return Sink("flow")
-    base = _quietly(walk, target.value, frame)
+    base = _quietly(walk, target.value)
     if base.is_durable and base.kind != "model":
         return SAVE
     if base.kind in ("group", "optimizer", "param_groups", "param", "model"):
@@ -204,13 +199,13 @@ def _sink_of_leaf(walk: Walk, target: ast.expr, frame: Frame) -> Sink:
     return flow_to((base.uid, "[]"))
 
 
-def _run_aug_assign(walk: Walk, node: ast.AugAssign, frame: Frame) -> None:
-    walk.step(node, frame)
+def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
+    walk.step(node)
     with walk.into(OWN):
-        old = walk.evaluate(_as_load(node.target), frame)
+        old = walk.evaluate(node.target)
     is_kept = old.kind == "accumulator"  # It stays the same object.
-    with walk.into(SAVE if is_kept else _sink_of(walk, [node.target], frame)):
-        value = walk.evaluate(node.value, frame)
+    with walk.into(SAVE if is_kept else _sink_of(walk, [node.target])):
+        value = walk.evaluate(node.value)
     if is_kept:
         return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
@@ -225,34 +220,32 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign, frame: Frame) -> None:
     if isinstance(node.op, ast.Div):
         taints = taints_of_quotient(old, value, node.value)
     new = unknown(old.name, taints)
-    walk.assign(node.target, new, frame, how="update")
-    _note_update(walk, node.target, node, frame, type(node.op).__name__)
+    walk.assign(node.target, new, how="update")
+    _note_update(walk, node.target, node, type(node.op).__name__)
 
 
 def _note_assigned(
-    walk: Walk, target: ast.expr, value: ast.expr, node: ast.Assign, frame: Frame
+    walk: Walk, target: ast.expr, value: ast.expr, node: ast.Assign
 ) -> None:
     """Note what an assignment changes, unless it only keeps the larger or smaller."""
     if isinstance(target, ast.Tuple | ast.List):
         values = value.elts if isinstance(value, ast.Tuple) else []
         for index, each in enumerate(target.elts):
             source = values[index] if index < len(values) else value
-            _note_assigned(walk, each, source, node, frame)
+            _note_assigned(walk, each, source, node)
     elif not isinstance(target, ast.Attribute | ast.Subscript):
         return
     elif _how(walk, target, value) == "set":
-        _note_update(walk, target, node, frame, "Set")
+        _note_update(walk, target, node, "Set")
     elif not _is_bounding(value):
-        _note_update(walk, target, node, frame, _operator(value))
+        _note_update(walk, target, node, _operator(value))
 
 
-def _note_update(
-    walk: Walk, target: ast.expr, node: ast.stmt, frame: Frame, operator: str
-) -> None:
+def _note_update(walk: Walk, target: ast.expr, node: ast.stmt, operator: str) -> None:
     """Note a change of something durable, or of an optimizer's settings."""
     if not isinstance(target, ast.Attribute | ast.Subscript):
         return
-    base = _quietly(walk, target.value, frame)
+    base = _quietly(walk, target.value)
     if base.kind == "group" or (base.kind == "optimizer" and operator != "Set"):
         walk.note(node, SettingChanged(operator), base.owner or base)
         return
@@ -271,11 +264,11 @@ def _note_update(
         walk.note(node, Changed(operator, name, written(target)), base)
 
 
-def _quietly(walk: Walk, node: ast.expr, frame: Frame) -> Value:
+def _quietly(walk: Walk, node: ast.expr) -> Value:
     """Evaluate what a target belongs to, without noting its reads."""
     count = len(walk.current.reads)
     with walk.into(VALUE):
-        value = walk.evaluate(node, frame)
+        value = walk.evaluate(node)
     del walk.current.reads[count:]
     return value
 
@@ -293,13 +286,6 @@ def _is_same(one: ast.AST, other: ast.AST) -> bool:
     if isinstance(one, ast.Call) and isinstance(other, ast.Call):
         return ast.dump(one) == ast.dump(other)
     return False
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    """Return a target of `+=` as the expression that reads it."""
-    if isinstance(target, ast.Name):
-        return ast.copy_location(ast.Name(id=target.id, ctx=ast.Load()), target)
-    return target
 
 
 def _operator(value: ast.expr) -> str:

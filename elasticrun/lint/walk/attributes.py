@@ -11,13 +11,13 @@ from elasticrun.lint.values import (
     NO_TAINTS,
     Arguments,
     Class,
+    MethodDef,
     Value,
     element_of,
     external,
     key_of,
     unknown,
 )
-from elasticrun.lint.walk.frames import Frame, MethodDef
 from elasticrun.lint.walk.functions import call_function, decorated
 from elasticrun.lint.walk.losses import taints_of_item
 from elasticrun.lint.walk.walk import Evaluate, Walk
@@ -31,12 +31,12 @@ _RANK_ATTRIBUTES = frozenset(
 _WORLD_ATTRIBUTES = frozenset(("world_size", "num_processes", "num_replicas"))
 
 
-def _evaluate_attribute(walk: Walk, node: ast.Attribute, frame: Frame) -> Value:
-    base = walk.evaluate(node.value, frame)
-    return attribute(walk, base, node.attr, node, frame)
+def _evaluate_attribute(walk: Walk, node: ast.Attribute) -> Value:
+    base = walk.evaluate(node.value)
+    return attribute(walk, base, node.attr, node)
 
 
-def attribute(walk: Walk, base: Value, name: str, node: ast.AST, frame: Frame) -> Value:
+def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     """Return `base.name`."""
     if base.kind == "ext":
         return _external_attribute(base, name)
@@ -53,10 +53,18 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST, frame: Frame) -
             value.registered |= base.is_durable
         return value
     if base.cls is not None:
-        member = _member(walk, base, base.cls, name, node, frame)
+        member = _member(walk, base, base.cls, name, node)
         if member is not None:
             return member
     return _other_attribute(walk, base, name, node)
+
+
+def call_method(
+    walk: Walk, base: Value, name: str, node: ast.AST, *args: Value
+) -> Value:
+    """Return what a method gives that the project defines."""
+    method = attribute(walk, base, name, node)
+    return call_function(walk, method, Arguments([*args]), node)
 
 
 def _external_attribute(base: Value, name: str) -> Value:
@@ -74,20 +82,20 @@ def _super_attribute(walk: Walk, base: Value, name: str) -> Value:
 
 
 def _member(
-    walk: Walk, base: Value, cls: Class, name: str, node: ast.AST, frame: Frame
+    walk: Walk, base: Value, cls: Class, name: str, node: ast.AST
 ) -> Value | None:
     found = cls.find(name)
     if found is not None:
         definer, function = found
-        assert isinstance(function, MethodDef)
         method = _method(walk, base, definer, function)
         is_property = _decorators(function) & {"property", "cached_property"}
         if is_property and base.kind == "instance":
-            return call_function(walk, method, Arguments([], {}), node, frame)
+            return call_function(walk, method, Arguments(), node)
         return method
     for each in cls.lineage():
         if name in each.constants:
-            value = walk.evaluate(each.constants[name], each.frame)
+            with walk.inside(each.frame):
+                value = walk.evaluate(each.constants[name])
             if value.is_container:
                 value.registered |= base.is_durable
             base.attrs[name] = value
@@ -98,7 +106,8 @@ def _member(
 
 def _method(walk: Walk, owner: Value | None, cls: Class, function: MethodDef) -> Value:
     method = Value("func", function.name, node=function, cls=cls, frame=cls.frame)
-    made = decorated(walk, method, cls.frame)
+    with walk.inside(cls.frame):
+        made = decorated(walk, method)
     if owner is not None and "staticmethod" not in _decorators(function):
         made.owner = owner
     return made
@@ -133,9 +142,9 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
 # Subscripts.
 
 
-def _evaluate_subscript(walk: Walk, node: ast.Subscript, frame: Frame) -> Value:
-    base = walk.evaluate(node.value, frame)
-    key = walk.evaluate(node.slice, frame)
+def _evaluate_subscript(walk: Walk, node: ast.Subscript) -> Value:
+    base = walk.evaluate(node.value)
+    key = walk.evaluate(node.slice)
     if base.name == catalog.ENVIRONMENT:
         return unknown("environ", environment_taints(key))
     value = item(walk, base, key, node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 
 from elasticrun.lint import catalog
 from elasticrun.lint.events import Made, Outside, StateMade
@@ -17,38 +18,37 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
-from elasticrun.lint.walk.arguments import MethodCall, Site, arguments
+from elasticrun.lint.walk.arguments import MethodCall, arguments
 from elasticrun.lint.walk.attributes import attribute
 from elasticrun.lint.walk.externals import call_external, call_unknown
-from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import call_function, call_known
 from elasticrun.lint.walk.losses import OF_CRITERIA
 from elasticrun.lint.walk.methods import call_method
-from elasticrun.lint.walk.walk import Walk
+from elasticrun.lint.walk.walk import Evaluate, Walk
 
 _STEPPING = frozenset(("scheduler", "ema", "optimizer"))
 _CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 
 
-def call(walk: Walk, node: ast.Call, frame: Frame, is_iterated: bool) -> Value:
+def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     """Return what a call returns, having walked through the function if known."""
     function = node.func
     if isinstance(function, ast.Name) and function.id == "super":
-        return _super(frame)
+        return _super(walk)
     if not isinstance(function, ast.Attribute):
         with walk.into(VALUE):
-            callee = walk.evaluate(function, frame)
-        return _call_value(walk, callee, node, frame, is_iterated=is_iterated)
+            callee = walk.evaluate(function)
+        return _call_value(walk, callee, node)
     with walk.into(_sink_of_receiver(walk, function.attr)):
-        receiver = walk.evaluate(function.value, frame)
-    callee = _member_called(walk, receiver, function, frame)
+        receiver = walk.evaluate(function.value)
+    callee = _member_called(walk, receiver, function)
     is_unseen = callee.kind == "unknown" and receiver.kind != "ext"
     if callee.kind not in ("bound", "param") and not is_unseen:
-        return _call_value(walk, callee, node, frame, is_iterated=is_iterated)
-    listed = _as_listed(walk, function.attr, node, frame)
+        return _call_value(walk, callee, node)
+    listed = _as_listed(walk, function.attr, node)
     if listed is not None:
         return listed
-    value = call_method(walk, MethodCall(receiver, function.attr, node, frame))
+    value = call_method(walk, MethodCall(receiver, function.attr, node))
     value.taints |= callee.taints & OF_CRITERIA
     return value
 
@@ -60,42 +60,38 @@ def _sink_of_receiver(walk: Walk, name: str) -> Sink:
     return OWN if name in catalog.GROWING else VALUE
 
 
-def _member_called(
-    walk: Walk, receiver: Value, function: ast.Attribute, frame: Frame
-) -> Value:
+def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Value:
     """Return what hangs under a name on the receiver of a call."""
     if not _changes_by_role(receiver, function.attr):
         if receiver.kind in ("ext", "module", "instance", "super", "class"):
-            return attribute(walk, receiver, function.attr, function, frame)
+            return attribute(walk, receiver, function.attr, function)
         if function.attr in receiver.attrs:
             return receiver.attrs[function.attr]
     return Value("bound", function.attr)
 
 
-def _call_value(
-    walk: Walk, callee: Value, node: ast.Call, frame: Frame, *, is_iterated: bool
-) -> Value:
+def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
     """Return what calling a value returns."""
-    listed = _as_listed(walk, callee.name, node, frame)
+    listed = _as_listed(walk, callee.name, node)
     if listed is not None:
         return listed
     if callee.kind == "func":
-        return call_known(walk, callee, node, frame)
+        return call_known(walk, callee, node)
     if callee.kind == "class":
-        return _instantiate(walk, callee, node, frame)
+        return _instantiate(walk, callee, node)
     if callee.kind == "ext":
-        return call_external(walk, callee.name, Site(node, frame, is_iterated))
+        return call_external(walk, callee.name, node)
     if callee.kind == "partial":
-        return _call_partial(walk, callee, node, frame)
+        return _call_partial(walk, callee, node)
     body = _body(callee)
     if body is not None:
-        method = attribute(walk, callee, body, node, frame)
-        return call_known(walk, method, node, frame)
+        method = attribute(walk, callee, body, node)
+        return call_known(walk, method, node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
-    return call_unknown(walk, callee, name, Site(node, frame, is_iterated))
+    return call_unknown(walk, callee, name, node)
 
 
-def _as_listed(walk: Walk, name: str, node: ast.Call, frame: Frame) -> Value | None:
+def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
     """Return what a call returns that the settings speak about; None otherwise."""
     options = walk.options
     if not options.idempotent and not options.non_idempotent:
@@ -105,39 +101,38 @@ def _as_listed(walk: Walk, name: str, node: ast.Call, frame: Frame) -> Value | N
     is_effect = not names.isdisjoint(options.non_idempotent)
     if not is_effect and names.isdisjoint(options.idempotent):
         return None
-    given = arguments(walk, node, frame)
+    given = arguments(walk, node)
     if is_effect:
         walk.note(node, Outside(text))
     return unknown(taints=given.taints)
 
 
-def _call_partial(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Value:
-    args, keywords = arguments(walk, node, frame)
-    function = callee.parts[0]
-    args = [*callee.parts[1:], *args]
-    given = Arguments(args, {**callee.attrs, **keywords})
+def _call_partial(walk: Walk, callee: Value, node: ast.Call) -> Value:
+    own = arguments(walk, node)
+    function, *args = [*callee.parts, *own.args]
+    given = Arguments(args, {**callee.attrs, **own.keywords})
     if function.kind == "func":
-        return call_function(walk, function, given, node, frame)
+        return call_function(walk, function, given, node)
     if function.kind == "ext":
-        return call_external(walk, function.name, Site(node, frame, given=given))
+        return call_external(walk, function.name, node, given)
     return unknown(taints=taints_of(args))
 
 
 # The project's classes.
 
 
-def _instantiate(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Value:
+def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     cls = callee.cls
     assert cls is not None
     if cls.role == "loader" or cls.node.name in walk.options.loaders:
-        return call_external(walk, "elasticrun.AdaptiveDataLoader", Site(node, frame))
+        return call_external(walk, "elasticrun.AdaptiveDataLoader", node)
     made = walk.made(Value("instance", cls.node.name, node=node, cls=cls))
     constructor = cls.find("__init__")
     if constructor is not None:
-        method = attribute(walk, made, "__init__", node, frame)
-        call_known(walk, method, node, frame)
+        method = attribute(walk, made, "__init__", node)
+        call_known(walk, method, node)
     else:
-        _fill_fields(walk, made, cls, node, frame)
+        _fill_fields(walk, made, cls, node)
     if cls.role == "state":
         walk.note(node, StateMade(cls.node.name), made)
         made.registered = True
@@ -147,11 +142,9 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Val
     return made
 
 
-def _fill_fields(
-    walk: Walk, made: Value, cls: Class, node: ast.Call, frame: Frame
-) -> None:
+def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
     """Set the fields of a data class, or keep what an unseen constructor gets."""
-    given = arguments(walk, node, frame)
+    given = arguments(walk, node)
     fields = [
         statement.target.id
         for each in reversed(cls.lineage())
@@ -167,7 +160,8 @@ def _fill_fields(
         made.parts = given.values
 
 
-def _super(frame: Frame) -> Value:
+def _super(walk: Walk) -> Value:
+    frame = walk.frame
     if frame.cls is None or frame.instance is None:
         return unknown("super")
     return Value("super", "super", owner=frame.instance, frame=frame)
@@ -192,3 +186,6 @@ def _changes_by_role(receiver: Value, name: str) -> bool:
     if receiver.kind != "instance" or cls is None or cls.role not in _STEPPING:
         return False
     return name in ("step", "update", "update_parameters", "load_state_dict")
+
+
+EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {ast.Call: _evaluate_call}

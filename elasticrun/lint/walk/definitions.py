@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from elasticrun.lint import roles
 from elasticrun.lint.project import Module
-from elasticrun.lint.values import Class, Value, external
-from elasticrun.lint.walk.frames import Frame, MethodDef
+from elasticrun.lint.values import Class, MethodDef, Value, external
+from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import decorated
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
@@ -18,21 +18,22 @@ MAX_MODULES = 80
 MAX_IMPORTS = 12  # one within the other
 
 
-def _run_function_def(walk: Walk, node: MethodDef, frame: Frame) -> None:
+def _run_function_def(walk: Walk, node: MethodDef) -> None:
+    frame = walk.frame
     value = Value("func", node.name, node=node, frame=frame)
     frame.env[node.name] = value
-    outcome = decorated(walk, value, frame)
+    outcome = decorated(walk, value)
     if outcome is not value:
         # Kept under a name that no program has, to be walked through if uncalled.
         frame.env[f"{node.name} undecorated"] = value
         frame.env[node.name] = outcome
 
 
-def _run_class_def(walk: Walk, node: ast.ClassDef, frame: Frame) -> None:
-    cls = Class(node, frame.module, frame)
+def _run_class_def(walk: Walk, node: ast.ClassDef) -> None:
+    cls = Class(node, walk.frame.module, walk.frame)
     for base in node.bases:
         root = base.value if isinstance(base, ast.Subscript) else base
-        cls.bases.append(walk.evaluate(root, frame))
+        cls.bases.append(walk.evaluate(root))
     for each in node.body:
         if isinstance(each, MethodDef):
             cls.methods[each.name] = each
@@ -42,7 +43,7 @@ def _run_class_def(walk: Walk, node: ast.ClassDef, frame: Frame) -> None:
                 if isinstance(target, ast.Name):
                     cls.constants[target.id] = each.value
     cls.role = _role_of(cls)
-    frame.env[node.name] = Value("class", node.name, node=node, cls=cls)
+    walk.frame.env[node.name] = Value("class", node.name, node=node, cls=cls)
     walk.classes.append(cls)
 
 
@@ -58,17 +59,17 @@ def load_module(walk: Walk, module: Module) -> Frame | None:
     if tree is None:
         walk.frames[key] = None
         return None
-    frame = Frame(module, tree)
-    walk.frames[key] = frame
+    frame = walk.frames[key] = Frame(module, tree)
     outer = walk.epoch, walk.loop, walk.guards
     walk.epoch, walk.loop, walk.guards = None, None, ()
-    walk.step(tree, frame)
     walk.depth += 1
-    walk.run(tree.body, frame)
+    with walk.inside(frame):
+        walk.step(tree)
+        walk.run(tree.body)
     walk.depth -= 1
     walk.epoch, walk.loop, walk.guards = outer
     if not walk.here:
-        walk.here = [len(walk.graph.steps) - 1]
+        walk.here = [walk.graph.steps[-1]]
     return frame
 
 
@@ -80,25 +81,27 @@ def _is_within_reach(walk: Walk, module: Module) -> bool:
     return is_small and module.is_about_training
 
 
-def _run_import(walk: Walk, node: ast.Import, frame: Frame) -> None:
+def _run_import(walk: Walk, node: ast.Import) -> None:
     for alias in node.names:
         name = alias.name if alias.asname else alias.name.partition(".")[0]
-        frame.env[alias.asname or name] = _imported(walk, name, frame, 0)
+        walk.frame.env[alias.asname or name] = _imported(walk, name, 0)
         if not alias.asname and "." in alias.name:
-            _imported(walk, alias.name, frame, 0)
+            _imported(walk, alias.name, 0)
 
 
-def _imported(walk: Walk, name: str, frame: Frame, level: int) -> Value:
-    module = None if _is_elastic(name) else walk.project.find(name, frame.module, level)
+def _imported(walk: Walk, name: str, level: int) -> Value:
+    importer = walk.frame.module
+    module = None if _is_elastic(name) else walk.project.find(name, importer, level)
     if module is None:
         return external(name)
-    module.imported_by.add(frame.module.name)
+    module.imported_by.add(importer.name)
     return Value("module", name, frame=load_module(walk, module))
 
 
-def _run_import_from(walk: Walk, node: ast.ImportFrom, frame: Frame) -> None:
+def _run_import_from(walk: Walk, node: ast.ImportFrom) -> None:
+    frame = walk.frame
     source = node.module or ""
-    origin = _imported(walk, source, frame, node.level)
+    origin = _imported(walk, source, node.level)
     for alias in node.names:
         if alias.name == "*" and _is_elastic(source):
             for name in roles.ELASTIC_NAMES:
@@ -112,11 +115,9 @@ def _run_import_from(walk: Walk, node: ast.ImportFrom, frame: Frame) -> None:
         value = external(f"{source}.{alias.name}")
         if origin.kind == "module" and origin.frame is not None:
             known = origin.frame.env.get(alias.name)
-            value = known or _imported(
-                walk, f"{source}.{alias.name}", frame, node.level
-            )
+            value = known or _imported(walk, f"{source}.{alias.name}", node.level)
         elif node.level and not source:
-            value = _imported(walk, alias.name, frame, node.level)
+            value = _imported(walk, alias.name, node.level)
         frame.env[alias.asname or alias.name] = value
 
 

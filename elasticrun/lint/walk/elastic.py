@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from elasticrun.lint import catalog, roles
+from elasticrun.lint import catalog
 from elasticrun.lint.events import (
     Collective,
     Draw,
@@ -28,10 +30,8 @@ from elasticrun.lint.values import (
     register_reachable,
     unknown,
 )
-from elasticrun.lint.walk.arguments import Site, arguments
-from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.frames import Frame
-from elasticrun.lint.walk.functions import call_function
+from elasticrun.lint.walk.arguments import Called, arguments
+from elasticrun.lint.walk.attributes import call_method
 from elasticrun.lint.walk.walk import Walk
 
 # What depends on what elasticrun's own functions return.
@@ -56,74 +56,59 @@ _BOUNDS: dict[str, tuple[Kind, str]] = {
 }
 
 
-def call_elastic(walk: Walk, name: str, site: Site) -> Value:
+def call_elastic(
+    walk: Walk, name: str, node: ast.Call, given: Arguments | None
+) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
-    node, frame = site.node, site.frame
-    if name != "launch":
-        walk.note(node, JobNeeded())
+    walk.note(node, JobNeeded())
     sink = SAVE if name == "Variables" else VALUE
-    given = site.given or arguments(walk, node, frame, sink)
-    if name in roles.LOADERS:
-        return _make_loader(walk, name, site, given)
-    if name == "AdaptiveDataParallel":
-        return _make_parallel(walk, node, given)
-    if name == "prepare":  # of Accelerate: (accelerator, model, optimizer, ...)
-        given = given._replace(args=given.args[1:])
-        model = _make_parallel(walk, node, given)
-        rest = given.args[1:]
-        return Value("tuple", parts=[model, *rest]) if rest else model
+    given = given or arguments(walk, node, sink)
+    it = Called(given.args, given.keywords, name=name, node=node)
+    if name in _MAKERS:
+        return _MAKERS[name](walk, it)
     if name in _BOUNDS:
         kind, keyword = _BOUNDS[name]
-        bound = given.args[:1] or [given.keywords.get(keyword, unknown())]
+        bound = it.args[:1] or [it.keywords.get(keyword, unknown())]
         return Value(kind, name, node=node, parts=bound)
-    if name == "register":
-        return _register(walk, node, frame, given)
-    if name == "Variables":
-        return _make_variables(walk, node, given)
-    if name == "Accumulator":
-        walk.note(node, StateMade(name))
-        return walk.made(Value("accumulator", name, node=node))
     if name in catalog.ELASTIC_COLLECTIVES:
         walk.note(node, Collective(name))
         return unknown()
     return unknown(name, _ELASTIC_TAINTS.get(name, NO_TAINTS))
 
 
-def _register(walk: Walk, node: ast.Call, frame: Frame, given: Arguments) -> Value:
-    for value in given.values:
+def _register(walk: Walk, it: Called) -> Value:
+    for value in it.values:
         register(value)
         if value.kind == "instance":
             register_reachable(value)
-    walk.note(node, StateMade("register"))
-    for keyword in node.keywords:
+    walk.note(it.node, StateMade("register"))
+    for keyword in it.node.keywords:
         if keyword.arg is None:
-            value = walk.evaluate(keyword.value, frame)
+            value = walk.evaluate(keyword.value)
             if not value.attrs and not value.parts:
                 # Not even how many things are registered here is known.
-                walk.note(node, UnseenStates())
+                walk.note(it.node, UnseenStates())
     return constant(None)
 
 
-def _make_loader(walk: Walk, name: str, site: Site, given: Arguments) -> Value:
+def _make_loader(walk: Walk, it: Called) -> Value:
     for key in ("sampler", "batch_sampler"):
-        if key in given.keywords:
-            _note_draws(walk, key, given.keywords[key], site)
-    node = site.node
-    value = walk.made(Value("loader", name, node=node))
-    value.parts = given.values if name == "CombinedLoader" else given.args[:1]
-    walk.note(node, StateMade(name), value)
-    walk.note(node, Made("loader", name, given), value)
+        if key in it.keywords:
+            _note_draws(walk, it, key)
+    value = walk.made(Value("loader", it.name, node=it.node))
+    value.parts = it.values if it.name == "CombinedLoader" else it.args[:1]
+    walk.note(it.node, StateMade(it.name), value)
+    walk.note(it.node, Made("loader", it.name, it), value)
     return value
 
 
-def _note_draws(walk: Walk, argument: str, order: Value, site: Site) -> None:
+def _note_draws(walk: Walk, it: Called, argument: str) -> None:
     """Note that an order of the project's draws, from what is no key of its own."""
     first_step, first_event = len(walk.graph.steps), len(walk.events)
+    order = it.keywords[argument]
     for name in ("__getitem__", "take"):
-        if order.kind == "instance" and order.cls and order.cls.find(name):
-            method = attribute(walk, order, name, site.node, site.frame)
-            given = Arguments([unknown("number")], {})
-            call_function(walk, method, given, site.node, site.frame)
+        if order.defines(name):
+            call_method(walk, order, name, it.node, unknown("number"))
     # Its other effects are dropped: they happen where batches are read, not here.
     new = walk.events[first_event:]
     del walk.events[first_event:]
@@ -134,53 +119,68 @@ def _note_draws(walk: Walk, argument: str, order: Value, site: Site) -> None:
         if not isinstance(each.what, Draw) or is_own:
             continue
         if each.value is not None or not each.what.is_keyed:
-            walk.note(site.node, OrderDrawn(argument, each.what.name), order)
+            walk.note(it.node, OrderDrawn(argument, each.what.name), order)
             return
 
 
-def _make_parallel(walk: Walk, node: ast.Call, given: Arguments) -> Value:
-    value = walk.made(Value("model", "AdaptiveDataParallel", node=node))
+def _make_parallel(walk: Walk, it: Called) -> Value:
+    value = walk.made(Value("model", "AdaptiveDataParallel", node=it.node))
     names = ("module", "model", "optimizer", "lr_scheduler")
-    states = [*given.args, *(v for k, v in given.keywords.items() if k in names)]
+    states = [*it.args, *(v for k, v in it.keywords.items() if k in names)]
     value.parts = [each for each in states if each.kind != "const"]
     for part in states:
         register(part)
     register(value)
-    walk.note(node, StateMade("AdaptiveDataParallel"), value)
+    walk.note(it.node, StateMade("AdaptiveDataParallel"), value)
     return value
 
 
-def _make_variables(walk: Walk, node: ast.Call, given: Arguments) -> Value:
-    fields = {k: v for k, v in given.keywords.items() if k != "name"}
-    value = walk.made(Value("variables", "Variables", node=node, attrs=fields))
+def _prepare(walk: Walk, it: Called) -> Value:
+    """Return what Accelerate's `prepare(accelerator, model, optimizer, ...)` does."""
+    model, rest = _make_parallel(walk, replace(it, args=it.args[1:])), it.args[2:]
+    return Value("tuple", parts=[model, *rest]) if rest else model
+
+
+def _make_variables(walk: Walk, it: Called) -> Value:
+    fields = {k: v for k, v in it.keywords.items() if k != "name"}
+    value = walk.made(Value("variables", it.name, node=it.node, attrs=fields))
     for each in value.attrs.values():
         each.registered = each.is_container
-    walk.note(node, StateMade("Variables"), value)
+    walk.note(it.node, StateMade(it.name), value)
     return value
+
+
+def _make_accumulator(walk: Walk, it: Called) -> Value:
+    walk.note(it.node, StateMade(it.name))
+    return walk.made(Value("accumulator", it.name, node=it.node))
+
+
+_MAKERS: Mapping[str, Callable[[Walk, Called], Value]] = {
+    "AdaptiveDataLoader": _make_loader,
+    "CombinedLoader": _make_loader,
+    "AdaptiveDataParallel": _make_parallel,
+    "prepare": _prepare,
+    "register": _register,
+    "Variables": _make_variables,
+    "Accumulator": _make_accumulator,
+}
 
 
 # Loops that cannot be seen.
 
 
-def assume_loop(
-    walk: Walk, loader: Value, node: ast.AST, frame: Frame, *, sure: bool
-) -> None:
+def assume_loop(walk: Walk, loader: Value, node: ast.AST, *, sure: bool) -> None:
     """Note a loop over a loader inside a function that cannot be seen."""
     found = loaders_in(loader)
     if not found:
         return
     loop = DataLoop(
-        node,
-        frame.module,
+        walk.step(node),
+        (),
         written(node)[:60],
         found[0],
         sure=sure and found[0].sure,
         is_elastic=found[0].kind == "loader",
-        call=frame.call,
-        epoch=walk.epoch,
-        outer=walk.loop,
     )
-    step = walk.step(node, frame)
-    step.head_of, loop.head = loop, step.number
     walk.graph.loops.append(loop)
-    walk.step(frame.statement, frame)
+    walk.step(walk.frame.statement)

@@ -16,14 +16,13 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
-from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.truth import truth
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 
-def _evaluate_name(walk: Walk, node: ast.Name, frame: Frame) -> Value:
-    value, owner = frame.look_up(node.id)
+def _evaluate_name(walk: Walk, node: ast.Name) -> Value:
+    value, owner = walk.frame.look_up(node.id)
     if owner is not None and value.kind not in ("func", "class", "module", "ext"):
         walk.read((owner.uid, node.id), node)
         if value.is_container or value.is_durable:
@@ -36,8 +35,8 @@ def _evaluate_name(walk: Walk, node: ast.Name, frame: Frame) -> Value:
 # Operators.
 
 
-def _evaluate_bin_op(walk: Walk, node: ast.BinOp, frame: Frame) -> Value:
-    left, right = walk.evaluate(node.left, frame), walk.evaluate(node.right, frame)
+def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
+    left, right = walk.evaluate(node.left), walk.evaluate(node.right)
     if left.kind == "list" and right.kind == "list":
         return Value("list", parts=[*left.parts, *right.parts])
     if left.kind == "list" and isinstance(node.op, ast.Mult):
@@ -50,48 +49,48 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp, frame: Frame) -> Value:
     return unknown(taints=taints)
 
 
-def _evaluate_conditional(walk: Walk, node: ast.IfExp, frame: Frame) -> Value:
+def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
     with walk.into(TEST if walk.sink.kind != "log" else walk.sink):
-        test = walk.evaluate(node.test, frame)
-    holds = truth(node.test, frame)
+        test = walk.evaluate(node.test)
+    holds = truth(node.test, walk.frame)
     if holds is not None:
-        return walk.evaluate(node.body if holds else node.orelse, frame)
-    guard = walk.guard(node.test, test.taints, frame)
+        return walk.evaluate(node.body if holds else node.orelse)
+    guard = walk.guard(node.test, test.taints)
     with walk.guarded(guard):
-        first = walk.evaluate(node.body, frame)
+        first = walk.evaluate(node.body)
     with walk.guarded(guard.opposite):
-        second = walk.evaluate(node.orelse, frame)
+        second = walk.evaluate(node.orelse)
     value = join(first, second)
     if value.kind in ("unknown", "const"):
         value = unknown(value.name, first.taints | second.taints)
     return value
 
 
-def _evaluate_bool_op(walk: Walk, node: ast.BoolOp, frame: Frame) -> Value:
-    values = [walk.evaluate(each, frame) for each in node.values]
+def _evaluate_bool_op(walk: Walk, node: ast.BoolOp) -> Value:
+    values = [walk.evaluate(each) for each in node.values]
     objects = [each for each in values if each.is_object]
     return objects[0] if objects else unknown(taints=taints_of(values))
 
 
-def _evaluate_named_expr(walk: Walk, node: ast.NamedExpr, frame: Frame) -> Value:
-    value = walk.evaluate(node.value, frame)
-    walk.assign(node.target, value, frame)
+def _evaluate_named_expr(walk: Walk, node: ast.NamedExpr) -> Value:
+    value = walk.evaluate(node.value)
+    walk.assign(node.target, value)
     return value
 
 
-def _evaluate_yield(walk: Walk, node: ast.Yield, frame: Frame) -> Value:
-    value = walk.evaluate(node.value, frame)
-    if frame.yields is not None:
-        walk.current = walk.step(node, frame)
-        frame.yields(value)
-        walk.step(node, frame)
+def _evaluate_yield(walk: Walk, node: ast.Yield) -> Value:
+    value = walk.evaluate(node.value)
+    if walk.frame.yields is not None:
+        walk.current = walk.step(node)
+        walk.frame.yields(value)
+        walk.step(node)
     return unknown()
 
 
-def _evaluate_yield_from(walk: Walk, node: ast.YieldFrom, frame: Frame) -> Value:
-    value = walk.evaluate(node.value, frame)
-    if frame.yields is not None:
-        walk.iterate(value, node, frame, frame.yields)
+def _evaluate_yield_from(walk: Walk, node: ast.YieldFrom) -> Value:
+    value = walk.evaluate(node.value)
+    if walk.frame.yields is not None:
+        walk.iterate(value, node, walk.frame.yields)
     return unknown()
 
 
@@ -104,13 +103,11 @@ _SEQUENCES: dict[type[ast.expr], Kind] = {
 }
 
 
-def _evaluate_sequence(
-    walk: Walk, node: ast.List | ast.Tuple | ast.Set, frame: Frame
-) -> Value:
+def _evaluate_sequence(walk: Walk, node: ast.List | ast.Tuple | ast.Set) -> Value:
     parts: list[Value] = []
     is_complete = True
     for element in node.elts:
-        value = walk.evaluate(element, frame)
+        value = walk.evaluate(element)
         if isinstance(element, ast.Starred):
             parts += value.parts
             is_complete &= value.kind in ("list", "tuple") and value.is_complete
@@ -127,12 +124,12 @@ def _evaluate_sequence(
     )
 
 
-def _evaluate_dict(walk: Walk, node: ast.Dict, frame: Frame) -> Value:
+def _evaluate_dict(walk: Walk, node: ast.Dict) -> Value:
     made = walk.made(Value("dict", is_empty=not node.keys))
     for key, element in zip(node.keys, node.values, strict=True):
-        value = walk.evaluate(element, frame)
+        value = walk.evaluate(element)
         made.taints |= value.taints
-        name = walk.evaluate(key, frame) if key is not None else None
+        name = walk.evaluate(key) if key is not None else None
         if name is None:
             made.attrs.update(value.attrs)
             continue
@@ -146,16 +143,15 @@ def _evaluate_dict(walk: Walk, node: ast.Dict, frame: Frame) -> Value:
 
 
 EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
-    ast.Constant: lambda _walk, node, _frame: constant(node.value),
+    ast.Constant: lambda _, node: constant(node.value),
     ast.Name: _evaluate_name,
     ast.BinOp: _evaluate_bin_op,
     ast.IfExp: _evaluate_conditional,
     ast.BoolOp: _evaluate_bool_op,
     ast.NamedExpr: _evaluate_named_expr,
-    ast.Lambda: lambda _, node, frame: Value("func", "lambda", node=node, frame=frame),
-    ast.Call: lambda walk, node, frame: walk.call(node, frame),
-    ast.Starred: lambda walk, node, frame: walk.evaluate(node.value, frame),
-    ast.Await: lambda walk, node, frame: walk.evaluate(node.value, frame),
+    ast.Lambda: lambda walk, node: Value("func", "lambda", node=node, frame=walk.frame),
+    ast.Starred: lambda walk, node: walk.evaluate(node.value),
+    ast.Await: lambda walk, node: walk.evaluate(node.value),
     ast.Yield: _evaluate_yield,
     ast.YieldFrom: _evaluate_yield_from,
     ast.List: _evaluate_sequence,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import FileWritten
 from elasticrun.lint.graph import LOG, OPTIMIZER, SAVE, TRACK, Sink
-from elasticrun.lint.values import Value, loaders_in, unknown
-from elasticrun.lint.walk.arguments import Called, Site, arguments
+from elasticrun.lint.values import Arguments, Value, loaders_in, unknown
+from elasticrun.lint.walk.arguments import Called, arguments
 from elasticrun.lint.walk.effects import effect, note_seeds
 from elasticrun.lint.walk.elastic import assume_loop, call_elastic
 from elasticrun.lint.walk.language import language
@@ -15,14 +17,18 @@ from elasticrun.lint.walk.objects import looks_like_model, object_made
 from elasticrun.lint.walk.walk import Walk
 
 
-def call_external(walk: Walk, name: str, site: Site) -> Value:
-    """Return what an external call makes, noting its effects."""
-    node, frame, is_iterated, given = site
+def call_external(
+    walk: Walk, name: str, node: ast.Call, given: Arguments | None = None
+) -> Value:
+    """Return what an external call makes, noting its effects.
+
+    `given` are arguments that are evaluated already: those of a `partial`.
+    """
     elastic = roles.elastic_name(name)
     if elastic or name.rpartition(".")[2] in walk.options.loaders:
-        return call_elastic(walk, elastic or "AdaptiveDataLoader", site)
-    given = given or arguments(walk, node, frame, _sink_for(walk, name))
-    it = Called(name, node, given, frame, is_iterated)
+        return call_elastic(walk, elastic or "AdaptiveDataLoader", node, given)
+    given = given or arguments(walk, node, _sink_for(walk, name))
+    it = Called(given.args, given.keywords, name=name, node=node)
     files = [each for each in it.values if each.kind == "file"]
     if files and (name in catalog.SAVES or name == "print"):
         walk.note(node, FileWritten(), files[0])
@@ -41,12 +47,12 @@ def _sink_for(walk: Walk, name: str) -> Sink:
     return SAVE if name in catalog.SAVES else walk.sink
 
 
-def call_unknown(walk: Walk, callee: Value, name: str, site: Site) -> Value:
+def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
     """Return what a call of something unknown returns."""
-    node, frame, is_iterated, _ = site
     sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
-    given = arguments(walk, node, frame, sink)
-    value = _opaque(walk, Called(name, node, given, frame, is_iterated))
+    given = arguments(walk, node, sink)
+    it = Called(given.args, given.keywords, name=name, node=node)
+    value = _opaque(walk, it)
     if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)
     value.taints |= callee.taints & OF_CRITERIA
@@ -60,9 +66,10 @@ def _opaque(walk: Walk, it: Called) -> Value:
     loaders = [each for each in it.values if loaders_in(each)]
     if loaders and it.last not in catalog.LOOKING:
         looks_like_class = it.last[:1].isupper()
-        if walk.epoch is None or it.is_iterated or looks_like_class:
+        is_iterated = it.node in walk.iterated
+        if walk.epoch is None or is_iterated or looks_like_class:
             return Value("wrapped", it.last, parts=it.values, node=it.node)
-        assume_loop(walk, loaders[0], it.node, it.frame, sure=False)
+        assume_loop(walk, loaders[0], it.node, sure=False)
     note_seeds(walk, it)
     for each in it.values:
         each.is_handed_on = True

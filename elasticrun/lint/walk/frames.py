@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import ast
 import builtins
-import itertools
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 
-from elasticrun.lint.graph import Call, DataLoop, EpochLoop
+from elasticrun.lint.graph import Call, Loop, Step
 from elasticrun.lint.project import Module
-from elasticrun.lint.values import Class, Value, constant, external, unknown
+from elasticrun.lint.values import (
+    Class,
+    MethodDef,
+    Value,
+    constant,
+    external,
+    next_uid,
+    unknown,
+)
 
-_uids = itertools.count(1)
 _BUILTINS = frozenset(dir(builtins))
 _CONSTANTS = {"__name__": "__main__"}
 
-MethodDef = ast.FunctionDef | ast.AsyncFunctionDef
 Function = MethodDef | ast.Lambda
 
 
@@ -49,18 +54,18 @@ class Frame:
     fixed: set[str] = field(default_factory=set)
     globals: set[str] = field(default_factory=set)
     nonlocals: set[str] = field(default_factory=set)
-    exits: list[int] = field(default_factory=list)
+    exits: list[Step] = field(default_factory=list)
     loops: list[Leaving] = field(default_factory=list)
-    uid: int = field(default_factory=lambda: next(_uids))
+    uid: int = field(default_factory=next_uid)
 
     def __post_init__(self) -> None:
         self.statement = self.function
 
     def owner(self, name: str) -> Frame | None:
         """Return the frame that holds a name as this one sees it."""
-        if name in self.globals:
-            return self.top()
         each: Frame | None = self.outer if name in self.nonlocals else self
+        if name in self.globals:
+            each = self.top()
         while each is not None:
             if name in each.env:
                 return each
@@ -83,7 +88,7 @@ class Frame:
     def look_up(self, name: str) -> tuple[Value, Frame | None]:
         """Return what a name is here, and the frame that holds it, if one does."""
         owner = self.owner(name)
-        if owner is not None and name in owner.env:
+        if owner is not None:
             return owner.env[name], owner
         if name in _CONSTANTS:
             return constant(_CONSTANTS[name]), None
@@ -102,6 +107,6 @@ class Frame:
 class Leaving:
     """Where `break` and `continue` of one loop lead from."""
 
-    of: DataLoop | EpochLoop | None = None
-    breaks: list[int] = field(default_factory=list)
-    continues: list[int] = field(default_factory=list)
+    of: Loop | None = None
+    breaks: list[Step] = field(default_factory=list)
+    continues: list[Step] = field(default_factory=list)

@@ -7,9 +7,9 @@ import ast
 from elasticrun.lint import roles
 from elasticrun.lint.graph import VALUE, Call, flow_to
 from elasticrun.lint.project import statements_of
-from elasticrun.lint.values import Arguments, Value, constant, unknown
+from elasticrun.lint.values import Arguments, MethodDef, Value, constant, unknown
 from elasticrun.lint.walk.arguments import arguments, bound_arguments
-from elasticrun.lint.walk.frames import Frame, Function, MethodDef
+from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.walk import Walk
 
 # A program may call itself, or the same function from everywhere, and the walk must end
@@ -19,26 +19,26 @@ MAX_DEPTH = 24
 MAX_CALLS = 40  # of one function, each of which is walked through
 
 
-def call_known(walk: Walk, callee: Value, node: ast.Call, frame: Frame) -> Value:
+def call_known(walk: Walk, callee: Value, node: ast.Call) -> Value:
     """Walk through a function of the project that a call calls."""
-    callee_frame = _frame_for(walk, callee, node, frame)
+    callee_frame = _frame_for(walk, callee, node)
     if callee_frame is None:
-        return unknown(taints=arguments(walk, node, frame).taints)
-    given = bound_arguments(walk, callee, callee_frame, node, frame)
-    return _enter(walk, callee, callee_frame, given, node, frame)
+        return unknown(taints=arguments(walk, node).taints)
+    given = bound_arguments(walk, callee, callee_frame, node)
+    return _enter(walk, callee, callee_frame, given, node)
 
 
 def call_function(
-    walk: Walk, function: Value, given: Arguments, node: ast.AST, frame: Frame
+    walk: Walk, function: Value, given: Arguments, node: ast.AST
 ) -> Value:
     """Walk through a function of the project with these values."""
-    callee_frame = _frame_for(walk, function, node, frame)
+    callee_frame = _frame_for(walk, function, node)
     if callee_frame is None:
         return unknown()
-    return _enter(walk, function, callee_frame, given, node, frame)
+    return _enter(walk, function, callee_frame, given, node)
 
 
-def _frame_for(walk: Walk, callee: Value, node: ast.AST, frame: Frame) -> Frame | None:
+def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
     """Return a frame for one more call; None if the walk has gone far enough."""
     function = callee.node
     if (
@@ -50,6 +50,7 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST, frame: Frame) -> Frame 
     ):
         return None
     walk.num_calls[function] += 1
+    frame = walk.frame
     link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
     outer = callee.frame if isinstance(callee.frame, Frame) else None
     module = outer.module if outer is not None else frame.module
@@ -58,12 +59,7 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST, frame: Frame) -> Frame 
 
 
 def _enter(
-    walk: Walk,
-    callee: Value,
-    callee_frame: Frame,
-    given: Arguments,
-    node: ast.AST,
-    frame: Frame,
+    walk: Walk, callee: Value, callee_frame: Frame, given: Arguments, node: ast.AST
 ) -> Value:
     function = callee.node
     assert isinstance(function, Function)
@@ -78,40 +74,40 @@ def _enter(
             parts=given.values,
             frame=callee_frame,
         )
-    result = run_function(walk, function, callee_frame, frame, node)
+    result = run_function(walk, function, callee_frame, node)
     if result.kind == "unknown":
         result.taints -= {"enumerated"}
     return result
 
 
 def run_function(
-    walk: Walk, function: Function, callee_frame: Frame, frame: Frame, node: ast.AST
+    walk: Walk, function: Function, callee_frame: Frame, node: ast.AST
 ) -> Value:
     """Walk through a body whose parameters are bound; return what it returns."""
     place = (callee_frame.uid, "return")
     walk.active.append(function)
     guards = walk.guards
-    with walk.into(VALUE):
+    with walk.inside(callee_frame), walk.into(VALUE):
         if isinstance(function, ast.Lambda):
             with walk.into(flow_to(place)):
-                callee_frame.returned = walk.evaluate(function.body, callee_frame)
+                callee_frame.returned = walk.evaluate(function.body)
         else:
-            walk.run(function.body, callee_frame)
+            walk.run(function.body)
     walk.guards = guards
     walk.active.pop()
     walk.here = [*walk.here, *callee_frame.exits]
-    walk.step(frame.statement, frame)
+    walk.step(walk.frame.statement)
     walk.read(place, node)
     return callee_frame.returned or constant(None)
 
 
-def bind(walk: Walk, callee: Value, frame: Frame, given: Arguments) -> None:
+def bind(walk: Walk, callee: Value, into: Frame, given: Arguments) -> None:
     """Give the parameters their values, defaults where none is given."""
     function = callee.node
     assert isinstance(function, Function)
     spec = function.args
     names = [each.arg for each in spec.posonlyargs + spec.args]
-    values = dict(_defaults(walk, function, frame))
+    values = dict(_defaults(walk, function, into))
     args = [*([callee.owner] if callee.owner is not None else []), *given.args]
     values.update(zip(names, args, strict=False))
     rest = dict(given.keywords)
@@ -125,13 +121,13 @@ def bind(walk: Walk, callee: Value, frame: Frame, given: Arguments) -> None:
         values[spec.vararg.arg] = Value("tuple", parts=args[len(names) :])
     if spec.kwarg is not None:
         values[spec.kwarg.arg] = Value("dict", attrs=rest)
-    frame.env.update(values)
-    frame.fixed.update(values)
+    into.env.update(values)
+    into.fixed.update(values)
     for name, value in values.items():
-        walk.write((frame.uid, name), function, "bind", value, name)
+        walk.write((into.uid, name), function, "bind", value, name)
 
 
-def _defaults(walk: Walk, function: Function, frame: Frame) -> list[tuple[str, Value]]:
+def _defaults(walk: Walk, function: Function, into: Frame) -> list[tuple[str, Value]]:
     spec = function.args
     names = [each.arg for each in spec.posonlyargs + spec.args]
     start = len(names) - len(spec.defaults)
@@ -141,22 +137,22 @@ def _defaults(walk: Walk, function: Function, frame: Frame) -> list[tuple[str, V
         for each, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
         if default is not None
     ]
-    outer = frame.outer or frame
-    return [(name, walk.evaluate(default, outer)) for name, default in pairs]
+    with walk.inside(into.outer or into):
+        return [(name, walk.evaluate(default)) for name, default in pairs]
 
 
-def decorated(walk: Walk, function: Value, frame: Frame) -> Value:
+def decorated(walk: Walk, function: Value) -> Value:
     """Return what the project's own decorators make of a function."""
     node = function.node
     assert isinstance(node, MethodDef)
     for each in reversed(node.decorator_list):
         if not isinstance(each, ast.Name):
             continue
-        decorator = frame.look_up(each.id)[0]
+        decorator = walk.frame.look_up(each.id)[0]
         if decorator.kind != "func":
             continue
-        given = Arguments([function], {})
-        wrapper = call_function(walk, decorator, given, each, frame)
+        given = Arguments([function])
+        wrapper = call_function(walk, decorator, given, each)
         if wrapper.kind == "func" and wrapper is not decorator:
             function = wrapper
     return function

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from elasticrun.lint import roles
 from elasticrun.lint.events import Counted
-from elasticrun.lint.graph import DataLoop, EpochLoop, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Loop, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.values import Arguments, Value, constant, element_of, unknown
-from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.frames import Frame, Leaving, MethodDef
-from elasticrun.lint.walk.functions import call_function, run_function
+from elasticrun.lint.values import MethodDef, Value, constant, element_of, unknown
+from elasticrun.lint.walk.attributes import call_method
+from elasticrun.lint.walk.frames import Frame, Leaving
+from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import Body, Walk
 
 MAX_UNROLLED = 8  # elements, each of which is walked through
@@ -24,37 +24,34 @@ _BATCH = frozenset(("batch",))
 _TRUE = frozenset(("epoch",))  # a number that does not depend on restarts
 
 
-def iterate(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) -> None:
+def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a value; `body` binds an element and runs."""
     if value.kind == "wrapped":
-        _wrapped(walk, value, node, frame, body)
+        _wrapped(walk, value, node, body)
     elif value.kind == "iterator" and value.parts:
-        walk.iterate(value.parts[0], node, frame, body)
+        walk.iterate(value.parts[0], node, body)
     elif value.kind == "steps" or _is_loader(value):
-        _data_loop(walk, value, node, frame, body)
+        _data_loop(walk, value, node, body)
     elif value.kind == "epochs":
-        _epoch_loop(walk, value, node, frame, body)
+        _epoch_loop(walk, value, node, body)
     elif value.kind == "generator":
-        _generator(walk, value, node, frame, body)
-    elif value.kind == "instance" and value.cls and value.cls.find("__iter__"):
-        _iterable(walk, value, node, frame, body)
+        _generator(walk, value, node, body)
+    elif value.defines("__iter__"):
+        _iterable(walk, value, node, body)
     elif elements := _few_elements(value):
-        _unrolled(walk, elements, node, frame, body)
+        _unrolled(walk, elements, node, body)
     else:
         element = element_of(value)
         if value.kind == "range":
             walk.note(node, Counted())
             if walk.epoch is None:
                 element.taints |= _TRUE
-        _repeated(walk, node, frame, body, element)
+        _repeated(walk, node, body, element)
 
 
 def _is_loader(value: Value) -> bool:
-    if value.kind in ("loader", "plain_loader"):
-        return True
-    if value.kind != "unknown" or not value.name:
-        return False
-    return roles.hint(value.name) == "loader"
+    is_named_so = value.kind == "unknown" and roles.hint(value.name) == "loader"
+    return is_named_so or value.kind in ("loader", "plain_loader")
 
 
 def _few_elements(value: Value) -> list[Value]:
@@ -69,16 +66,10 @@ def _few_elements(value: Value) -> list[Value]:
 # Wrappers.
 
 
-def _wrapped(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) -> None:
+def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     inner = _looped_part(value)
     if value.name == "enumerate":
         shaped = _counting(walk, body)
-    elif value.name == "true_enumerate":
-        index = unknown("batch_index")  # the true one, as `loader.enumerate()` has it
-
-        def shaped(element: Value) -> None:
-            body(Value("tuple", parts=[index, element]))
-
     elif value.name == "zip":
         others = value.parts
 
@@ -91,9 +82,9 @@ def _wrapped(walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body) 
     if inner is None:
         if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
             walk.note(node, Counted())
-        _repeated(walk, node, frame, shaped, unknown(taints=value.taints))
+        _repeated(walk, node, shaped, unknown(taints=value.taints))
     else:
-        walk.iterate(inner, node, frame, shaped)
+        walk.iterate(inner, node, shaped)
 
 
 def _counting(walk: Walk, body: Body) -> Body:
@@ -122,7 +113,7 @@ def _weight(value: Value) -> int:
         return max((_weight(part) for part in value.parts), default=0)
     if value.kind == "generator" or _is_loader(value):
         return 4
-    if value.kind == "instance" and value.cls and value.cls.find("__iter__"):
+    if value.defines("__iter__"):
         return 3
     if _few_elements(value):
         return 2
@@ -133,91 +124,79 @@ def _weight(value: Value) -> int:
 
 
 @contextlib.contextmanager
-def looping(
-    walk: Walk, node: ast.AST, frame: Frame, of: DataLoop | EpochLoop | None = None
-) -> Iterator[Step]:
+def looping(walk: Walk, head: Step, of: Loop | None = None) -> Iterator[None]:
     """Stand on a loop's head; what runs inside leads back to it."""
-    head = walk.step(node, frame)
     leaving = Leaving(of)
-    frame.loops.append(leaving)
+    walk.frame.loops.append(leaving)
     turns = walk.turns
-    if of is None:
-        walk.turns = (*turns, node)
-    else:
-        of.head, head.head_of = head.number, of
-        of.turns, walk.turns = turns, ()
-    yield head
+    walk.turns = (*turns, head.node) if of is None else ()
+    yield
     walk.lead([*walk.here, *leaving.continues], head)
-    frame.loops.pop()
-    walk.here = [head.number, *leaving.breaks]
+    walk.frame.loops.pop()
+    walk.here = [head, *leaving.breaks]
     walk.current, walk.turns = head, turns
 
 
-def _repeated(
-    walk: Walk, node: ast.AST, frame: Frame, body: Body, element: Value
-) -> None:
-    with looping(walk, node, frame) as head:
+def _repeated(walk: Walk, node: ast.AST, body: Body, element: Value) -> None:
+    head = walk.step(node)
+    with looping(walk, head):
         body(element)
-        inside = range(head.number + 1, len(walk.graph.steps))
-        walk.graph.repeats.append((head.number, inside))
+        inside = walk.graph.steps[head.number + 1 :]
+        walk.graph.repeats.append((head, set(inside)))
 
 
-def _unrolled(
-    walk: Walk, elements: list[Value], node: ast.AST, frame: Frame, body: Body
-) -> None:
+@contextlib.contextmanager
+def _turn(walk: Walk, leaving: Leaving) -> Iterator[None]:
+    """Run one turn of a loop whose body is walked through for several elements."""
+    walk.frame.loops.append(leaving)
+    yield
+    walk.frame.loops.pop()
+    walk.here += leaving.continues
+    leaving.continues = []
+
+
+def _unrolled(walk: Walk, elements: list[Value], node: ast.AST, body: Body) -> None:
     """Walk through a loop's body once for each of a few elements."""
     leaving = Leaving()
-    frame.loops.append(leaving)
     turns, walk.turns = walk.turns, (*walk.turns, node)
     for element in elements:
-        walk.step(node, frame)
-        body(element)
-        walk.here += leaving.continues
-        leaving.continues = []
-    frame.loops.pop()
+        walk.step(node)
+        with _turn(walk, leaving):
+            body(element)
     walk.here += leaving.breaks
     walk.turns = turns
 
 
-def _data_loop(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a loader, or over `remaining_steps_until`."""
     loop = DataLoop(
-        node,
-        frame.module,
+        walk.step(node),
+        walk.turns,
         _loop_text(node),
         value,
         sure=value.kind != "unknown" and value.sure,
         is_elastic=value.kind != "plain_loader",
-        call=frame.call,
-        epoch=walk.epoch,
-        outer=walk.loop,
     )
     walk.graph.loops.append(loop)
-    with looping(walk, node, frame, loop):
+    with looping(walk, loop.step, loop):
         outer = walk.loop
         # A plain loader's loop has no boundary, so no step is said to be in it.
         if loop.is_elastic:
             walk.loop = loop
-        walk.step(node, frame)  # The head is reached behind the last batch, too.
+        walk.step(node)  # The head is reached behind the last batch, too.
         is_counting = value.kind == "steps"
         body(unknown("step", _TRUE) if is_counting else unknown("batch", _BATCH))
         walk.loop = outer
 
 
-def _epoch_loop(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over `remaining_epochs_until`."""
-    number, around = len(walk.graph.epochs) + 1, (walk.epoch, walk.guards)
-    loop = EpochLoop(node, frame.module, number, frame.call, *around)
-    loop.bound_value = value.parts[0] if value.parts else None
     made = value.node
-    if isinstance(made, ast.Call) and (made.args or made.keywords):
-        loop.bound = made.args[0] if made.args else made.keywords[0].value
+    assert isinstance(made, ast.Call)
+    given = next(iter((*made.args, *(each.value for each in made.keywords))), None)
+    loop = EpochLoop(walk.step(node), walk.turns, given, value.parts[0])
     walk.graph.epochs.append(loop)
-    with looping(walk, node, frame, loop):
+    with looping(walk, loop.step, loop):
         outer, walk.epoch = walk.epoch, loop
         body(unknown("epoch", frozenset(("epoch",))))
         walk.epoch = outer
@@ -226,14 +205,13 @@ def _epoch_loop(
 # Generators.
 
 
-def _generator(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a generator's body, with the loop's own body at each `yield`."""
     inner: Frame = value.frame
+    frame = walk.frame
     function = inner.function
     if function in walk.active or not isinstance(function, MethodDef):
-        _repeated(walk, node, frame, body, unknown())
+        _repeated(walk, node, body, unknown())
         return
     leaving = Leaving()
     num_yields = 0
@@ -245,36 +223,30 @@ def _generator(
         num_yields += 1
         # The body belongs to the loop's function, not to the generator's.
         active, walk.active = walk.active, walk.active[:-1]
-        frame.loops.append(leaving)
-        body(element)
-        frame.loops.pop()
+        with walk.inside(frame), _turn(walk, leaving):
+            body(element)
         walk.active = active
-        walk.here += leaving.continues
-        leaving.continues = []
 
     inner.yields = handed_out
     inner.exits = []
-    run_function(walk, function, inner, frame, node)
+    run_function(walk, function, inner, node)
     inner.yields = None
     walk.here += leaving.breaks
     if not walk.here:
-        walk.step(frame.statement, frame)
+        walk.step(walk.frame.statement)
 
 
-def _iterable(
-    walk: Walk, value: Value, node: ast.AST, frame: Frame, body: Body
-) -> None:
+def _iterable(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through what `__iter__` gives, or through a loader that the object has."""
-    method = attribute(walk, value, "__iter__", node, frame)
-    result = call_function(walk, method, Arguments([], {}), node, frame)
+    result = call_method(walk, value, "__iter__", node)
     if result.kind in _ITERATED:
-        walk.iterate(result, node, frame, body)
+        walk.iterate(result, node, body)
         return
     loaders = [each for each in value.attrs.values() if each.kind == "loader"]
     if loaders:
-        walk.iterate(loaders[0], node, frame, body)
+        walk.iterate(loaders[0], node, body)
     else:
-        _repeated(walk, node, frame, body, unknown())
+        _repeated(walk, node, body, unknown())
 
 
 def _loop_text(node: ast.AST) -> str:

@@ -65,12 +65,12 @@ def _by_name(walk: Walk, it: Called) -> Value | None:
     if not isinstance(name, str):
         return None
     if it.name == "getattr":
-        return attribute(walk, base, name, it.node, it.frame)
+        return attribute(walk, base, name, it.node)
     target = ast.Attribute(value=it.node.args[0], attr=name, ctx=ast.Store())
     target = ast.fix_missing_locations(ast.copy_location(target, it.node))
     source = _Named(it.node.args[:2], name).visit(copy.deepcopy(it.node.args[-1]))
     node = ast.copy_location(ast.Assign(targets=[target], value=source), it.node)
-    walk.run([node], it.frame)
+    walk.run([node])
     return unknown()
 
 
@@ -119,7 +119,7 @@ def _wrapping(walk: Walk, it: Called) -> Value:
 def _consumed(walk: Walk, it: Called) -> Value:
     for value in it.args:
         if value.kind in ("loader", "wrapped", "generator"):
-            walk.iterate(value, it.node, it.frame, lambda _: None)
+            walk.iterate(value, it.node, lambda _: None)
     return unknown(taints=it.taints)
 
 

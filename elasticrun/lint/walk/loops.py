@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 from elasticrun.lint.graph import TEST
 from elasticrun.lint.values import Kind, Value, key_of, merged
-from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.iteration import looping
 from elasticrun.lint.walk.walk import Evaluate, RunStatement, Walk
 
@@ -18,74 +17,70 @@ _KINDS: dict[type[ast.expr], Kind] = {
 }
 
 
-def _run_for(walk: Walk, node: ast.For | ast.AsyncFor, frame: Frame) -> None:
-    walk.step(node, frame)
-    value = _evaluate_iterable(walk, node.iter, frame)
+def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
+    frame = walk.frame
+    walk.step(node)
+    walk.iterated.add(node.iter)
+    value = walk.evaluate(node.iter)
     before = dict(frame.env)
 
     def body(element: Value) -> None:
-        walk.assign(node.target, element, frame, how="target")
-        walk.run(node.body, frame)
+        walk.assign(node.target, element, how="target")
+        walk.run(node.body)
 
-    walk.iterate(value, node, frame, body)
+    walk.iterate(value, node, body)
     frame.env = merged(frame.env, before)
     for each in ast.walk(node.target):
         if isinstance(each, ast.Name):
             frame.fixed.discard(each.id)
     if node.orelse:
-        walk.run(node.orelse, frame)
+        walk.run(node.orelse)
 
 
-def _run_while(walk: Walk, node: ast.While, frame: Frame) -> None:
-    with looping(walk, node, frame) as head:
+def _run_while(walk: Walk, node: ast.While) -> None:
+    head = walk.step(node)
+    with looping(walk, head):
         with walk.into(TEST):
-            test = walk.evaluate(node.test, frame)
+            test = walk.evaluate(node.test)
         walk.current = head
-        with walk.guarded(walk.guard(node.test, test.taints, frame)):
-            walk.run(node.body, frame)
+        with walk.guarded(walk.guard(node.test, test.taints)):
+            walk.run(node.body)
     is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
     if is_endless:
-        walk.here = [each for each in walk.here if each != head.number]
+        walk.here = [each for each in walk.here if each is not head]
     if node.orelse and walk.here:
-        walk.run(node.orelse, frame)
-
-
-def _evaluate_iterable(walk: Walk, node: ast.expr, frame: Frame) -> Value:
-    """Return what is iterated: a call there makes an iterable, nothing else."""
-    if isinstance(node, ast.Call):
-        return walk.call(node, frame, is_iterated=True)
-    return walk.evaluate(node, frame)
+        walk.run(node.orelse)
 
 
 # Comprehensions.
 
 
 def _evaluate_comprehension(
-    walk: Walk, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame
+    walk: Walk, node: ast.ListComp | ast.SetComp | ast.GeneratorExp
 ) -> Value:
     result = Value(_KINDS[type(node)])
 
     def add() -> None:
-        value = walk.evaluate(node.elt, frame)
+        value = walk.evaluate(node.elt)
         result.taints |= value.taints
         result.parts.append(value)
 
-    _nest(walk, node, node.generators, frame, add)
+    _nest(walk, node, node.generators, add)
     return walk.made(result)
 
 
-def _evaluate_dict_comprehension(walk: Walk, node: ast.DictComp, frame: Frame) -> Value:
+def _evaluate_dict_comprehension(walk: Walk, node: ast.DictComp) -> Value:
     result = Value("dict")
 
     def add() -> None:
-        key, value = walk.evaluate(node.key, frame), walk.evaluate(node.value, frame)
+        key, value = walk.evaluate(node.key), walk.evaluate(node.value)
         result.taints |= key.taints | value.taints
         if (known := key_of(key)) is not None:
             result.attrs[known] = value
         else:
             result.parts.append(value)
 
-    _nest(walk, node, node.generators, frame, add)
+    _nest(walk, node, node.generators, add)
     result.is_complete = not result.parts
     return walk.made(result)
 
@@ -94,10 +89,10 @@ def _nest(
     walk: Walk,
     node: ast.expr,
     generators: list[ast.comprehension],
-    frame: Frame,
     add: Callable[[], None],
 ) -> None:
     """Run a comprehension's loops, one within the other, and `add` in the last."""
+    frame = walk.frame
     env, fixed = dict(frame.env), set(frame.fixed)
 
     def level(depth: int) -> None:
@@ -107,14 +102,15 @@ def _nest(
         generator = generators[depth]
 
         def body(element: Value) -> None:
-            walk.assign(generator.target, element, frame, how="target")
-            walk.step(node, frame)
+            walk.assign(generator.target, element, how="target")
+            walk.step(node)
             for test in generator.ifs:
-                walk.evaluate(test, frame)
+                walk.evaluate(test)
             level(depth + 1)
 
-        value = _evaluate_iterable(walk, generator.iter, frame)
-        walk.iterate(value, node, frame, body)
+        walk.iterated.add(generator.iter)
+        value = walk.evaluate(generator.iter)
+        walk.iterate(value, node, body)
 
     level(0)
     frame.env, frame.fixed = env, fixed

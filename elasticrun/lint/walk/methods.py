@@ -23,7 +23,7 @@ from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Value, constant, taints_of, unknown
 from elasticrun.lint.walk import objects, trained
-from elasticrun.lint.walk.arguments import Handle, MethodCall, Site
+from elasticrun.lint.walk.arguments import Handle, MethodCall
 from elasticrun.lint.walk.effects import is_seeded
 from elasticrun.lint.walk.externals import call_unknown
 from elasticrun.lint.walk.language import iterator
@@ -85,7 +85,7 @@ def _tracker_method(walk: Walk, it: MethodCall) -> Value | None:
 
 
 def _rng_method(walk: Walk, it: MethodCall) -> Value | None:
-    args, _ = it.arguments(walk)
+    args = it.arguments(walk).args
     if it.name in ("manual_seed", "seed"):
         walk.note(it.node, Seeded(it.name, args), it.receiver)
         it.receiver.parts = args
@@ -110,7 +110,8 @@ def _accumulator_method(walk: Walk, it: MethodCall) -> Value | None:
 def _loader_method(walk: Walk, it: MethodCall) -> Value | None:
     it.arguments(walk)
     if it.name == "enumerate":
-        return Value("wrapped", "true_enumerate", parts=[it.receiver], node=it.node)
+        pair = [unknown("batch_index"), it.receiver]
+        return Value("wrapped", "zip", parts=pair, node=it.node)
     if it.name == "batches":
         return Value("wrapped", "batches", parts=[it.receiver], node=it.node)
     if it.name == "__iter__":
@@ -153,7 +154,7 @@ def _any_method(walk: Walk, it: MethodCall) -> Value:
             write_content(walk, receiver, it.node, "grow", it.text)
             walk.note(it.node, Grown(), receiver)
         return unknown(taints=receiver.taints)
-    result = call_unknown(walk, receiver, name, Site(it.node, it.frame))
+    result = call_unknown(walk, receiver, name, it.node)
     if result.kind == "wrapped":
         return result
     taints = receiver.taints | result.taints

@@ -22,8 +22,8 @@ _OPENERS = frozenset(("open", "io.open", "gzip.open", "bz2.open", "codecs.open")
 def object_made(walk: Walk, it: Called) -> Value | None:
     """Return the object that a call makes; None if none is known."""
     if it.name in _OPENERS:
-        path = it.args[0] if it.args else unknown()
-        return open_file(walk, it.node, it.given._replace(args=it.args[1:]), path)
+        path, *rest = it.args or [unknown()]
+        return open_file(walk, it.node, Arguments(rest, it.keywords), path)
     if it.name in _COPIERS and it.args:
         return _copied(walk, it.args[0], it.node)
     if roles.is_model_wrapper(it.name):
@@ -33,7 +33,7 @@ def object_made(walk: Walk, it: Called) -> Value | None:
     if kind is None:
         return None
     value = walk.made(Value(kind, it.name, node=it.node, parts=it.values))
-    walk.note(it.node, Made(kind, it.name, it.given), value)
+    walk.note(it.node, Made(kind, it.name, it), value)
     return value
 
 
@@ -98,7 +98,7 @@ def _container_method(walk: Walk, it: MethodCall) -> Value | None:
         return constant(None)
     if it.name not in CHANGING:
         return _read_container(walk, it)
-    args, _ = it.arguments(walk, flow_to((it.receiver.uid, "[]")))
+    args = it.arguments(walk, flow_to((it.receiver.uid, "[]"))).args
     how = "grow" if it.name in catalog.GROWING or it.receiver.kind == "set" else "weak"
     is_time = bool(args) and args[-1].taints == frozenset(("time",))
     content = args[-1] if is_time else None
@@ -132,7 +132,7 @@ def write_content(
 def _read_container(walk: Walk, it: MethodCall) -> Value | None:
     if it.receiver.kind != "dict" or it.name not in ("items", "values", "keys", "get"):
         return None
-    args, _ = it.arguments(walk)
+    args = it.arguments(walk).args
     if it.name == "get":
         return item(walk, it.receiver, args[0], it.node) if args else None
     made = Value("list", taints=it.receiver.taints)

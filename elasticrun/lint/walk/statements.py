@@ -11,7 +11,6 @@ from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.quiet import is_lazy, is_quiet
 from elasticrun.lint.values import Value, join, merged
-from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.truth import truth
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
@@ -22,77 +21,75 @@ _EXITS = frozenset(("sys.exit", "exit", "quit", "os._exit"))
 # Simple statements.
 
 
-def _run_expr(walk: Walk, node: ast.Expr, frame: Frame) -> None:
+def _run_expr(walk: Walk, node: ast.Expr) -> None:
     if isinstance(node.value, ast.Constant):
         return
-    walk.step(node, frame)
+    walk.step(node)
     with walk.into(NONE):
-        walk.evaluate(node.value, frame)
+        walk.evaluate(node.value)
     if isinstance(node.value, ast.Call) and written(node.value.func) in _EXITS:
         walk.here = []
 
 
-def _run_return(walk: Walk, node: ast.Return, frame: Frame) -> None:
-    walk.step(node, frame)
+def _run_return(walk: Walk, node: ast.Return) -> None:
+    frame = walk.frame
+    walk.step(node)
     with walk.into(flow_to((frame.uid, "return"))):
-        value = walk.evaluate(node.value, frame)
+        value = walk.evaluate(node.value)
     before = frame.returned
     frame.returned = value if before is None else join(before, value)
     frame.exits += walk.here
     walk.here = []
 
 
-def _run_raise(walk: Walk, node: ast.Raise, frame: Frame) -> None:
-    walk.step(node, frame)
+def _run_raise(walk: Walk, node: ast.Raise) -> None:
+    walk.step(node)
     with walk.into(LOG):
-        walk.evaluate(node.exc, frame)
+        walk.evaluate(node.exc)
     walk.here = []
 
 
-def _run_assert(walk: Walk, node: ast.Assert, frame: Frame) -> None:
-    walk.step(node, frame)
+def _run_assert(walk: Walk, node: ast.Assert) -> None:
+    walk.step(node)
     with walk.into(LOG):
-        walk.evaluate(node.test, frame)
+        walk.evaluate(node.test)
 
 
-def _run_break(walk: Walk, node: ast.Break, frame: Frame) -> None:
-    step = walk.step(node, frame)
-    if frame.loops:
-        frame.loops[-1].breaks.append(step.number)
-        walk.note(node, Left(frame.loops[-1].of))
-    walk.here = []
-
-
-def _run_continue(walk: Walk, node: ast.Continue, frame: Frame) -> None:
-    step = walk.step(node, frame)
-    if frame.loops:
-        frame.loops[-1].continues.append(step.number)
+def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
+    step = walk.step(node)
+    for leaving in walk.frame.loops[-1:]:
+        if isinstance(node, ast.Continue):
+            leaving.continues.append(step)
+        else:
+            leaving.breaks.append(step)
+            walk.note(node, Left(leaving.of))
     walk.here = []
 
 
 # Branches.
 
 
-def _run_if(walk: Walk, node: ast.If, frame: Frame) -> None:
-    walk.step(node, frame)
+def _run_if(walk: Walk, node: ast.If) -> None:
+    frame = walk.frame
+    walk.step(node)
     if _is_main_test(node.test):
         if frame.module is walk.root:
-            walk.run(node.body, frame)
+            walk.run(node.body)
         return
     with walk.into(_sink_of_test(node)):
-        test = walk.evaluate(node.test, frame)
+        test = walk.evaluate(node.test)
     holds = truth(node.test, frame)
     if holds is not None:
-        walk.run(node.body if holds else node.orelse, frame)
+        walk.run(node.body if holds else node.orelse)
         return
-    guard = walk.guard(node.test, _taints_of_test(node.test, test), frame)
+    guard = walk.guard(node.test, _taints_of_test(node.test, test))
     start, before = walk.here, dict(frame.env)
     with walk.guarded(guard):
-        walk.run(node.body, frame)
+        walk.run(node.body)
     first, env = walk.here, frame.env
     walk.here, frame.env = start, before
     with walk.guarded(guard.opposite):
-        walk.run(node.orelse, frame)
+        walk.run(node.orelse)
     second = walk.here
     if first:
         frame.env = merged(env, frame.env) if second else env
@@ -108,17 +105,18 @@ def _taints_of_test(test: ast.expr, value: Value) -> frozenset[str]:
     return taints | {"rank"} if is_rank else taints
 
 
-def _run_match(walk: Walk, node: ast.Match, frame: Frame) -> None:
-    walk.step(node, frame)
+def _run_match(walk: Walk, node: ast.Match) -> None:
+    frame = walk.frame
+    walk.step(node)
     with walk.into(TEST):
-        subject = walk.evaluate(node.subject, frame)
-    guard = walk.guard(node.subject, subject.taints, frame)
+        subject = walk.evaluate(node.subject)
+    guard = walk.guard(node.subject, subject.taints)
     start, before = walk.here, dict(frame.env)
     ends, env = list(start), dict(frame.env)
     for case in node.cases:
         walk.here, frame.env = list(start), dict(before)
         with walk.guarded(guard):
-            walk.run(case.body, frame)
+            walk.run(case.body)
         ends += walk.here
         env = merged(env, frame.env)
     walk.here, frame.env = ends, env
@@ -141,10 +139,10 @@ STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Return: _run_return,
     ast.Raise: _run_raise,
     ast.Assert: _run_assert,
-    ast.Break: _run_break,
-    ast.Continue: _run_continue,
-    ast.Global: lambda _, node, frame: frame.globals.update(node.names),
-    ast.Nonlocal: lambda _, node, frame: frame.nonlocals.update(node.names),
+    ast.Break: _run_leaving,
+    ast.Continue: _run_leaving,
+    ast.Global: lambda walk, node: walk.frame.globals.update(node.names),
+    ast.Nonlocal: lambda walk, node: walk.frame.nonlocals.update(node.names),
     ast.If: _run_if,
     ast.Match: _run_match,
 }

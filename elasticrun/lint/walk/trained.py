@@ -42,14 +42,14 @@ def _optimizer_method(walk: Walk, it: MethodCall) -> Value | None:
     walk.note(it.node, Trained("optimizer"), it.receiver)
     for closure in given.values:
         if closure.kind == "func":
-            return call_function(walk, closure, Arguments([], {}), it.node, it.frame)
+            return call_function(walk, closure, Arguments(), it.node)
     return constant(None)
 
 
 def _scaler_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name == "load_state_dict":
         return loaded(walk, it)
-    args, _ = it.arguments(walk, VALUE)
+    args = it.arguments(walk, VALUE).args
     if it.name == "step":
         walk.note(it.node, Trained("optimizer"), args[0] if args else it.receiver)
     elif it.name == "update":

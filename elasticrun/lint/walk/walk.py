@@ -27,8 +27,8 @@ from elasticrun.lint.values import Class, Value, constant, taints_of, unknown
 from elasticrun.lint.walk.frames import Frame
 
 Body = Callable[[Value], None]  # binds an element of what is iterated, and runs
-RunStatement = Callable[["Walk", Any, Frame], None]  # a statement of one type
-Evaluate = Callable[["Walk", Any, Frame], Value]  # an expression of one type
+RunStatement = Callable[["Walk", Any], None]  # a statement of one type
+Evaluate = Callable[["Walk", Any], Value]  # an expression of one type
 
 
 class Handlers(NamedTuple):
@@ -36,9 +36,8 @@ class Handlers(NamedTuple):
 
     statements: Mapping[type[ast.stmt], RunStatement]
     expressions: Mapping[type[ast.expr], Evaluate]
-    call: Callable[[Walk, ast.Call, Frame, bool], Value]
-    assign: Callable[[Walk, ast.expr, Value, Frame, str], None]
-    iterate: Callable[[Walk, Value, ast.AST, Frame, Body], None]
+    assign: Callable[[Walk, ast.expr, Value, str], None]
+    iterate: Callable[[Walk, Value, ast.AST, Body], None]
 
 
 @final
@@ -56,10 +55,12 @@ class Walk:
         bases: What has attributes or items, by its number.
         here: The steps from which the next one follows; none behind a `return`.
         current: The step at which reads, writes and events are noted.
+        frame: The call or module in which the walk is.
         epoch, loop: The loops in whose bodies the walk is.
         guards: The conditions under which it is where it is.
         sink: Where a value that is read now goes.
         turns: The plain loops around it, since the last epoch or dataset loop.
+        iterated: The expressions from whose values loops take their elements.
         catching: What the `try` and `suppress` around it catch.
         active: The functions whose bodies it is in.
         visited: The functions that it has been in.
@@ -82,13 +83,15 @@ class Walk:
         self.classes: list[Class] = []
         self.objects: list[Value] = []
         self.bases: dict[int, Value] = {}
-        self.here: list[int] = []
+        self.here: list[Step] = []
         self.current = Step(ast.Pass(), root, -1)
+        self.frame = Frame(root, self.current.node)
         self.epoch: EpochLoop | None = None
         self.loop: DataLoop | None = None
         self.guards: tuple[Guard, ...] = ()
         self.sink = VALUE
         self.turns: tuple[ast.AST, ...] = ()
+        self.iterated: set[ast.expr] = set()
         self.catching: tuple[str, ...] = ()
         self.active: list[ast.AST] = []
         self.visited: set[ast.AST] = set()
@@ -101,75 +104,65 @@ class Walk:
 
     # The doors: what any handler may ask for any node.
 
-    def run(self, body: list[ast.stmt], frame: Frame) -> None:
+    def run(self, body: list[ast.stmt]) -> None:
         """Walk through statements, until one from which none of the others follows."""
-        guards = self.guards
+        guards, frame = self.guards, self.frame
         for statement in body:
             if not self.here:
                 break
             outer, frame.statement = frame.statement, statement
             handler = self.handlers.statements.get(type(statement))
             if handler is not None:
-                handler(self, statement, frame)
+                handler(self, statement)
             else:
-                self.step(statement, frame)
+                self.step(statement)
             frame.statement = outer
         self.guards = guards
 
-    def evaluate(self, node: ast.expr | None, frame: Frame) -> Value:
+    def evaluate(self, node: ast.expr | None) -> Value:
         """Return what an expression may be, noting its reads and effects."""
         if node is None:
             return constant(None)
         handler = self.handlers.expressions.get(type(node))
         if handler is not None:
-            return handler(self, node, frame)
+            return handler(self, node)
         children = [
-            self.evaluate(child, frame)
+            self.evaluate(child)
             for child in ast.iter_child_nodes(node)
             if isinstance(child, ast.expr)
         ]
         return unknown(taints=taints_of(children))
 
-    def call(self, node: ast.Call, frame: Frame, *, is_iterated: bool = False) -> Value:
-        """Return what a call returns, having walked through the function if known.
-
-        Args:
-            is_iterated: Whether a loop takes its elements from what is called.
-        """
-        return self.handlers.call(self, node, frame, is_iterated)
-
-    def assign(
-        self, target: ast.expr, value: Value, frame: Frame, *, how: str = "set"
-    ) -> None:
+    def assign(self, target: ast.expr, value: Value, *, how: str = "set") -> None:
         """Bind a target, noting the place that is written; `how` is that of a Write."""
-        self.handlers.assign(self, target, value, frame, how)
+        self.handlers.assign(self, target, value, how)
 
-    def iterate(self, value: Value, node: ast.AST, frame: Frame, body: Body) -> None:
+    def iterate(self, value: Value, node: ast.AST, body: Body) -> None:
         """Walk through a loop over a value; `body` binds an element and runs."""
-        self.handlers.iterate(self, value, node, frame, body)
+        self.handlers.iterate(self, value, node, body)
 
     # The flow.
 
-    def step(self, node: ast.AST, frame: Frame) -> Step:
+    def step(self, node: ast.AST) -> Step:
         """Add a step behind everything that leads here, and stand on it."""
         number, around = len(self.graph.steps), (self.epoch, self.loop, self.guards)
-        step = Step(node, frame.module, number, frame.call, *around)
+        module, call = self.frame.module, self.frame.call
+        step = Step(node, module, number, call, *around)
         self.graph.steps.append(step)
-        for number in self.here:
-            self.graph.steps[number].following.append(step.number)
-        self.here = [step.number]
+        self.lead(self.here, step)
+        self.here = [step]
         self.current = step
         return step
 
-    def lead(self, numbers: list[int], step: Step) -> None:
-        """Add edges to a step that exists already: the way back to a loop's head."""
-        for number in numbers:
-            self.graph.steps[number].following.append(step.number)
+    def lead(self, steps: list[Step], to: Step) -> None:
+        """Let a step run after others, as a loop's head does after its body."""
+        for each in steps:
+            each.following.append(to)
 
-    def guard(self, test: ast.AST, taints: frozenset[str], frame: Frame) -> Guard:
+    def guard(self, test: ast.AST, taints: frozenset[str]) -> Guard:
         """Return a new condition that holds; its opposite has the same number."""
         self.num_guards += 1
-        return Guard(self.num_guards, test, True, taints, frame.function)
+        return Guard(self.num_guards, test, True, taints, self.frame.function)
 
     @contextlib.contextmanager
     def guarded(self, guard: Guard) -> Iterator[None]:
@@ -189,6 +182,15 @@ class Walk:
             yield
         finally:
             self.sink = before
+
+    @contextlib.contextmanager
+    def inside(self, frame: Frame) -> Iterator[None]:
+        """Go on in another call, or in a module."""
+        before, self.frame = self.frame, frame
+        try:
+            yield
+        finally:
+            self.frame = before
 
     # What is noted.
 
@@ -213,7 +215,7 @@ class Walk:
 
     def made(self, value: Value) -> Value:
         """Note where an object was made, so that rules can ask for it."""
-        value.in_epoch = self.epoch.number if self.epoch else 0
+        value.in_epoch = self.epoch is not None
         if value.node is None:
             value.node = self.current.node
         value.made_at = self.current.number

@@ -10,7 +10,14 @@ from elasticrun.lint import roles
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.project import Module, Project
-from elasticrun.lint.values import Arguments, Class, Value, register_reachable, unknown
+from elasticrun.lint.values import (
+    Arguments,
+    Class,
+    MethodDef,
+    Value,
+    register_reachable,
+    unknown,
+)
 from elasticrun.lint.walk import (
     assignment,
     attributes,
@@ -23,7 +30,7 @@ from elasticrun.lint.walk import (
     statements,
 )
 from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.frames import Frame, Function, MethodDef
+from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.functions import bind, is_generator, run_function
 from elasticrun.lint.walk.walk import Handlers, Walk
 
@@ -39,8 +46,8 @@ _HANDLERS = Handlers(
         **expressions.EXPRESSIONS,
         **loops.EXPRESSIONS,
         **attributes.EXPRESSIONS,
+        **calls.EXPRESSIONS,
     },
-    call=calls.call,
     assign=assignment.assign,
     iterate=iteration.iterate,
 )
@@ -58,11 +65,12 @@ def walk_through(project: Project, options: LintOptions, module: Module) -> Walk
         return walk
     own = [each for each in walk.classes if each.module is module]
     entries = Entries(frame, own)
-    for value, function in _functions(frame, entries):
-        if function not in walk.visited and entries.is_worth_it(function):
-            _enter_alone(walk, value, frame)
-    for cls in own:
-        _try_class(walk, cls, frame, entries)
+    with walk.inside(frame):
+        for value, function in _functions(frame, entries):
+            if function not in walk.visited and entries.is_worth_it(function):
+                _enter_alone(walk, value)
+        for cls in own:
+            _try_class(walk, cls, entries)
     return walk
 
 
@@ -76,7 +84,7 @@ def _functions(frame: Frame, entries: Entries) -> list[tuple[Value, ast.AST]]:
     return sorted(found, key=lambda each: entries.order(each[1], each[0].name))
 
 
-def _enter_alone(walk: Walk, value: Value, frame: Frame) -> None:
+def _enter_alone(walk: Walk, value: Value) -> None:
     """Walk through a function as a program of its own, its arguments unknown."""
     function = value.node
     assert isinstance(function, Function)
@@ -84,19 +92,20 @@ def _enter_alone(walk: Walk, value: Value, frame: Frame) -> None:
     if is_generator(function):
         return
     walk.here = []
-    walk.step(function, frame)
+    walk.step(function)
     outer, owner, cls = value.frame, value.owner, value.cls
-    inner = Frame(frame.module, function, outer=outer, instance=owner, cls=cls)
-    bind(walk, value, inner, Arguments([], {}))
+    module = walk.frame.module
+    inner = Frame(module, function, outer=outer, instance=owner, cls=cls)
+    bind(walk, value, inner, Arguments())
     # Nobody knows what it will be called with: its defaults are not to be relied on.
     inner.fixed.clear()
     for name, each in inner.env.items():
         if each.kind == "const":
             inner.env[name] = unknown(name)
-    run_function(walk, function, inner, frame, function)
+    run_function(walk, function, inner, function)
 
 
-def _try_class(walk: Walk, cls: Class, frame: Frame, entries: Entries) -> None:
+def _try_class(walk: Walk, cls: Class, entries: Entries) -> None:
     """Walk through the methods of a class that nothing calls, on one object of it."""
     methods = [
         each
@@ -107,21 +116,21 @@ def _try_class(walk: Walk, cls: Class, frame: Frame, entries: Entries) -> None:
     if not methods or cls.role in ("model", "dataset", "state"):
         return
     made = walk.made(Value("instance", cls.node.name, node=cls.node, cls=cls))
-    _enter_method(walk, made, "__init__", frame)
+    _enter_method(walk, made, "__init__")
     # Those with an epoch loop first: they call the others.
     for each in sorted(methods, key=lambda each: entries.order(each, each.name)):
         if each not in walk.visited or each.name not in cls.methods:
-            _enter_method(walk, made, each.name, frame)
+            _enter_method(walk, made, each.name)
     if made.is_durable:
         register_reachable(made)
 
 
-def _enter_method(walk: Walk, made: Value, name: str, frame: Frame) -> None:
+def _enter_method(walk: Walk, made: Value, name: str) -> None:
     assert made.cls is not None
     if made.cls.find(name) is not None:
-        method = attribute(walk, made, name, made.cls.node, frame)
+        method = attribute(walk, made, name, made.cls.node)
         if method.kind == "func":
-            _enter_alone(walk, method, frame)
+            _enter_alone(walk, method)
 
 
 def _inherited(walk: Walk, cls: Class, entries: Entries) -> list[MethodDef]:
