@@ -27,22 +27,11 @@ from elasticrun.testing import (
     start_generation,
     use_job,
 )
-from tests.support.loops import Loop, held, hold_at, value_after
+from tests.support.loops import NUM_BATCHES, held, hold_at, small, value_after
 from tests.support.programs import request_stop_and_wait
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
-
-NUM_BATCHES = 10
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
-
-
-def small(stage: Stage, **changes: Any) -> Loop:
-    return Loop(stage, num_samples=6 * NUM_BATCHES, **changes)
 
 
 def stop_at(batch: int) -> Callable[[AdaptiveDataLoader], None]:

@@ -6,8 +6,7 @@ import gc
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 
@@ -17,19 +16,12 @@ from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError
 from elasticrun.testing import read_trace, run_generation, start_generation
-from tests.support.loops import Loop, held, hold_at, value_after
+from tests.support.loops import NUM_BATCHES, held, hold_at, small, value_after
 from tests.support.object_store import Bucket, Door, credentials
 from tests.support.places import Content
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
-
-NUM_BATCHES = 10
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def variables(stage: Stage, bucket: Bucket, **more: object) -> dict[str, str]:
@@ -43,10 +35,6 @@ def each_boundary(stage: Stage, bucket: Bucket) -> dict[str, str]:
     return variables(
         stage, bucket, ELASTICRUN_SAVE_INTERVAL=0, ELASTICRUN_ASYNC_SAVE="off"
     )
-
-
-def small(stage: Stage, **changes: Any) -> Loop:
-    return Loop(stage, num_samples=6 * NUM_BATCHES, **changes)
 
 
 def check_ends_right(stage: Stage, bucket: Bucket, world_size: int) -> None:

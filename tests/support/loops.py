@@ -24,6 +24,7 @@ from tests.support.data import Numbers
 from tests.support.stage import Stage, wait_until
 
 MODULUS = 1_000_003
+NUM_BATCHES = 10  # Of a small loop.
 
 
 @dataclass
@@ -67,6 +68,10 @@ class Loop:
                 if self.pace:
                     time.sleep(self.pace)
         return int(model.value)
+
+
+def small(stage: Stage, **changes: Any) -> Loop:
+    return Loop(stage, num_samples=6 * NUM_BATCHES, **changes)
 
 
 def value_after(batches: dict[int, list[int]]) -> int:

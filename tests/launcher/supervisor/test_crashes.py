@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticrun.launcher.nodes.nodes import (
-    Offer,
     plan_round,
 )
 from elasticrun.launcher.supervisor.crashes import Budget, CrashBook
 from elasticrun.launcher.verdict import How, Verdict
-
-
-def offer(share: int, number: int = 0, **more: object) -> Offer:
-    return replace(Offer(share, (10 * share, 10 * share + 1), number), **more)
+from tests.launcher.offers import offer
 
 
 def test_delays_double_up_to_a_minute() -> None:
