@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from pathlib import Path
 
+from elasticrun.check import blame
 from elasticrun.check.blame import Detective
 from elasticrun.check.comparing import Mask
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import LineChange
 from elasticrun.check.runs.routes import straight
-from elasticrun.check.runs.source import (
-    find_source,
-)
+from elasticrun.check.runs.source import find_source
+from elasticrun.lint.rules.table import RULES
 
 
 def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
@@ -39,3 +42,15 @@ def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
     assert lines_blamed(("torch", "A", 2)) == [2]
     assert lines_blamed(("torch", "A", 1), ("python", "A", 3)) == [3]
     assert lines_blamed(("torch", "A", 1), ("torch", "B", 4)) == [4]
+
+
+def test_each_rule_that_a_cause_may_have_is_one_of_the_linter() -> None:
+    codes = {
+        node.value
+        for node in ast.walk(ast.parse(inspect.getsource(blame)))
+        if isinstance(node, ast.Constant)
+        if isinstance(node.value, str) and re.fullmatch(r"ER\d+", node.value)
+    }
+    assert len(codes) > 9
+    for code in codes:  # The beginning of some, or one.
+        assert any(each.startswith(code) for each in RULES), code

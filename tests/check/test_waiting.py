@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from pathlib import Path
 
-from elasticrun.check.runs.source import (
-    WORK,
-    find_source,
-)
+import torch
+import torch.distributed
+
+import elasticrun
+from elasticrun.check import waiting
+from elasticrun.check.runs.source import WORK, find_source
 from elasticrun.check.waiting import waits_of
 
 
@@ -31,3 +35,21 @@ def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
     first, second = waits_of({0: lines}, 2, source)
     assert first.describe() == f"rank 0 waits in all_reduce at {script}:12 in train"
     assert second.describe() == "rank 1 said nothing"
+
+
+def test_what_is_looked_for_in_stacks_is_there() -> None:
+    texts = [
+        node.value
+        for node in ast.walk(ast.parse(inspect.getsource(waiting)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    files = [text for text in texts if text.endswith(".py")]
+    assert len(files) > 4
+    package, of_torch = (Path(each.__path__[0]) for each in (elasticrun, torch))
+    for file in files:
+        folder = of_torch.parent if file.startswith("torch/") else package
+        assert (folder / file).is_file(), file
+    assert set(dir(torch.distributed)) >= waiting._COLLECTIVES
+    assert "_run_script" in texts
+    replica = package / "launcher" / "replica" / "main.py"
+    assert "def _run_script(" in replica.read_text(encoding="utf-8")
