@@ -20,6 +20,7 @@ from elasticrun import (
     remaining_epochs_until,
     world_size,
 )
+from elasticrun.testing import run_generation
 from tests.support.data import Numbers
 from tests.support.stage import Stage, wait_until
 
@@ -80,6 +81,13 @@ def value_after(batches: dict[int, list[int]]) -> int:
     for batch in sorted(batches):
         value = (value * 31 + sum(batches[batch])) % MODULUS
     return value
+
+
+def check_ends_right(stage: Stage, world_size: int, variables: dict[str, str]) -> None:
+    """Let a small loop go on to its end; all has been trained, and in its order."""
+    values = run_generation(small(stage), world_size, variables=variables)
+    assert stage.delivered() == list(range(6 * NUM_BATCHES))
+    assert set(values) == {value_after(stage.samples())}
 
 
 def hold_at(stage: Stage, batch: int, *ranks: int) -> Callable[[Any], None]:
