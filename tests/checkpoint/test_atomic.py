@@ -28,7 +28,7 @@ from elasticrun import (
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.replacing import replace_file
 from elasticrun.checkpoint.storage.lock import find_owner
-from tests.support.full_disk import limited_files
+from tests.support.full_disk import fail_for_space, limited_files
 from tests.support.generations import run_once
 
 STATE = {"weight": torch.arange(5.0), "step": 3}
@@ -443,11 +443,8 @@ def test_a_full_disk_is_an_error_and_leaves_the_old(
     directory = AtomicDirectory(tmp_path)
     kept = commit(directory, "good")
 
-    def refuse(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_atomically", refuse)
+        patch.setattr(durable, "write_atomically", fail_for_space)
         with pytest.raises(CheckpointError, match="was not committed: .*No space left"):
             commit(directory, "more")
     assert os.listdir(tmp_path).count("checkpoint-00000002") == 0

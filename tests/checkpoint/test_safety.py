@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import importlib
 import io
-import json
 import os
 import re
 import stat
@@ -38,7 +37,7 @@ from elasticrun.checkpoint.states.values import (
 )
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.generations import run_once
-from tests.support.stores import Surprise
+from tests.support.stores import Surprise, forge
 
 
 class Custom:
@@ -366,17 +365,6 @@ def test_a_crafted_file_executes_nothing(
     with pytest.raises(CheckpointError):
         run_once(train, tmp_path / "job")
     assert not (tmp_path / "executed").exists()
-
-
-def forge(path: Path, file: str, **changes: Any) -> None:
-    """Change what a manifest says of a file, as somebody would who can write there."""
-    fields = json.loads((path / "manifest.json").read_bytes())
-    del fields["crc32"]
-    (entry,) = [each for each in fields["files"] if each["name"] == file]
-    entry |= changes
-    body = json.dumps(fields, indent=2).removesuffix("\n}")
-    trailer = f',\n  "crc32": "{zlib.crc32(body.encode()):08x}"\n}}\n'
-    (path / "manifest.json").write_text(body + trailer)
 
 
 # What leads elsewhere

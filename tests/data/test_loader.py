@@ -27,14 +27,10 @@ from elasticrun import (
 from elasticrun.data.order.partition import Shares
 from elasticrun.job.current import current_job
 from elasticrun.testing import Job, read_trace, samples_of_loop
-from tests.support.data import Numbers
+from tests.support.data import Numbers, batches_of
 from tests.support.generations import Crash, generation, run_once
 
 pytestmark = pytest.mark.usefixtures("job")
-
-
-def batches_of(loader: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
 
 
 def flat(batches: list[list[int]]) -> list[int]:

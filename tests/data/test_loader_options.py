@@ -20,17 +20,13 @@ from torch.utils.data import (
 )
 
 from elasticrun import AdaptiveDataLoader, request_stop, save_all_states
-from tests.support.data import Numbers, NumbersByBatch
+from tests.support.data import Numbers, NumbersByBatch, samples_of
 from tests.support.generations import generation, run_once
 
 pytestmark = [
     pytest.mark.usefixtures("job"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-
-
-def samples_of(loader: Any) -> list[int]:
-    return [int(sample) for batch in loader for sample in batch]
 
 
 def test_it_is_a_loader_over_the_users_data_set() -> None:

@@ -14,7 +14,7 @@ from elasticrun import AdaptiveDataLoader, CheckpointError, LoopOrderError
 from elasticrun.data.order.partition import Shares
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import remaining_epochs_until
-from tests.support.data import Numbers
+from tests.support.data import Numbers, batches_of
 from tests.support.generations import generation
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -28,10 +28,6 @@ def loader_of(
     return AdaptiveDataLoader(
         Numbers(num_samples), batch_size, **{"shuffle": True, **options}
     )
-
-
-def batches_of(loader: AdaptiveDataLoader) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
 
 
 def state_after(num_batches: int, **options: Any) -> tuple[State, list[list[int]]]:

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from elasticrun import AdaptiveDataLoader, JobStopped, request_stop
-from tests.support.data import Numbers, Workers
+from tests.support.data import Numbers, Workers, samples_of
 from tests.support.generations import generation, run_once
 from tests.support.stage import wait_until
 
@@ -25,10 +25,6 @@ pytestmark = [
     pytest.mark.usefixtures("job"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-
-
-def samples_of(loader: Any) -> list[int]:
-    return [int(sample) for batch in loader for sample in batch]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])

@@ -100,3 +100,10 @@ def mentioned_tests(document: Path) -> list[tuple[str, str | None]]:
     """Return the files of tests that a document names, with the function if it does."""
     text = document.read_text(encoding="utf-8")
     return [(match["file"], match["name"]) for match in _TEST.finditer(text)]
+
+
+def side_of(diff: str, side: str) -> str:
+    """Return one side of a diff, "-" or "+"."""
+    lines = diff.splitlines()
+    assert all(line[:1] in ("-", "+", " ", "") for line in lines)
+    return "\n".join(line[1:] for line in lines if line[:1] in (side, " ", ""))

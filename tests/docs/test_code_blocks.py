@@ -27,18 +27,11 @@ from torch.utils.data import TensorDataset
 from elasticrun.job import current
 from elasticrun.lint.rules.table import RULES
 from elasticrun.testing import run_generation
-from tests.docs.documents import ROOT, Block, blocks
+from tests.docs.documents import ROOT, Block, blocks, side_of
 
 PYTHON = blocks("python")
 SHELL = blocks("sh")
 DIFFS = blocks("diff")
-
-
-def side_of(diff: Block, side: str) -> str:
-    """Return one side of a diff, "-" or "+"."""
-    lines = diff.code.splitlines()
-    assert all(line[:1] in ("-", "+", " ", "") for line in lines)
-    return "\n".join(line[1:] for line in lines if line[:1] in (side, " ", ""))
 
 
 def fewer_epochs(code: str) -> str:
@@ -48,7 +41,7 @@ def fewer_epochs(code: str) -> str:
 # What runs at one replica and at three, by its name.
 AT_ANY_SIZE = {
     **{block.name: block.code for block in PYTHON if block.sizes == (1, 3)},
-    **{f"{block.name}+": side_of(block, "+") for block in DIFFS},
+    **{f"{block.name}+": side_of(block.code, "+") for block in DIFFS},
     **{f"{r.code} right": fewer_epochs(r.prelude + r.right) for r in RULES.values()},
 }
 
@@ -175,7 +168,7 @@ def effects_at(size: int, codes: dict[str, str], directory: Path) -> dict[str, E
 
 @pytest.mark.slow
 def test_three_replicas_print_what_one_prints(tmp_path: Path) -> None:
-    without = {f"{block.name}-": side_of(block, "-") for block in DIFFS}
+    without = {f"{block.name}-": side_of(block.code, "-") for block in DIFFS}
     alone = effects_at(1, {**AT_ANY_SIZE, **without}, tmp_path / "1")
     together = effects_at(3, AT_ANY_SIZE, tmp_path / "3")
     wrong = [

@@ -17,7 +17,7 @@ import pytest
 from elasticrun.lint.engine import lint_text
 from elasticrun.lint.options import LintOptions
 from elasticrun.testing import read_trace, run_generation, start_generation
-from tests.docs.documents import ROOT
+from tests.docs.documents import ROOT, side_of
 from tests.support.whole_scripts import Leave, Run, printed, run_each
 
 # Each replica draws in their steps, so that two replicas train another model than one.
@@ -28,9 +28,8 @@ PORTS = sorted(path.stem for path in FOLDER.iterdir())
 Place = tuple[int, int, tuple[int, ...], str, int]  # Epoch, loops, member, batch.
 
 
-def side_of(name: str, side: str) -> str:
-    lines = (FOLDER / f"{name}.diff").read_text().splitlines()
-    return "\n".join(line[1:] for line in lines if line[:1] in (side, " ", ""))
+def diff_of(name: str) -> str:
+    return (FOLDER / f"{name}.diff").read_text()
 
 
 def delivered(directory: Path) -> dict[Place, list[int]]:
@@ -68,7 +67,7 @@ def run_killed(run: Run, world_size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PORTS)
 def test_port_does_the_same_through_restarts(name: str, tmp_path: Path) -> None:
-    before, port = side_of(name, "-"), side_of(name, "+")
+    before, port = side_of(diff_of(name), "-"), side_of(diff_of(name), "+")
     calm, same, other = tmp_path / "calm", tmp_path / "same", tmp_path / "other"
     (ended,) = run_generation(
         run_each,
@@ -96,7 +95,9 @@ def test_port_does_the_same_through_restarts(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PORTS)
 def test_port_has_no_findings(name: str) -> None:
-    result = lint_text(side_of(name, "+"), name=f"{name}.py", options=LintOptions())
+    result = lint_text(
+        side_of(diff_of(name), "+"), name=f"{name}.py", options=LintOptions()
+    )
     assert not result.problems
     assert not result.findings
 

@@ -8,7 +8,6 @@ A held replica waits for the marks that `hold` in tests/support/loops.py names.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 import elasticrun
+from tests.support.full_disk import fail_for_space
 from tests.support.loops import hold, is_stop_due
 from tests.support.stage import Stage, wait_until
 
@@ -38,11 +38,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0)
     return parser.parse_args()
-
-
-def fail_for_space(descriptor: int) -> None:
-    """Do what `os.fsync` does on a disk that is full."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def act(action: str, stage: Stage) -> None:

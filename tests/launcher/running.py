@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from elasticrun.testing import read_trace
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -40,6 +42,8 @@ successors._LEAST_LIMIT = {DEADLINE}
 sys.exit(main())
 """
 LEISURELY = [sys.executable, "-c", LEISURE]
+# Options of `program.py`: where each of three generations is held.
+HOLDS = ["--hold", "0:9", "--hold", "1:19", "--hold", "2:29"]
 
 
 class Running:
@@ -237,3 +241,55 @@ def processes_of(stage: Stage) -> list[int]:
 
 def wait_until_nothing_is_left(stage: Stage) -> None:
     wait_until(lambda: not processes_of(stage), "the end of every process")
+
+
+def sizes(stage: Stage) -> dict[int, int]:
+    return {line["generation"]: line["world_size"] for line in read_trace(stage.trace)}
+
+
+def check_trains(stage: Stage) -> None:
+    """Let a script's first generation train another batch, and see that it does.
+
+    It waits for a mark before each batch, but for the first three.
+    """
+    before = stage.num_delivered(0)
+    number = next(n for n in itertools.count(3) if not stage.has(f"batch-{n}"))
+    stage.mark(f"batch-{number}")
+    wait_until(lambda: stage.num_delivered(0) > before, "a batch")
+
+
+def scaled(
+    job: Running, size: int, *name: object, held: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Have a job rescaled whose generation is held."""
+    job.stage.mark(f"stop-{held}")
+    return job.ask("scale", size, *name)
+
+
+def forkserver_of(launcher: int) -> int:
+    """Return the forkserver, once there is one: it may just be replaced."""
+    wait_until(lambda: find_forkserver(launcher), "a forkserver")
+    found = find_forkserver(launcher)
+    assert found is not None
+    return found
+
+
+def find_forkserver(launcher: int) -> int | None:
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                command = Path(f"/proc/{name}/cmdline").read_bytes()
+                status = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2]
+                leads = os.getsid(int(name)) == int(name)
+                is_child = int(status.split()[1]) == launcher
+                has_launchers_pipes = is_child and leads and not is_replica(int(name))
+            except OSError:
+                continue
+            if has_launchers_pipes and b"forkserver" in command:
+                return int(name)
+    return None
+
+
+def is_replica(pid: int) -> bool:
+    """A replica prints into a pipe of its own; the forkserver does not."""
+    return os.readlink(f"/proc/{pid}/fd/2").startswith("pipe:")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
+    forkserver_of,
     impatient,
     run,
     running,
     wait_until_nothing_is_left,
 )
-from tests.support.stage import Stage, freeze, wait_until
+from tests.support.stage import Stage, freeze
 
 pytestmark = pytest.mark.slow
 
@@ -174,35 +174,6 @@ def test_a_killed_forkserver_is_replaced_and_nobody_notices(stage: Stage) -> Non
         assert job.wait() == 0
         wait_until_nothing_is_left(stage)
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
-
-
-def forkserver_of(launcher: int) -> int:
-    """Return the forkserver, once there is one: it may just be replaced."""
-    wait_until(lambda: find_forkserver(launcher), "a forkserver")
-    found = find_forkserver(launcher)
-    assert found is not None
-    return found
-
-
-def find_forkserver(launcher: int) -> int | None:
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                command = Path(f"/proc/{name}/cmdline").read_bytes()
-                status = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2]
-                leads = os.getsid(int(name)) == int(name)
-                is_child = int(status.split()[1]) == launcher
-                has_launchers_pipes = is_child and leads and not is_replica(int(name))
-            except OSError:
-                continue
-            if has_launchers_pipes and b"forkserver" in command:
-                return int(name)
-    return None
-
-
-def is_replica(pid: int) -> bool:
-    """A replica prints into a pipe of its own; the forkserver does not."""
-    return os.readlink(f"/proc/{pid}/fd/2").startswith("pipe:")
 
 
 def test_a_stop_does_not_put_off_the_end_of_a_replica_that_hangs(stage: Stage) -> None:

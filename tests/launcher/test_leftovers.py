@@ -17,6 +17,7 @@ from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
     Running,
+    forkserver_of,
     impatient,
     processes_of,
     run,
@@ -24,7 +25,6 @@ from tests.launcher.running import (
     take_for_hung,
     wait_until_nothing_is_left,
 )
-from tests.launcher.test_crashes import forkserver_of
 from tests.support.sockets import kept_port
 from tests.support.stage import Stage, wait_until
 

@@ -12,15 +12,16 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
+    HOLDS,
     PROGRAM,
     Running,
     Start,
     impatient,
     processes_of,
     running,
+    sizes,
     wait_until_nothing_is_left,
 )
 from tests.support.stage import Stage, wait_until
@@ -28,11 +29,6 @@ from tests.support.stage import Stage, wait_until
 pytestmark = pytest.mark.slow
 
 LEARNING = PROGRAM.with_name("learning.py")
-HOLDS = ["--hold", "0:9", "--hold", "1:19", "--hold", "2:29"]
-
-
-def sizes(stage: Stage) -> dict[int, int]:
-    return {line["generation"]: line["world_size"] for line in read_trace(stage.trace)}
 
 
 def ends(*nodes: Running) -> list[int]:

@@ -13,10 +13,11 @@ from tests.launcher.running import (
     LEISURELY,
     Running,
     Start,
+    check_trains,
     processes_of,
+    sizes,
     wait_until_nothing_is_left,
 )
-from tests.launcher.test_nodes import sizes
 from tests.support.loops import value_after
 from tests.support.stage import Stage, wait_until
 
@@ -88,7 +89,6 @@ class Trained:
         self._start = start
         self._script = stage.root / "script.py"
         self._script.write_text(SCRIPT)
-        self._num_batches = 3
 
     def start(
         self, name: str, *options: object, nodes: str = "1:3", **more: object
@@ -143,17 +143,10 @@ class Trained:
     def wait_until_prepares(self, *names: str) -> None:
         self.stage.wait_for(*(f"prepares-{name}" for name in names))
 
-    def check_trains(self) -> None:
-        """Let the first generation train another batch, and see that it does."""
-        before = self.stage.num_delivered(0)
-        self.stage.mark(f"batch-{self._num_batches}")
-        self._num_batches += 1
-        wait_until(lambda: self.stage.num_delivered(0) > before, "a batch")
-
     def check_goes_on(self, node: Running) -> None:
         """See that nobody stops the first generation, when launchers had their say."""
         for _ in range(3):
-            self.check_trains()
+            check_trains(self.stage)
             assert node.status()["generation"] == 0
         assert "saving" not in node.events
 
@@ -194,7 +187,7 @@ def test_a_node_joins_once_new_replicas_on_all_need_the_job(
     [stays] = trained.start_all("stays", options=tuple(options))
     comes = trained.start("comes", *options)
     trained.wait_until_prepares("stays", "comes")
-    trained.check_trains()
+    check_trains(trained.stage)
     trained.prepare("stays")
     trained.check_goes_on(stays)
     trained.prepare("comes")
@@ -227,7 +220,7 @@ def test_all_nodes_prepare_when_one_is_rescaled(trained: Trained) -> None:
     with ThreadPoolExecutor(1) as threads:
         scaling = threads.submit(nodes[1].ask, "scale", 2, nodes[1].pid)
         trained.wait_until_prepares("a", "b")
-        trained.check_trains()
+        check_trains(trained.stage)
         trained.prepare("b")
         trained.check_goes_on(nodes[1])
         trained.prepare("a")
@@ -247,7 +240,7 @@ def test_a_rescaling_taken_back_ends_what_prepares_on_all_nodes(
         assert nodes[0].ask("scale", 1, nodes[0].pid).returncode == 0
         assert scaling.result().returncode == 4
     wait_until(lambda: not {*pids} & {*processes_of(trained.stage)}, "their end")
-    trained.check_trains()
+    check_trains(trained.stage)
     trained.stage.mark("alone")
     trained.finish(*nodes, sizes_={0: 2})
 
@@ -294,7 +287,7 @@ def test_a_node_that_is_killed_while_it_prepares_to_join_costs_nothing(
     stays.wait_until_said("nothing is to change any more; those that run go on")
     successor = trained.pids("stays", 2)[1]
     wait_until(lambda: successor not in processes_of(trained.stage), "its end")
-    trained.check_trains()
+    check_trains(trained.stage)
     trained.stage.mark("alone")
     trained.finish(stays, sizes_={0: 1})
 

@@ -14,8 +14,7 @@ from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.launcher.directory import local_directory
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
-from tests.launcher.running import PROGRAM, elasticrun, run, running
-from tests.launcher.test_starting import scaled
+from tests.launcher.running import PROGRAM, elasticrun, run, running, scaled
 from tests.support.object_store import Bucket
 from tests.support.places import Content
 from tests.support.stage import Stage, wait_until

@@ -15,9 +15,9 @@ from tests.launcher.running import (
     PROGRAM,
     processes_of,
     running,
+    scaled,
     wait_until_nothing_is_left,
 )
-from tests.launcher.test_starting import scaled
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow

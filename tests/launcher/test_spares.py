@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launcher.running import processes_of, wait_until_nothing_is_left
+from tests.launcher.running import (
+    check_trains,
+    processes_of,
+    wait_until_nothing_is_left,
+)
 from tests.launcher.supervisor.test_rehearsal import Rescaled, started
 from tests.support.stage import Stage, wait_until
 
@@ -52,7 +56,7 @@ def test_a_spare_that_is_killed_is_replaced(spared: Rescaled) -> None:
     spared.job.wait_until_said("a spare failed; others take their place")
     assert not {*ready(spared, 6)} & {*pids}
     wait_until(lambda: not {*pids} & {*processes_of(spared.stage)}, "their end")
-    spared.check_trains()
+    check_trains(spared.stage)
     os.kill(spared.job.pid, signal.SIGKILL)
     wait_until_nothing_is_left(spared.stage)
 
@@ -75,7 +79,7 @@ def test_a_script_that_cannot_run_beside_itself_has_no_spares(
     spared.stage.mark("prepare")
     spared.job.wait_until_said("a spare failed; there are no more")
     spared.job.wait_until_said("OSError: the port is taken")
-    spared.check_trains()
+    check_trains(spared.stage)
     assert spared.job.status()["spares"] == 0
     spared.stop()
 

@@ -22,10 +22,11 @@ from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
     Running,
+    forkserver_of,
     running,
+    scaled,
     wait_until_nothing_is_left,
 )
-from tests.launcher.test_crashes import forkserver_of
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
@@ -75,14 +76,6 @@ def breaking(stage: Stage, breaks_at: str) -> dict[str, str]:
         "MARKS": str(stage.root / "marks"),
         "BREAKS_AT": breaks_at,
     }
-
-
-def scaled(
-    job: Running, size: int, *name: object, held: int = 0
-) -> CompletedProcess[str]:
-    """Have a job rescaled whose generation is held."""
-    job.stage.mark(f"stop-{held}")
-    return job.ask("scale", size, *name)
 
 
 def test_a_forkserver_that_cannot_come_back_is_done_without(stage: Stage) -> None:

@@ -27,11 +27,6 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     stage = Stage(tmp_path_factory.mktemp("uninterrupted"))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
@@ -23,15 +21,11 @@ from elasticrun import (
 )
 from elasticrun.testing import run_generation, start_generation
 from tests.support.data import Numbers
+from tests.support.full_disk import no_space
 from tests.support.held import Held, held_writer
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 class Own(State):
@@ -177,7 +171,7 @@ def test_a_replica_killed_in_flight_tears_nothing(stage: Stage, killed: int) -> 
 def test_a_failing_disk_of_one_is_told_on_all_and_counted(stage: Stage) -> None:
     def body(loader: AdaptiveDataLoader, held: Held) -> None:
         if loader.batch_index == 0 and rank() == 1:
-            held.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            held.error = no_space()
         if loader.batch_index == 8:
             held.let_go()
             wait_until_idle()

@@ -27,22 +27,18 @@ from elasticrun.testing import (
     start_generation,
     use_job,
 )
-from tests.support.loops import Loop, held, hold_at, value_after
+from tests.support.loops import (
+    NUM_BATCHES,
+    check_ends_right,
+    held,
+    hold_at,
+    small,
+    value_after,
+)
 from tests.support.programs import request_stop_and_wait
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
-
-NUM_BATCHES = 10
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
-
-
-def small(stage: Stage, **changes: Any) -> Loop:
-    return Loop(stage, num_samples=6 * NUM_BATCHES, **changes)
 
 
 def stop_at(batch: int) -> Callable[[AdaptiveDataLoader], None]:
@@ -68,12 +64,6 @@ def saved(stage: Stage) -> Stage:
 
 def newest(stage: Stage) -> Path:
     return stage.checkpoints / stage.directories()[-1]
-
-
-def check_ends_right(stage: Stage, world_size: int) -> None:
-    values = run_generation(small(stage), world_size, variables=stage.variables())
-    assert stage.delivered() == list(range(6 * NUM_BATCHES))
-    assert set(values) == {value_after(stage.samples())}
 
 
 def refusals(stage: Stage, world_size: int, **variables: object) -> list[str]:
@@ -114,14 +104,14 @@ def test_a_killed_job_does_not_hold_its_directory(stage: Stage) -> None:
         for killed in (0, 1):
             generation.send_signal(killed, 9)
         generation.wait(timeout=DEADLINE)
-    check_ends_right(stage, 2)
+    check_ends_right(stage, 2, stage.variables())
 
 
 def test_another_jobs_directory_is_refused(saved: Stage) -> None:
     for error in refusals(saved, 2, ELASTICRUN_JOB="another"):
         assert "belongs to the job 'test', but this is the job 'another'" in error
         assert "ELASTICRUN_JOB=test" in error
-    check_ends_right(saved, 2)
+    check_ends_right(saved, 2, saved.variables())
 
 
 # Damaged
@@ -165,7 +155,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
 ) -> None:
     directory = newest(saved)
     damage(largest(directory) if which == "state" else directory / MANIFEST_NAME)
-    check_ends_right(saved, 3)
+    check_ends_right(saved, 3, saved.variables())
     warning = f"CheckpointWarning: {directory.name} is skipped: "
     is_taken_away = which == "manifest" and damage is Path.unlink
     assert (warning in saved.log(0)) is not is_taken_away

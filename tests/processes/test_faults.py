@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
@@ -32,11 +31,6 @@ from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 pytestmark = pytest.mark.slow
 
 SLOW = pytest.mark.slow  # Rank 0 waits at its end for whoever has not left.
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def resumed_indices(stage: Stage, world_size: int) -> list[int]:

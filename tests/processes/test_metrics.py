@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,6 @@ from elasticrun.testing import run_generation
 from tests.support.data import Numbers
 from tests.support.programs import request_stop_and_wait
 from tests.support.stage import Stage
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def script(stop_before: int | None, *, even_batches: bool) -> Callable[[], Any]:

@@ -6,8 +6,7 @@ import gc
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 
@@ -16,20 +15,19 @@ from elasticrun.checkpoint.storage.objects import Objects, open_objects
 from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError
-from elasticrun.testing import read_trace, run_generation, start_generation
-from tests.support.loops import Loop, held, hold_at, value_after
+from elasticrun.testing import read_trace, start_generation
+from tests.support.loops import (
+    NUM_BATCHES,
+    check_ends_right,
+    held,
+    hold_at,
+    small,
+)
 from tests.support.object_store import Bucket, Door, credentials
 from tests.support.places import Content
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 pytestmark = pytest.mark.slow
-
-NUM_BATCHES = 10
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def variables(stage: Stage, bucket: Bucket, **more: object) -> dict[str, str]:
@@ -45,18 +43,6 @@ def each_boundary(stage: Stage, bucket: Bucket) -> dict[str, str]:
     )
 
 
-def small(stage: Stage, **changes: Any) -> Loop:
-    return Loop(stage, num_samples=6 * NUM_BATCHES, **changes)
-
-
-def check_ends_right(stage: Stage, bucket: Bucket, world_size: int) -> None:
-    values = run_generation(
-        small(stage), world_size, variables=variables(stage, bucket)
-    )
-    assert stage.delivered() == list(range(6 * NUM_BATCHES))
-    assert set(values) == {value_after(stage.samples())}
-
-
 def test_killed_replicas_go_on_at_another_size(stage: Stage, bucket: Bucket) -> None:
     loop = small(stage, on_batch=hold_at(stage, 5, 0, 1))
     with start_generation(
@@ -67,7 +53,7 @@ def test_killed_replicas_go_on_at_another_size(stage: Stage, bucket: Bucket) -> 
             generation.send_signal(killed, 9)
         generation.wait(timeout=DEADLINE)
     assert [each["number"] for each in bucket.manifests()][-1] == 5
-    check_ends_right(stage, bucket, 3)
+    check_ends_right(stage, 3, variables(stage, bucket))
     saved = bucket.manifests()[-1]
     assert saved["world_size"] == 3
     assert saved["generation"] == 1
@@ -204,7 +190,7 @@ def test_a_store_that_a_rank_cannot_reach_at_the_commit_is_no_harm(
 def test_a_job_does_not_start_when_the_store_is_gone(
     stage: Stage, bucket: Bucket
 ) -> None:
-    check_ends_right(stage, bucket, 2)
+    check_ends_right(stage, 2, variables(stage, bucket))
     before = len(read_trace(stage.trace))
     bucket.door.shut()
     with start_generation(

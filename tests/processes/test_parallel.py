@@ -9,7 +9,6 @@ import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,11 +237,6 @@ def assert_plain(results: list[Results], label: str) -> None:
 
 def assert_same(result: Any, other: Any) -> None:
     torch.testing.assert_close(result, other, rtol=0, atol=0)
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def leave(stage: Stage, world_size: int, *where: Any, exit_code: int = STOPPED) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import re
@@ -19,6 +18,7 @@ import elasticrun
 from elasticrun import AdaptiveDataLoader, request_checkpoint
 from elasticrun.testing import run_generation, start_generation
 from tests.checkpoint.inspection.running import flip_byte, run
+from tests.support.full_disk import fail_for_space
 from tests.support.sharding import (
     DyingState,
     FailingState,
@@ -34,11 +34,6 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT = 300.0
 ROUNDING = 1e-12
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def run_on(stage: Stage, world_size: int, script: Any, *args: Any) -> list[Any]:
@@ -147,17 +142,13 @@ def test_a_stop_does_not_wait_for_who_is_gone(stage: Stage) -> None:
         assert "could not agree on who saves what of 'model'" in stage.log(rank)
 
 
-def fill_the_disk() -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_save_that_one_rank_cannot_finish_changes_nothing(
     stage: Stage, failing: int
 ) -> None:
     def script() -> Any:
         stage.keep_log(os.environ["RANK"])
-        FailingState(failing, fill_the_disk, 1)
+        FailingState(failing, fail_for_space, 1)
 
         def body(net: nn.Module, loader: AdaptiveDataLoader) -> None:
             if loader.batch_index in (1, 3):

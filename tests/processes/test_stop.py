@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -35,11 +34,6 @@ from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 pytestmark = pytest.mark.slow
 
 ENDLESS = {"ELASTICRUN_GRACE": 100_000}
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def exit_codes(outcomes: list[Outcome]) -> list[int | None]:

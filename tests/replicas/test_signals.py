@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -24,8 +24,7 @@ from elasticrun.replicas.signals import (
     SignalPipe,
     leave_stops_to_parent,
 )
-
-DEADLINE = 600.0
+from tests.support.stage import DEADLINE, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +49,6 @@ def wait_for_signals(pipe: SignalPipe) -> list[int]:
     ready, _, _ = select.select([pipe], [], [], DEADLINE)
     assert ready
     return pipe.read()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

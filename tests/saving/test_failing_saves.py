@@ -20,7 +20,7 @@ from elasticrun import (
     request_checkpoint,
     save_all_states,
 )
-from tests.support.full_disk import limited_files
+from tests.support.full_disk import fail_for_space, limited_files, no_space
 from tests.support.generations import run_once
 from tests.support.held import WRITER, Held
 from tests.support.in_flight import (
@@ -68,7 +68,7 @@ def test_a_disk_that_fails_is_told_at_the_next_boundary_and_counted(
 def test_a_failure_is_told_at_the_end_if_no_boundary_comes(
     tmp_path: Path, held: Held
 ) -> None:
-    held.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    held.error = no_space()
     held.let_go()
 
     def script() -> None:
@@ -84,7 +84,7 @@ def test_the_end_of_the_epochs_is_saved_again_if_that_failed(
     tmp_path: Path, held: Held
 ) -> None:
     """Else a finished job would train its last epoch again when it is started again."""
-    held.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    held.error = no_space()
     held.let_go()
 
     def script() -> int:
@@ -113,7 +113,7 @@ def test_the_end_of_the_epochs_is_saved_once_if_the_save_before_it_failed(
             for _ in loader:
                 if (epoch, loader.batch_index) == (1, 0):
                     held.wait_for_writer()
-                    held.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    held.error = no_space()
                     held.let_go_when_awaited()
 
     with pytest.warns(CheckpointWarning, match="checkpoint 1 was not saved.*No space"):
@@ -264,13 +264,10 @@ def test_old_ones_that_cannot_be_removed_are_warned_of_at_a_boundary(
 def test_a_full_disk_leaves_no_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
-    def refuse(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     def script() -> None:
         save_all_states()
         before = sorted(os.listdir(tmp_path))
-        monkeypatch.setattr(os, "mkdir", refuse)
+        monkeypatch.setattr(os, "mkdir", fail_for_space)
         with pytest.warns(CheckpointWarning, match="2 was not saved.*No space left"):
             save_all_states()
         assert sorted(os.listdir(tmp_path)) == before

@@ -61,3 +61,11 @@ class AskingForTheJob(Numbers):
 
     def __getitem__(self, index: int) -> int:
         return elasticrun.rank()
+
+
+def batches_of(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def samples_of(loader: Any) -> list[int]:
+    return [int(sample) for batch in loader for sample in batch]

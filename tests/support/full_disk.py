@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
+
+
+def no_space() -> OSError:
+    """Return what a call raises on a disk that is full."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def fail_for_space(*_: object) -> NoReturn:
+    """Do what a call does on a disk that is full."""
+    raise no_space()
 
 
 @contextmanager

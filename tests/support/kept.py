@@ -1,8 +1,9 @@
-"""The training that wrote the checkpoints in tests/data, and resumes them.
+"""The training that wrote the checkpoints in tests/checkpoint/kept, and resumes them.
 
 It uses public names only, since the elasticrun that wrote them ran it, too:
 
-    PYTHONPATH=THAT_ELASTICRUN:tests/support python -P -m kept tests/data/format_1
+    export PYTHONPATH=THAT_ELASTICRUN:tests/support
+    python -P -m kept tests/checkpoint/kept/format_1
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from elasticrun import (
 )
 from elasticrun.testing import run_generation
 
-FOLDER = Path(__file__).parents[1] / "data"
+FOLDER = Path(__file__).parents[1] / "checkpoint" / "kept"
 VARIABLES = {"ELASTICRUN_JOB": "kept"}
 SAVED_IN = (1, 2)  # The epoch and the batch, which is delivered again.
 

@@ -20,10 +20,12 @@ from elasticrun import (
     remaining_epochs_until,
     world_size,
 )
+from elasticrun.testing import run_generation
 from tests.support.data import Numbers
 from tests.support.stage import Stage, wait_until
 
 MODULUS = 1_000_003
+NUM_BATCHES = 10  # Of a small loop.
 
 
 @dataclass
@@ -69,12 +71,23 @@ class Loop:
         return int(model.value)
 
 
+def small(stage: Stage, **changes: Any) -> Loop:
+    return Loop(stage, num_samples=6 * NUM_BATCHES, **changes)
+
+
 def value_after(batches: dict[int, list[int]]) -> int:
     """Return what one epoch of these global batches trains the model to."""
     value = 0
     for batch in sorted(batches):
         value = (value * 31 + sum(batches[batch])) % MODULUS
     return value
+
+
+def check_ends_right(stage: Stage, world_size: int, variables: dict[str, str]) -> None:
+    """Let a small loop go on to its end; all has been trained, and in its order."""
+    values = run_generation(small(stage), world_size, variables=variables)
+    assert stage.delivered() == list(range(6 * NUM_BATCHES))
+    assert set(values) == {value_after(stage.samples())}
 
 
 def hold_at(stage: Stage, batch: int, *ranks: int) -> Callable[[Any], None]:

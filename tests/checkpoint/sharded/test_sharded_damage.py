@@ -17,9 +17,9 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint.states.shards import SavedState
-from tests.checkpoint.test_safety import Surprise, forge
 from tests.support.generations import generation, run_once
 from tests.support.one_shard import FILES, build, make_adam, script, train
+from tests.support.stores import Surprise, forge
 
 pytestmark = pytest.mark.usefixtures("group")
 

@@ -13,9 +13,7 @@ import pytest
 from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.options import Program
 from elasticrun.launcher.replica.reporter import installed_modules
-from tests.launcher.running import REPOSITORY, running
-from tests.launcher.test_crashes import forkserver_of
-from tests.launcher.test_starting import scaled
+from tests.launcher.running import REPOSITORY, forkserver_of, running, scaled
 from tests.support.stage import Stage, wait_until
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.launcher.nodes.nodes import Offer, plan_round
-
-
-def offer(share: int, number: int = 0, **more: object) -> Offer:
-    return replace(Offer(share, (10 * share, 10 * share + 1), number), **more)
+from elasticrun.launcher.nodes.nodes import (
+    plan_round,
+)
+from tests.launcher.offers import offer
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticrun.launcher.nodes.nodes import plan_round
+from elasticrun.launcher.nodes.nodes import (
+    plan_round,
+)
 from elasticrun.launcher.supervisor.crashes import Budget, CrashBook
 from elasticrun.launcher.verdict import How, Verdict
-from tests.launcher.nodes.test_nodes import offer
+from tests.launcher.offers import offer
 
 
 def test_delays_double_up_to_a_minute() -> None:

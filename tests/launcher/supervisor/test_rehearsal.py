@@ -21,6 +21,7 @@ from tests.launcher.running import (
     LEISURELY,
     REPOSITORY,
     Running,
+    check_trains,
     processes_of,
     running,
     variables,
@@ -68,7 +69,6 @@ class Rescaled:
         self.job = job
         self.stage = job.stage
         self._pool = pool
-        self._num_batches = 3
 
     def scale(self, size: int) -> Future[CompletedProcess[str]]:
         return self._pool.submit(self.job.ask, "scale", size)
@@ -78,13 +78,6 @@ class Rescaled:
         path = self.stage.root / "begun"
         wait_until(lambda: len(path.read_text().split()) >= number, "begun")
         return [int(pid) for pid in path.read_text().split()]
-
-    def check_trains(self) -> None:
-        """Let the first generation train another batch, and see that it does."""
-        before = self.stage.num_delivered(0)
-        self.stage.mark(f"batch-{self._num_batches}")
-        self._num_batches += 1
-        wait_until(lambda: self.stage.num_delivered(0) > before, "a batch")
 
     def free(self) -> None:
         """Let the first generation come to its boundaries, for ever."""
@@ -146,8 +139,8 @@ def test_a_generation_trains_until_all_of_the_next_one_need_the_job(
 ) -> None:
     asked = rescaled.scale(3)
     pids = rescaled.pids(5)
-    rescaled.check_trains()
-    rescaled.check_trains()
+    check_trains(rescaled.stage)
+    check_trains(rescaled.stage)
     usual = score_of(rescaled.job.pid)
     assert [score_of(pid) for pid in pids] == [usual, usual, 1000, 1000, 1000]
     assert rescaled.job.status()["generation"] == 0
@@ -201,7 +194,7 @@ def test_a_script_that_fails_beside_the_generation_leaves_it_training(
     assert answer.returncode == 4
     assert "OSError: the port is taken" in answer.stderr
     assert "stops them first" in answer.stderr
-    rescaled.check_trains()
+    check_trains(rescaled.stage)
     assert rescaled.job.status()["target"] == 2
     (rescaled.stage.root / "marks" / "fail").unlink()
     (rescaled.stage.root / "marks" / "prepare").unlink()
@@ -225,7 +218,7 @@ def test_a_killed_successor_leaves_the_generation_training(
     assert asked.result().returncode == 4
     assert "has a warning" in asked.result().stderr
     assert "before its generation began" in asked.result().stderr
-    rescaled.check_trains()
+    check_trains(rescaled.stage)
     rescaled.finish()
 
 
@@ -249,7 +242,7 @@ def test_a_rescaling_taken_back_ends_those_that_prepare(rescaled: Rescaled) -> N
     assert rescaled.scale(2).result().returncode == 0
     assert asked.result().returncode != 0
     wait_until(lambda: pid not in processes_of(rescaled.stage), "the end of it")
-    rescaled.check_trains()
+    check_trains(rescaled.stage)
     rescaled.finish()
 
 
@@ -280,7 +273,7 @@ def test_a_rescaling_that_is_changed_begins_with_others(
     assert asked.result().returncode != 0
     rescaled.pids(5 + number)
     wait_until(lambda: not {*old} & {*processes_of(rescaled.stage)}, "their end")
-    rescaled.check_trains()
+    check_trains(rescaled.stage)
     rescaled.stage.mark("prepare")
     rescaled.free()
     assert changed.result().returncode == 0

@@ -8,17 +8,17 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
-from tests.launcher.running import run, running, wait_until_nothing_is_left
-from tests.launcher.test_starting import scaled
+from tests.launcher.running import (
+    run,
+    running,
+    scaled,
+    sizes,
+    wait_until_nothing_is_left,
+)
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
-
-
-def sizes(stage: Stage) -> dict[int, int]:
-    return {line["generation"]: line["world_size"] for line in read_trace(stage.trace)}
 
 
 def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:

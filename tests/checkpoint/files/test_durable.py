@@ -1,4 +1,4 @@
-"""Files are durable and checked: what is read is what was written, or an error."""
+"""Files are durable: what is written is on the disk, whole, once, or an error."""
 
 from __future__ import annotations
 
@@ -16,20 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint.files import durable, recorded
-from elasticrun.checkpoint.files.memory import NoMemoryLeftError
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
-from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
-from elasticrun.checkpoint.listing import read_counter, write_counter
-from elasticrun.checkpoint.storage.remote import storage_at
-
-
-def write_bytes(path: Path, data: bytes) -> FileRecord:
-    return durable.write_file(path, lambda file: file.write(data))
-
-
-def read(path: Path, record: FileRecord) -> bytes:
-    with recorded.open_checked(path, record) as file:
-        return file.read()
+from tests.checkpoint.files.writing import read, write_bytes
 
 
 def test_record_is_of_the_bytes_written(tmp_path: Path) -> None:
@@ -92,45 +80,6 @@ def test_error_of_the_writer_passes_through(tmp_path: Path) -> None:
         durable.write_file(tmp_path / "model", write)
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    with pytest.raises(DamagedFileError) as caught:
-        recorded.open_checked(path, FileRecord("model", 12, 0))
-    assert str(caught.value) == f"{path} is missing; it had 12 bytes."
-
-
-def test_other_size_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    record = write_bytes(path, b"parameters")
-    os.truncate(path, 4)
-    with pytest.raises(DamagedFileError) as caught:
-        recorded.open_checked(path, record)
-    assert str(caught.value) == f"{path} has 4 bytes, but 10 were written."
-
-
-def test_other_content_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    record = write_bytes(path, b"parameters")
-    path.write_bytes(b"Parameters")
-    with pytest.raises(DamagedFileError) as caught:
-        recorded.open_checked(path, record)
-    assert str(caught.value) == (
-        f"{path} has the checksum {zlib.crc32(b'Parameters'):08x}, "
-        f"but {zlib.crc32(b'parameters'):08x} was written."
-    )
-
-
-def test_content_beyond_one_block_is_checked(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    data = bytearray(os.urandom(recorded.BLOCK_SIZE * 2 + 5))
-    record = write_bytes(path, bytes(data))
-    assert read(path, record) == data
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DamagedFileError, match="has the checksum"):
-        recorded.open_checked(path, record)
-
-
 def test_copy_is_another_inode(tmp_path: Path) -> None:
     record = write_bytes(tmp_path / "old", b"parameters")
     copied = durable.copy_file(tmp_path / "old", tmp_path / "new", record=record)
@@ -153,61 +102,6 @@ def test_atomic_write_replaces_and_leaves_no_temporary_file(tmp_path: Path) -> N
     durable.write_atomically(path, b"2")
     assert path.read_bytes() == b"2"
     assert os.listdir(tmp_path) == ["generation"]
-
-
-def test_counter_comes_back(tmp_path: Path) -> None:
-    storage = storage_at(tmp_path)
-    assert read_counter(storage, "generation") == -1
-    write_counter(storage, "generation", 41)
-    assert read_counter(storage, "generation") == 41
-    (tmp_path / "directory").mkdir()
-    assert read_counter(storage, "directory") == -1
-
-
-@given(position=st.integers(0, 11), flip=st.integers(1, 255))
-def test_damaged_counter_is_not_believed(
-    tmp_path_factory: pytest.TempPathFactory, position: int, flip: int
-) -> None:
-    storage = storage_at(tmp_path_factory.mktemp("files"))
-    write_counter(storage, "generation", 41)
-    data = bytearray(storage.read("generation"))
-    assert len(data) == 12
-    data[position] ^= flip
-    storage.replace("generation", bytes(data))
-    assert read_counter(storage, "generation") == -1
-    storage.replace("generation", bytes(data[:position]))
-    assert read_counter(storage, "generation") == -1
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOSPC, "No space left on device"), NoMemoryLeftError("no room")],
-)
-def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it(
-    error: Exception,
-) -> None:
-    left = 0
-
-    def take(data: memoryview) -> None:
-        nonlocal left
-        left -= data.nbytes
-        if left < 0:
-            raise error
-
-    causes = set()
-    for room in range(0, 1000, 50):
-        left, error.__cause__ = room, None
-        with pytest.raises(type(error), match="no room|No space left") as caught:
-            write_through(
-                ChecksumWriter(take), lambda out: torch.save(torch.zeros(99), out)
-            )
-        causes.add(type(caught.value.__cause__))
-    assert causes == {
-        RuntimeError,
-        type(None),
-    }  # Else torch has changed for the better.
-    with pytest.raises(LookupError):
-        write_through(ChecksumWriter(take), lambda out: {}["a mistake"])
 
 
 def test_shared_file_is_overwritten_in_place(tmp_path: Path) -> None:

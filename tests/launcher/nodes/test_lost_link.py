@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
-from tests.launcher.running import running, wait_until_nothing_is_left
-from tests.launcher.test_nodes import HOLDS, sizes
+from tests.launcher.running import HOLDS, running, sizes, wait_until_nothing_is_left
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow

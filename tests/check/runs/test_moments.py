@@ -1,0 +1,10 @@
+"""Moments of a run, in words."""
+
+from __future__ import annotations
+
+from elasticrun.check.runs.moments import Key
+
+
+def test_moments_have_words() -> None:
+    assert Key("leave", 2, 1).describe() == "the end of loop 1 of epoch 2"
+    assert Key("exit").describe() == "the end of the program"

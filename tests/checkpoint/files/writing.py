@@ -1,0 +1,17 @@
+"""Files written, and read back by the record of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elasticrun.checkpoint.files import durable, recorded
+from elasticrun.checkpoint.files.recorded import FileRecord
+
+
+def write_bytes(path: Path, data: bytes) -> FileRecord:
+    return durable.write_file(path, lambda file: file.write(data))
+
+
+def read(path: Path, record: FileRecord) -> bytes:
+    with recorded.open_checked(path, record) as file:
+        return file.read()
