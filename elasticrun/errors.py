@@ -25,6 +25,13 @@ BY_SIGNAL = {
 }
 STOP_CODES = frozenset({STOPPED, *BY_SIGNAL.values()})
 
+# How the commands end that start and ask a job. A check has a table of its own
+# (check/report.py), of which the first three mean the same.
+FAILED = 1
+USAGE = 2
+NO_JOB = 3
+REFUSED = 4  # By the job, or it did not answer.
+
 
 class ElasticRunError(RuntimeError):
     """The job cannot go on; the text gives the values, the reason and the way out."""

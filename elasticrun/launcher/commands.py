@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import NO_JOB, USAGE, CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.directory import local_directory
 from elasticrun.launcher.options import (
@@ -28,7 +28,6 @@ from elasticrun.launcher.options import (
     read_settings,
 )
 from elasticrun.launcher.talk.client import (
-    EXIT_NO_JOB,
     JobConnection,
     JobError,
     SilentJobError,
@@ -38,8 +37,6 @@ from elasticrun.launcher.talk.client import (
 from elasticrun.launcher.terminal.screen import only_colours
 from elasticrun.launcher.terminal.status_table import render
 
-EXIT_USAGE = 2
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Start a job and wait for its end."""
@@ -48,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return running.run_job(_options(arguments))
     except OptionError as error:
-        return _fail(str(error), EXIT_USAGE)
+        return _fail(str(error), USAGE)
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -162,7 +159,7 @@ def _show_status(arguments: argparse.Namespace) -> int:
         if silent and not arguments.watch:
             return silent[0].exit_code
         if not jobs and arguments.job is not None:
-            return _fail(f"no job {arguments.job!r} is running", EXIT_NO_JOB)
+            return _fail(f"no job {arguments.job!r} is running", NO_JOB)
         if not arguments.watch or not (jobs or silent):
             return 0
         time.sleep(1.0)

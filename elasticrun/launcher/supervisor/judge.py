@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from elasticrun.checkpoint.storage.place import Place
-from elasticrun.errors import BY_SIGNAL, STOP_CODES, STOPPED
+from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED
 from elasticrun.launcher import directory
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.supervisor.causes import first_cause
@@ -16,7 +16,6 @@ from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import How, Verdict
 
-EXIT_FAILED = 1
 _SIGNAL_OF = {code: number.name for number, code in BY_SIGNAL.items()}
 _MAX_TRACE = 20_000
 
@@ -154,7 +153,7 @@ class Judge:
         if trace:
             self._console.detail(trace)
         self._console.event(f"failed: {why}")
-        return Next(EXIT_FAILED)
+        return Next(FAILED)
 
     def _finish(self, verdict: Verdict | None = None, *, is_first: bool) -> Next:
         lost = f"; {_saved(verdict)}" if verdict and verdict.is_unsaved else ""

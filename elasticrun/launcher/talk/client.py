@@ -7,12 +7,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from elasticrun.errors import ElasticRunError
+from elasticrun.errors import NO_JOB, REFUSED, ElasticRunError
 from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message, WireError
 
-EXIT_NO_JOB = 3
-EXIT_REFUSED = 4
 _ANSWER_SECONDS = 5.0
 
 
@@ -30,7 +28,7 @@ class SilentJobError(JobError):
     def __init__(self, pid: int) -> None:
         super().__init__(
             f"job {pid} does not answer (suspended, or its output is blocked)",
-            exit_code=EXIT_REFUSED,
+            exit_code=REFUSED,
         )
         self.pid = pid
 
@@ -88,7 +86,7 @@ class JobConnection:
         while (message := self._channel.receive_one()) is not None:
             problem = str(message.get("error", ""))
         if problem:
-            raise JobError(problem, exit_code=EXIT_REFUSED)
+            raise JobError(problem, exit_code=REFUSED)
         yield "ended"
 
     def _ask(self, request: Message) -> Message:
@@ -102,11 +100,11 @@ class JobConnection:
         try:
             answer = self._channel.receive_one()
         except WireError as error:
-            raise JobError(str(error), exit_code=EXIT_REFUSED) from error
+            raise JobError(str(error), exit_code=REFUSED) from error
         if answer is None:
-            raise JobError(or_else, exit_code=EXIT_REFUSED)
+            raise JobError(or_else, exit_code=REFUSED)
         if "error" in answer:
-            raise JobError(str(answer["error"]), exit_code=EXIT_REFUSED)
+            raise JobError(str(answer["error"]), exit_code=REFUSED)
         return answer
 
 
@@ -130,7 +128,7 @@ def find_jobs() -> tuple[list[JobConnection], list[SilentJobError]]:
                 if isinstance(error, SilentJobError):  # Else it ended just now.
                     silent.append(error)
     except sockets.SocketDirectoryError as error:
-        raise JobError(str(error), exit_code=EXIT_REFUSED) from error
+        raise JobError(str(error), exit_code=REFUSED) from error
     return found, silent
 
 
@@ -154,11 +152,11 @@ def find_job(name: str | None) -> JobConnection:
         for error in silent:
             if name is None or name == str(error.pid) or not name.isdecimal():
                 raise error
-        raise JobError(f"no {what} of this user is running", exit_code=EXIT_NO_JOB)
+        raise JobError(f"no {what} of this user is running", exit_code=NO_JOB)
     listed = [f"{job.status['job']} ({job.pid})" for job in found]
     listed += [f"one that does not answer ({error.pid})" for error in silent]
     raise JobError(
         f"more than one {what} is running: {', '.join(listed)}. Name one by its "
         "number.",
-        exit_code=EXIT_NO_JOB,
+        exit_code=NO_JOB,
     )

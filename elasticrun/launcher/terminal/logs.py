@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticrun.launcher.talk.client import EXIT_NO_JOB, JobError
+from elasticrun.errors import NO_JOB
+from elasticrun.launcher.talk.client import JobError
 from elasticrun.launcher.terminal.output import find_logs, marked
 
 _FOLLOW_SECONDS = 0.2
@@ -33,7 +34,7 @@ def show_logs(
         )
         raise JobError(
             f"{log_dir} has no such log; it has generations: {known or 'none'}",
-            exit_code=EXIT_NO_JOB,
+            exit_code=NO_JOB,
         )
     for each, path in paths.items():
         with open(path, "rb") as file:
