@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
@@ -20,7 +20,7 @@ from elasticrun.checkpoint.sharded.layout import (
 )
 from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.nested import leaves_by_path, map_paths
-from elasticrun.checkpoint.states.shards import OpenFile, SavedState, ShardReader
+from elasticrun.checkpoint.states.shards import Chunk, OpenFile, SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.checkpoint.states.values import load_values_of, save_values_of
@@ -64,7 +64,7 @@ class ShardedState(StatefulState):
         except Exception as error:
             problem = error
         self._layout = self._agree(description, problem)
-        self._chunks.set(tensors, self._layout, own_rank())
+        self._chunks.tensors, self._chunks.own = tensors, self._layout.own[own_rank()]
 
     def _agree(self, description: Description, problem: Exception | None) -> Layout:
         """Return the layout; the descriptions travel only when one has changed.
@@ -173,29 +173,29 @@ class ShardedModuleState(ShardedState):
 
 
 class _Chunks(BaseState):
-    """The chunks that this replica writes of a sharded state."""
+    """The chunks that this replica writes of a sharded state.
+
+    Attributes:
+        tensors: By their paths, as they are at this boundary.
+        own: The chunks of this rank, in the order of its file.
+    """
 
     is_per_replica = True
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._tensors: Mapping[str, DTensor] = {}
-        self._layout = Layout({}, [])
-        self._rank = 0
-
-    def set(self, tensors: Mapping[str, DTensor], layout: Layout, rank: int) -> None:
-        """Say what to write: the tensors as they are at this boundary."""
-        self._tensors, self._layout, self._rank = tensors, layout, rank
+        self.tensors: Mapping[str, DTensor] = {}
+        self.own: Sequence[tuple[str, Chunk]] = ()
 
     def after_save(self) -> None:
-        self._tensors = {}
+        self.tensors = {}
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the raw bytes of this replica's chunks."""
         position = 0
-        for path, chunk in self._layout.own[self._rank]:
+        for path, chunk in self.own:
             fileobj.write(bytes(chunk.start - position))
-            local = self._tensors[path].to_local().detach()
+            local = self.tensors[path].to_local().detach()
             if tuple(local.shape) != chunk.sizes:
                 raise CheckpointError(
                     f"the shard of {path!r} in {self.name!r} was {chunk.sizes}, and is "
