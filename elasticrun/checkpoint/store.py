@@ -113,15 +113,13 @@ class CheckpointStore:
         for number in noted - torn:
             with contextlib.suppress(OSError):  # The next start will do it.
                 self.storage.remove_note(checkpoint_name(number))
-        self._warn_of_others(torn - noted - {left_behind})
-
-    def _warn_of_others(self, numbers: set[int]) -> None:
-        paths = [str(self._path(number)) for number in sorted(numbers)]
-        if paths:
+        others = torn - noted - {left_behind}
+        if others:
             _warn(
-                f"{', '.join(paths)}: named like a checkpoint, but elasticrun did not "
-                "make it, or its manifest was taken away. It is left alone. Give it "
-                "another name or place."
+                f"{', '.join(str(self._path(number)) for number in sorted(others))}: "
+                "named like a checkpoint, but elasticrun did not make it, or its "
+                "manifest was taken away. It is left alone. Give it another name or "
+                "place."
             )
 
     def find_newest(self) -> Checkpoint | None:

@@ -69,15 +69,13 @@ def _open_temporary(path: Path, *, is_private: bool) -> tuple[Path, BinaryIO]:
     Args:
         is_private: Whether only its owner may open it, until it gets another mode.
     """
-
-    def open_private(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600)
-
+    mode = 0o600 if is_private else 0o666
     while True:
         name = f"{_prefix(path)}{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
         temporary = path.with_name(name)
-        opener = open_private if is_private else None
-        file = open(temporary, "xb", opener=opener)  # noqa: SIM115 (the caller closes it)
+        file = open(  # noqa: SIM115 (the caller closes it)
+            temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode)
+        )
         # Somebody who clears leftovers away may have been faster than the lock.
         if _lock(file, fcntl.LOCK_EX) is None or os.fstat(file.fileno()).st_nlink:
             return temporary, file

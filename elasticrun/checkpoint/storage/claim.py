@@ -49,9 +49,9 @@ class Rhythm:
 class StoreClaim:
     """This process's claim on the place of some objects."""
 
-    def __init__(self, objects: Objects, *, rhythm: Rhythm | None = None) -> None:
+    def __init__(self, objects: Objects, *, rhythm: Rhythm = Rhythm()) -> None:
         self._objects = objects
-        self._rhythm = rhythm or Rhythm()
+        self._rhythm = rhythm
         self._number = 0
         self._own: Claim | None = None
         self._guard = threading.Lock()  # A save and the renewing thread put the claim.
@@ -88,7 +88,11 @@ class StoreClaim:
                 time.sleep(self._rhythm.look)
         self._note_taken_from(claim)
         self._forget_older()
-        self._start_renewing()
+        self._has_ended.clear()
+        self._thread = threading.Thread(
+            target=self._keep_renewing, name="elasticrun-claim", daemon=True
+        )
+        self._thread.start()
 
     def _note_taken_from(self, claim: Claim | None) -> None:
         if claim is not None and not claim.is_over:
@@ -176,13 +180,6 @@ class StoreClaim:
             )
             self._objects.put(claim_name(self._number), own.encode())
             self._own = own
-
-    def _start_renewing(self) -> None:
-        self._has_ended.clear()
-        self._thread = threading.Thread(
-            target=self._keep_renewing, name="elasticrun-claim", daemon=True
-        )
-        self._thread.start()
 
     def _keep_renewing(self) -> None:
         """Renew the claim now and then, in a thread of its own."""

@@ -18,7 +18,7 @@ from elasticrun.checkpoint.files.recorded import (
     missing,
 )
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
-from elasticrun.checkpoint.storage.claim import Rhythm, StoreClaim
+from elasticrun.checkpoint.storage.claim import StoreClaim
 from elasticrun.checkpoint.storage.claimant import find_claimant
 from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.lock import OwnerProcess
@@ -39,19 +39,16 @@ _LOOK_SECONDS = 0.2
 class RemoteStorage(Storage):
     """Objects below a URL, each put whole; the manifest of a checkpoint last."""
 
-    def __init__(self, objects: Objects, *, rhythm: Rhythm | None = None) -> None:
+    def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._claim = StoreClaim(objects, rhythm=rhythm)
+        self._claim = StoreClaim(objects)
 
     @property
     def place(self) -> RemotePath:
         return self._objects.place
 
     def locate(self, *names: str) -> RemotePath:
-        place = self.place
-        for name in names:
-            place /= name
-        return place
+        return RemotePath("/".join([self.place.url, *names]))
 
     def acquire(self, *, timeout: float) -> None:
         try:
