@@ -116,7 +116,8 @@ def save(mesh: Mesh, whole: list[Tensor]) -> tuple[Layout, dict[str, bytes]]:
         with being(rank, mesh, whole) as own:
             state = ShardedModuleState("model", torch.nn.Module())
             [chunks] = state.parts()
-            chunks.set(own, layout, rank)  # type: ignore[attr-defined]
+            chunks.tensors = own  # type: ignore[attr-defined]
+            chunks.own = layout.own[rank]  # type: ignore[attr-defined]
             buffer = io.BytesIO()
             chunks.save(buffer)
             files[f"model.rank-{rank}"] = buffer.getvalue()
