@@ -36,6 +36,10 @@ from elasticrun.saving.saver import Saver
 from elasticrun.saving.schedule import Schedule
 from elasticrun.saving.settings import Settings
 
+# How long a replica may wait in a loop for one that is gone, by the kind of device:
+# collectives of gloo fail when a peer is gone; those on GPUs wait for minutes.
+_STUCK_SECONDS = {"cuda": 10.0}
+
 
 class Job:
     """One replica's view of the job: environment, states, checkpoints, position.
@@ -154,8 +158,7 @@ class Job:
             grace=self.settings.grace,
             save_interval=self._schedule.interval,
             stop_signals=self.settings.stop_signals,
-            # Collectives of gloo fail when a peer is gone; GPUs' wait for minutes.
-            stuck_seconds=10.0 if self.device.type == "cuda" else math.inf,
+            stuck_seconds=_STUCK_SECONDS.get(self.device.type, math.inf),
             gone={} if self._saver is None else self._saver.gone,
             # These three are called in the watcher's thread.
             describe=self._describe,

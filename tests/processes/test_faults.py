@@ -140,7 +140,7 @@ def test_who_waits_for_the_dead_on_a_gpu_ends_and_says_why(
             threading.Event().wait()
 
     def train() -> object:
-        job._stuck_seconds = lambda device: 0.2
+        job._STUCK_SECONDS["cpu"] = 0.2
         return Loop(stage, on_batch=wait_without_end, is_lock_step=False)()
 
     with start_generation(train, 3, variables=stage.variables()) as generation:
