@@ -120,7 +120,9 @@ class PartialGradients:
             ElasticRunError: It would have to be reduced.
         """
         self.drop_abandoned()
-        if self._is_reduced and self._has_hidden():
+        if not self._has_hidden():
+            return
+        if self._is_reduced:
             raise ElasticRunError(
                 "an optimizer stepped at the last micro-batch of a global batch, but "
                 "that had no backward pass through the model, in which the gradients "
