@@ -150,13 +150,9 @@ def _add_checkpoints(commands: Any) -> None:
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "job",
-        nargs="?",
-        metavar="JOB",
+    parser.add_argument("job", nargs="?", metavar="JOB",
         help="its name or the process number of its launcher; may be left out if "
-        "there is one",
-    )
+        "there is one")  # fmt: skip
 
 
 def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:

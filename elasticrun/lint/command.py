@@ -132,11 +132,8 @@ def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
 def rule_main(options: argparse.Namespace) -> int:
     """Print what is known about rules: why, a wrong script and a right one."""
     if not options.codes:
-        _say(
-            "\n".join(
-                f"{r.code} {r.severity}  {r.title}" for _, r in sorted(RULES.items())
-            )
-        )
+        for _, each in sorted(RULES.items()):
+            _say(f"{each.code} {each.severity}  {each.title}")
         return CLEAN
     status = CLEAN
     for code in options.codes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tokenize
 from collections import defaultdict
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from elasticrun.lint.engine import LintResult
 from elasticrun.lint.finding import Edit, Finding
-from elasticrun.lint.project import LINE_END
+from elasticrun.lint.project import LINE_END, Module
 
 
 def fix_files(result: LintResult, *, unsafe: bool = False) -> int:
@@ -25,7 +24,7 @@ def fix_files(result: LintResult, *, unsafe: bool = False) -> int:
         if path not in texts:
             continue
         fixed, made = apply(texts[path].text, findings)
-        if made and _parses(fixed):
+        if made and Module(Path(path), path, fixed).parse() is not None:
             Path(path).write_bytes(fixed.encode(_encoding(Path(path))))
             count += made
     return count
@@ -62,14 +61,6 @@ def _overlaps(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
 def _offsets(text: str) -> list[int]:
     """Return where each line begins, for any ending of lines."""
     return [0, *(each.end() for each in re.finditer(LINE_END, text))]
-
-
-def _parses(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        return False
-    return True
 
 
 def _encoding(path: Path) -> str:

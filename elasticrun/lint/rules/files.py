@@ -226,12 +226,11 @@ def _with_argument(node: ast.AST, argument: str, module: Module) -> Fix | None:
     if text[column - 2 : column - 1] != ")":
         return None
     before = text[: column - 2].rstrip()
-    has_comma = before.endswith(",") or not (node.args or node.keywords)
     if not before:
         return None
-    new = argument if has_comma else f", {argument}"
-    if before.endswith(","):
-        new = f" {argument}"
+    new = argument
+    if node.args or node.keywords:
+        new = f" {argument}" if before.endswith(",") else f", {argument}"
     position = (line, len(before))
     return Fix((Edit(position, position, new),), True, f"Pass {argument}")
 

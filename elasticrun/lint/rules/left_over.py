@@ -59,9 +59,8 @@ def _read_after(
     ):
         return
     reached = uses.reached(write.step, write.place)
-    reads = [read for read in outside if read.step in reached]
-    reads = [read for read in reads if uses.loudness([read])]
-    reads = [read for read in reads if read.step.epoch is loop.epoch]
+    behind = (r for r in outside if r.step in reached and r.step.epoch is loop.epoch)
+    reads = [read for read in behind if uses.loudness([read])]
     if not reads:
         return
     first = min(reads, key=lambda each: each.step.number)

@@ -237,10 +237,9 @@ def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
             return value.constant <= known.constant
         if first.at is second.at:
             return known is value and not (first.turns or second.turns)
-    left, right = first.bound, second.bound
     one, other = first.step, second.step
     same_scope = one.module is other.module and one.call == other.call
-    return same_scope and ast.dump(left) == ast.dump(right)
+    return same_scope and ast.dump(first.bound) == ast.dump(second.bound)
 
 
 ER203 = Rule(

@@ -162,11 +162,8 @@ class Uses:
 
 def is_creation(write: Write) -> bool:
     """Return whether a write is that of the items with which a container is made."""
-    return (
-        write.value is not None
-        and write.place == (write.value.uid, "[]")
-        and (write.how == "set")
-    )
+    is_whole = write.value is not None and write.place == (write.value.uid, "[]")
+    return is_whole and write.how == "set"
 
 
 def is_clock(writes: list[Write]) -> bool:

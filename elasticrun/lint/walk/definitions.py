@@ -52,14 +52,13 @@ def _run_class_def(walk: Walk, node: ast.ClassDef) -> None:
 
 def load_module(walk: Walk, module: Module) -> Frame | None:
     """Walk through a module's top level once; return its names."""
-    key = str(module.path)
-    if key in walk.frames:
-        return walk.frames[key]
+    if module in walk.frames:
+        return walk.frames[module]
     tree = module.parse() if _is_within_reach(walk, module) else None
     if tree is None:
-        walk.frames[key] = None
+        walk.frames[module] = None
         return None
-    frame = walk.frames[key] = Frame(module, tree)
+    frame = walk.frames[module] = Frame(module, tree)
     outer = walk.epoch, walk.loop, walk.guards
     walk.epoch, walk.loop, walk.guards = None, None, ()
     walk.depth += 1

@@ -114,7 +114,5 @@ def is_seeded(walk: Walk, name: str) -> bool:
 
 def _shuffles(it: Called) -> bool:
     shuffle = it.keywords.get("shuffle")
-    is_asked = (
-        shuffle is not None and shuffle.kind == "const" and bool(shuffle.constant)
-    )
+    is_asked = shuffle is not None and bool(shuffle.constant)  # None but of constants
     return is_asked or it.last.endswith("ShuffleSplit")

@@ -21,21 +21,18 @@ MAX_CALLS = 40  # of one function, each of which is walked through
 
 def call_known(walk: Walk, callee: Value, node: ast.Call) -> Value:
     """Walk through a function of the project that a call calls."""
-    callee_frame = _frame_for(walk, callee, node)
-    if callee_frame is None:
+    frame = _frame_for(walk, callee, node)
+    if frame is None:
         return unknown(taints=arguments(walk, node).taints)
-    given = bound_arguments(walk, callee, callee_frame, node)
-    return _enter(walk, callee, callee_frame, given, node)
+    return _enter(walk, callee, frame, bound_arguments(walk, callee, frame, node), node)
 
 
 def call_function(
     walk: Walk, function: Value, given: Arguments, node: ast.AST
 ) -> Value:
     """Walk through a function of the project with these values."""
-    callee_frame = _frame_for(walk, function, node)
-    if callee_frame is None:
-        return unknown()
-    return _enter(walk, function, callee_frame, given, node)
+    frame = _frame_for(walk, function, node)
+    return unknown() if frame is None else _enter(walk, function, frame, given, node)
 
 
 def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
@@ -59,22 +56,17 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
 
 
 def _enter(
-    walk: Walk, callee: Value, callee_frame: Frame, given: Arguments, node: ast.AST
+    walk: Walk, callee: Value, frame: Frame, given: Arguments, node: ast.AST
 ) -> Value:
     function = callee.node
     assert isinstance(function, Function)
     walk.visited.add(function)
-    bind(walk, callee, callee_frame, given)
+    bind(walk, callee, frame, given)
     if is_generator(function):
         # Its body runs where its values are asked for.
-        return Value(
-            "generator",
-            callee.name,
-            node=function,
-            parts=given.values,
-            frame=callee_frame,
-        )
-    result = run_function(walk, function, callee_frame, node)
+        parts = given.values
+        return Value("generator", callee.name, node=function, parts=parts, frame=frame)
+    result = run_function(walk, function, frame, node)
     if result.kind == "unknown":
         result.taints -= {"enumerated"}
     return result
@@ -129,16 +121,12 @@ def bind(walk: Walk, callee: Value, into: Frame, given: Arguments) -> None:
 
 def _defaults(walk: Walk, function: Function, into: Frame) -> list[tuple[str, Value]]:
     spec = function.args
-    names = [each.arg for each in spec.posonlyargs + spec.args]
-    start = len(names) - len(spec.defaults)
-    pairs = list(zip(names[start:], spec.defaults, strict=True))
-    pairs += [
-        (each.arg, default)
-        for each, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
-        if default is not None
-    ]
+    positional = [*spec.posonlyargs, *spec.args]
+    last = positional[len(positional) - len(spec.defaults) :]
+    parameters = [*last, *spec.kwonlyargs]
+    pairs = zip(parameters, [*spec.defaults, *spec.kw_defaults], strict=True)
     with walk.inside(into.outer or into):
-        return [(name, walk.evaluate(default)) for name, default in pairs]
+        return [(each.arg, walk.evaluate(value)) for each, value in pairs if value]
 
 
 def decorated(walk: Walk, function: Value) -> Value:

@@ -102,8 +102,7 @@ def _counting(walk: Walk, body: Body) -> Body:
 
 def _looped_part(value: Value) -> Value | None:
     """Return the part of a wrapper whose iteration matters most."""
-    ranked = sorted(value.parts, key=_weight, reverse=True)
-    return ranked[0] if ranked and _weight(ranked[0]) else None
+    return max(filter(_weight, value.parts), key=_weight, default=None)
 
 
 def _weight(value: Value) -> int:

@@ -171,11 +171,8 @@ def _note_any(walk: Walk, it: MethodCall) -> None:
         walk.note(node, Logged(), receiver)
     elif name in catalog.SAVE_METHODS or name in _FILE_WRITES:
         _note_written(walk, it)
-    elif name in _PATH_CHANGES and _looks_like_path(node):
-        _note_moved(walk, None, it)
-    elif name in _PATH_CHANGES and _may_be_path(receiver, name, node):
-        is_path = "path" in receiver.taints
-        _note_moved(walk, None if is_path else receiver, it)
+    elif name in _PATH_CHANGES:
+        _note_moved(walk, it)
     elif name in _TENSOR_DRAWS:
         if not any(each.arg == "generator" for each in node.keywords):
             walk.note(node, Draw(name, False, is_seeded(walk, "torch")))
@@ -183,10 +180,13 @@ def _note_any(walk: Walk, it: MethodCall) -> None:
         _note_sent(walk, it)
 
 
-def _note_moved(walk: Walk, doubted: Value | None, it: MethodCall) -> None:
-    keywords = {each.arg for each in it.node.keywords if each.arg}
-    moved = FileMoved(f"Path.{it.name}", keywords, walk.catching)
-    walk.note(it.node, moved, doubted)
+def _note_moved(walk: Walk, it: MethodCall) -> None:
+    is_sure = _looks_like_path(it.node)
+    if is_sure or _may_be_path(it.receiver, it.name, it.node):
+        is_sure |= "path" in it.receiver.taints
+        keywords = {each.arg for each in it.node.keywords if each.arg}
+        moved = FileMoved(f"Path.{it.name}", keywords, walk.catching)
+        walk.note(it.node, moved, None if is_sure else it.receiver)
 
 
 def _note_written(walk: Walk, it: MethodCall) -> None:

@@ -64,7 +64,7 @@ class Walk:
         catching: What the `try` and `suppress` around it catch.
         active: The functions whose bodies it is in.
         visited: The functions that it has been in.
-        frames: The frames of the modules that it has been through, by path.
+        frames: The frames of the modules that it has been through.
         depth: How many imports it is in, one within the other.
         seeded: The packages whose random generators have a seed.
         ways: Whether a value sets or updates a target: found once, and asked for in
@@ -97,7 +97,7 @@ class Walk:
         self.visited: set[ast.AST] = set()
         self.num_guards = 0
         self.num_calls: Counter[ast.AST] = Counter()
-        self.frames: dict[str, Frame | None] = {}
+        self.frames: dict[Module, Frame | None] = {}
         self.depth = 0
         self.seeded: set[str] = set()
         self.ways: dict[tuple[ast.AST, ast.AST], str] = {}
