@@ -57,7 +57,7 @@ class Cause(NamedTuple):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """What tells it from another cause, whatever the values are."""
+        """The key by which two causes are the same, whatever the values are."""
         known = (self.path, str(self.line)) if self.path else (self.name, self.zone)
         return (self.how, *known)
 

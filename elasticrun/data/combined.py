@@ -363,7 +363,7 @@ def _delivers(member: AdaptiveDataLoader) -> bool:
 
 
 def _let_go(member: AdaptiveDataLoader) -> None:
-    """Let a member be in no loop any more."""
+    """Stop reading a member, which is in no loop then."""
     try:
         member._stop()
     finally:

@@ -16,7 +16,7 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError
-from elasticrun.launcher.claim import claimed
+from elasticrun.launcher.lock import locked
 from elasticrun.launcher.options import OptionError, Program
 
 _FINISHED = "finished.json"
@@ -42,7 +42,7 @@ def check_reachable(place: Place) -> None:
     Raises:
         OptionError: It does not answer, or not as it should.
     """
-    if isinstance(place, Path):  # Its claim will say what is wrong with it.
+    if isinstance(place, Path):  # Its lock will say what is wrong with it.
         return
     try:
         storage_at(place).list_names()
@@ -119,7 +119,7 @@ def move_aside(place: Place) -> Path | None:
             f"--fresh would move {place} aside, but it holds {strange[0]!r}, which "
             "is not elasticrun's. Move it yourself, or give another --checkpoint-dir."
         )
-    with claimed(place, is_shared=False):
+    with locked(place, is_shared=False):
         others = (place.with_name(f"{place.name}.old-{n}") for n in itertools.count(1))
         target = next(other for other in others if not other.exists())
         place.rename(target)

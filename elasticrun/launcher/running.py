@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher import directory, processes
-from elasticrun.launcher.claim import claimed, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.linting import Linting
+from elasticrun.launcher.lock import locked, make_usable
 from elasticrun.launcher.options import Options, check_open_files
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
@@ -41,7 +41,7 @@ def run_job(options: Options) -> int:
             stop_signals = options.settings.stop_signals
             wakeups = stack.enter_context(signals_as_bytes(stop_signals))
             is_shared = options.nodes is not None
-            stack.enter_context(claimed(options.local_dir, is_shared=is_shared))
+            stack.enter_context(locked(options.local_dir, is_shared=is_shared))
             _check_logs(options)
             _say_where(options, console)
             processes.adopt_orphans()

@@ -242,7 +242,7 @@ def _is_whole(part: Part) -> bool:
 
 
 def _check(count: Tensor | float | None, reduction: str) -> None:
-    """Refuse what says nothing, or two things, of what a loss is a mean over."""
+    """Refuse a reduction that is unknown, or a count that contradicts it."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum'.")
     if reduction == "sum" and count is not None:

@@ -75,7 +75,7 @@ class StopClock:
         self.deadline = self.warns_at = None
 
     def note_heard(self) -> None:
-        """Rank 0 has answered; if no boundary comes, that is not why."""
+        """Note that rank 0 has answered: its silence is no reason to be told later."""
         self._has_heard = True
 
     def note_decided(self) -> None:

@@ -218,7 +218,7 @@ class Capturer:
         self, states: list[BaseState], memory: Memory
     ) -> tuple[OwnFile, ...]:
         """Copy states: the files that they make, or what these can be made of later."""
-        memory.clear()
+        memory.clear()  # Of the last save, whose writer has ended: `save` waits for it.
         memory.num_threads = torch.get_num_threads()
         files: list[OwnFile] = []
         for state in states:

@@ -96,7 +96,7 @@ class MetricState(StatefulState):
         return values
 
     def take(self, values: Any) -> None:
-        """Give each metric its states: of a sum, all of it to rank 0."""
+        """Give each metric its states; sums to rank 0 alone: they count once."""
         if not find_metrics(self._module):
             super().take(values)
             return

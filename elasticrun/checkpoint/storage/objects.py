@@ -137,7 +137,7 @@ class Objects:
         return f"{self._root}/{name}" if name else self._root
 
     def _in_folder(self, name: str, act: Callable[[], Any]) -> Any:
-        """Do it, and once more where folders have to be made first, as in SFTP."""
+        """Call `act`; if the folder is missing, make it, as SFTP needs, and repeat."""
         try:
             return act()
         except FileNotFoundError:

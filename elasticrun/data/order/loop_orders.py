@@ -53,7 +53,7 @@ class SampleOrder:
 
     @property
     def checksum(self) -> int | None:
-        """That of entries all over a user's sampler; None without one."""
+        """A checksum of entries from all over a user's sampler; None without one."""
         if self.sampler is None:
             return None
         step = max(1, self.length // _NUM_CHECKED)
@@ -145,7 +145,7 @@ class ListedOrder:
 
     @property
     def checksum(self) -> int:
-        """That of some of the user's batches, from all over them."""
+        """A checksum of some of the user's batches, from all over them."""
         own = self.batch_sampler
         own = own.keyed(0) if hasattr(own, "keyed") else own
         step = max(1, len(own) // _NUM_BATCHES_CHECKED)
@@ -233,5 +233,5 @@ def _checksum(indices: NDArray[np.int64]) -> int:
 
 
 def _unchanged(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Be the order of the data set."""
+    """Return positions as they are: the data set's own order."""
     return positions

@@ -121,7 +121,7 @@ class _Requests:
 
 
 def _unchanged(batch: Any) -> Any:
-    """Be the collate function where reading gives whole batches."""
+    """Return a batch as it is: what was read is collated already."""
     return batch
 
 

@@ -149,7 +149,7 @@ class ManyNodes:
         if self._phase is _NodePhase.RUNNING:
             self._pin(is_prepared=is_prepared)
             self._stop_if_prepared()
-        elif is_prepared and self._call:
+        elif is_prepared and self._call:  # It waits for a seat: the lobby counts it.
             self._send({"type": "prepared", "call": self._call})
 
     def hurry(self) -> None:

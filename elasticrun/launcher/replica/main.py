@@ -125,7 +125,7 @@ def _prepare_process(order: Message, changed: environment.Changes) -> None:
 
 
 def _take_up(order: Message, begun: Message) -> None:
-    """Take up what the order did not know: number and ranks of the generation."""
+    """Add to the order what was not known when it was sent: generation and ranks."""
     known = order["environment"].items()
     new = dict(begun["environment"].items() - known)
     environment.apply_changes(new, but=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,14 @@ from elasticrun.replicas.wire import Message
 
 _LEAST_LIMIT = 60.0
 _STARTS_IN_LIMIT = 3.0
+
+
+class _Use(enum.Enum):
+    """What the replicas are for that were asked for last."""
+
+    NONE = 0  # They have been taken, or discarded.
+    NEXT = 1  # Another generation is to begin.
+    SPARES = 2  # One may have to, after a crash.
 
 
 class Successors:
@@ -34,7 +43,6 @@ class Successors:
         on_failed: Called with the reason when their script has failed.
 
     Attributes:
-        is_asked: Whether they were asked for, and not taken since; spares are not.
         may_rehearse: Whether no script has failed beside a generation so far.
         offered: Those that were offered for the next generation, until it begins.
     """
@@ -65,13 +73,17 @@ class Successors:
         self.offered: list[Parked] = []
         self._size = 0
         self._num_asked = 0
-        self._num_spares = 0
+        self._use = _Use.NONE
         self._is_told_to_rehearse = False
         self._rehearsal: Rehearsal | None = None
         self.may_rehearse = True
         self._longest_start = 0.0
         self._begun_at = 0.0
-        self.is_asked = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether they were asked for, and not taken since; spares are not."""
+        return self._use is _Use.NEXT
 
     @property
     def is_ready(self) -> bool:
@@ -86,12 +98,12 @@ class Successors:
     @property
     def spares(self) -> list[int]:
         """The process numbers of the spares."""
-        return sorted(self.pids) if self._num_spares else []
+        return sorted(self.pids) if self._use is _Use.SPARES else []
 
     @property
     def num_ready_spares(self) -> int:
         """How many of the spares have come to where their script needs the job."""
-        if self._rehearsal is None or not self._num_spares:
+        if self._rehearsal is None or self._use is not _Use.SPARES:
             return 0
         return self._rehearsal.num_waiting
 
@@ -115,11 +127,10 @@ class Successors:
             beside: The generation that gives way to them.
         """
         if beside is None and self._has_spares(size):
-            self._num_spares = 0
-            self.is_asked = True
+            self._use = _Use.NEXT
             return
         self.discard()
-        self.is_asked = True
+        self._use = _Use.NEXT
         if beside is not None and not self._can_rehearse(
             size, beside, otherwise="these stop first"
         ):
@@ -140,11 +151,11 @@ class Successors:
         """Have as many wait as run, for a crash."""
         self.discard()
         if self._can_rehearse(beside.size, beside, otherwise="there are no spares"):
-            self._num_spares = beside.size
+            self._use = _Use.SPARES
             self._park(beside.size, beside)
 
     def _has_spares(self, size: int) -> bool:
-        if self._num_spares != size:
+        if self._use is not _Use.SPARES or self._size != size:
             return False
         if self._rehearsal is not None and self._rehearsal.is_outdated:
             self._say("the program's files have changed, so its spares are discarded")
@@ -155,7 +166,7 @@ class Successors:
         number, self._size = self._num_asked, size
 
         def on_forked(parked: Parked) -> None:
-            if number != self._num_asked:
+            if number != self._num_asked:  # Others were asked for, or none, meanwhile.
                 parked.discard()
                 return
             self._parked.append(parked)
@@ -193,7 +204,7 @@ class Successors:
             self._rehearsal.end()
             self._rehearsal = None
         released, self._parked = self._parked, []
-        self.is_asked, self._num_spares = False, 0
+        self._use = _Use.NONE
         self._is_told_to_rehearse = False
         return released
 

@@ -260,6 +260,7 @@ class Supervisor:
         generation, self.generation = self.generation, None
         assert generation is not None
         self._phase = Phase.JUDGING
+        # Before the verdict, which may follow at once, and begins the next generation.
         self.takeover.end()
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))

@@ -206,14 +206,14 @@ class Takeover:
     # What is heard from the successors.
 
     def _on_able(self) -> None:
-        """Tell that they can take over, or can only once what runs has ended."""
+        """Tell the nodes that they wait; if they do not rehearse, end what runs now."""
         if self.is_preparing and not self.successors.is_rehearsing:
             self._nodes.hurry()
         elif self.is_preparing or self._generation is None:
             self._nodes.note_prepared()
 
     def _on_late(self, why: str) -> None:
-        """Have what runs give way already, as they may not come so far beside it."""
+        """End what runs now: they may never get ready beside it."""
         if self.is_preparing:
             self._news.tell(f"{why}; those that run give way to them now")
             self._nodes.hurry()

@@ -296,7 +296,7 @@ def _iterators(program: Walked) -> Iterator[Finding]:
 
 
 def _first_batches(program: Walked) -> Iterator[Finding]:
-    """Yield `next(iter(loader))`, but in a batch, where it is done with at once."""
+    """Yield each `next(iter(loader))` outside of a batch; in one it ends at once."""
     for event, asked in program.events(NextCalled):
         source, node = event.value, event.at
         is_inline = (

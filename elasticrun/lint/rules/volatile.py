@@ -114,7 +114,7 @@ def _survivors(
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
-    """Return whether a turn leaves what the code before all turns sets too."""
+    """Return whether each turn leaves the constant that is set before the loop."""
     values = {_constant_of(each) for each in [*first, *survivors]}
     return bool(first) and len(values) == 1 and None not in values
 

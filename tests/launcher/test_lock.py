@@ -18,15 +18,15 @@ def test_a_second_job_is_kept_out_of_a_live_directory(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text("import time; time.sleep(1000)")
     with running(stage, "--replicas", 1, script=script) as job:
-        claim = stage.checkpoints / "launcher.lock"
-        wait_until(lambda: claim.exists() and claim.read_text())
+        lock = stage.checkpoints / "launcher.lock"
+        wait_until(lambda: lock.exists() and lock.read_text())
         for more in ([], ["--fresh"], ["--name", "other"]):
             refused = elasticrun(stage, "run", *more, script)
             assert refused.returncode == 2
             assert refused.stdout == ""
             [line] = refused.stderr.splitlines()
             assert f"a live job uses {stage.checkpoints} (process {job.pid} on" in line
-        job.process.kill()  # A claim ends with its launcher.
+        job.process.kill()  # A lock ends with its launcher.
         job.process.wait()
         assert run(stage, "--replicas", 1, "--fresh").wait() == 0
     assert stage.checkpoints.with_name("checkpoints.old-1").exists()

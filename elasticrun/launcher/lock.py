@@ -1,4 +1,4 @@
-"""The launcher's claim on a checkpoint directory, for as long as its job lives.
+"""The launcher's lock of a checkpoint directory, for as long as its job lives.
 
 Replicas hold the file `lock` while they train. The launcher holds `launcher.lock`, also
 between generations, so that nobody else begins there meanwhile.
@@ -22,25 +22,25 @@ from elasticrun.checkpoint.files.recorded import open_plain
 from elasticrun.checkpoint.storage.lock import find_owner
 from elasticrun.launcher.options import OptionError
 
-_CLAIM = "launcher.lock"
+_NAME = "launcher.lock"
 _REPLICAS_END_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextmanager
-def claimed(directory: Path, *, is_shared: bool) -> Iterator[None]:
+def locked(directory: Path, *, is_shared: bool) -> Iterator[None]:
     """Make the directory, and keep other jobs out of it.
 
     Args:
-        is_shared: For a job on many machines: their launchers share the claim, and a
-            replica may hold the lock already.
+        is_shared: For a job on many machines: their launchers share the lock, and a
+            replica may hold its own already.
 
     Raises:
         OptionError: A live job uses it, or it cannot be written.
     """
     make_usable(directory, what="checkpoints", option="--checkpoint-dir")
-    descriptor = _claim(directory, is_shared=is_shared)
+    descriptor = _lock(directory, is_shared=is_shared)
     try:
         if not is_shared:
             _wait_for_replicas(directory)
@@ -65,9 +65,9 @@ def make_usable(directory: Path, *, what: str, option: str) -> None:
         ) from error
 
 
-def _claim(directory: Path, *, is_shared: bool) -> int:
+def _lock(directory: Path, *, is_shared: bool) -> int:
     """Return the open file with the lock; closing it, or dying, gives it back."""
-    path = directory / _CLAIM
+    path = directory / _NAME
     while True:
         try:
             descriptor = open_plain(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -75,7 +75,7 @@ def _claim(directory: Path, *, is_shared: bool) -> int:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise OptionError(
                 f"{directory} cannot hold this job's checkpoints: {reason} "
-                f"({_CLAIM}). Give another --checkpoint-dir."
+                f"({_NAME}). Give another --checkpoint-dir."
             ) from error
         kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
         try:
