@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from transformers.trainer_callback import ExportableState
 
 from elasticrun.checkpoint.states.values import load_values, save_values
-from elasticrun.integrations.transformers_checks import check_attributes
+from elasticrun.integrations.transformers.checks import check_attributes
 from elasticrun.job.states import State
 from elasticrun.replicas.gathering import gather
 

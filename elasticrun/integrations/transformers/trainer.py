@@ -1,4 +1,4 @@
-"""transformers: a Trainer that goes on where it was, at any number of devices."""
+"""`ElasticTrainer`, and the mixin that makes any Trainer elastic."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from transformers import Trainer
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped
-from elasticrun.integrations.transformers_checks import check, check_version
-from elasticrun.integrations.transformers_evaluation import (
+from elasticrun.integrations.transformers.checks import check, check_version
+from elasticrun.integrations.transformers.evaluation import (
     Evaluation,
     SharedBatches,
     gather_rows,
 )
-from elasticrun.integrations.transformers_loaders import (
+from elasticrun.integrations.transformers.loaders import (
     LocalBatch,
     LocalBatches,
     check_length,
     order,
     without_rows,
 )
-from elasticrun.integrations.transformers_state import TrainingState
+from elasticrun.integrations.transformers.state import TrainingState
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register

@@ -40,7 +40,7 @@ from elasticrun import ElasticRunError, init, rank, world_size
 from elasticrun.integrations.transformers import ElasticMixin
 from elasticrun.testing import start_generation
 from tests.integrations.test_transformers import assert_alike
-from tests.integrations.training import OnStep, nothing, without_time
+from tests.integrations.transformers.training import OnStep, nothing, without_time
 from tests.support.foreign import delivered
 from tests.support.generations import JOB, run_once
 from tests.support.programs import StopOnce

@@ -26,10 +26,10 @@ from elasticrun import (
     world_size,
 )
 from elasticrun.integrations.transformers import ElasticMixin, ElasticTrainer
-from elasticrun.integrations.transformers_checks import PRIVATE
-from elasticrun.integrations.transformers_evaluation import SharedBatches
+from elasticrun.integrations.transformers.checks import PRIVATE
+from elasticrun.integrations.transformers.evaluation import SharedBatches
 from elasticrun.testing import run_generation, start_generation
-from tests.integrations.training import (
+from tests.integrations.transformers.training import (
     NUM_BATCHES,
     NUM_EPOCHS,
     NUM_SAMPLES,
