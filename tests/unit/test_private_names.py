@@ -99,6 +99,11 @@ TEXTS = [
     ("torch.autograd.graph", "t_outputs", ROOTS),
     ("torch.library", "weakref.finalize(", SLOW_END),
     (RENDEZVOUS, "self._op_executor.run(exit_op, deadline)", LEAVING),
+    (
+        "torch.utils.data.sampler",
+        "self._num_samples = num_samples",
+        "A sampler of fewer samples, or of more, is taken for one of all.",
+    ),
     ("torch._dynamo.eval_frame", '"_orig_mod"', "A compiled module has other names."),
     (
         "torch._inductor.codecache",
