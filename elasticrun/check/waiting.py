@@ -23,7 +23,9 @@ _WAITING = {
     "torch/nn/parallel/distributed.py": "DistributedDataParallel",
     "/elasticrun/saving/saver.py": "a checkpoint, or sums over replicas",
     "/elasticrun/replicas/gathering.py": "a checkpoint, or sums over replicas",
-    "/elasticrun/replicas/membership.py": "the start, for other replicas",
+    "/elasticrun/replicas/gate.py": "a boundary, for other replicas",
+    "/elasticrun/data/alike.py": "a loop, for what loader other replicas have",
+    "/elasticrun/replicas/membership.py": "the start or the end, for other replicas",
     "/elasticrun/saving/opening.py": "the start, for other replicas",
 }
 

@@ -37,6 +37,20 @@ def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
     assert second.describe() == "rank 1 said nothing"
 
 
+def test_a_boundary_is_told_from_what_waits_in_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    source = find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=[])
+    lines = [
+        "Current thread 0x2 (most recent call first):",
+        '  File "/usr/lib/threading.py", line 9 in wait',
+        '  File "/usr/elasticrun/replicas/gate.py", line 101 in _arrive_attentively',
+        '  File "/usr/elasticrun/job/boundary.py", line 99 in reach',
+        '  File "/usr/elasticrun/launcher/replica/main.py", line 130 in _run_script',
+    ]
+    (wait,) = waits_of({0: lines}, 1, source)
+    assert wait.describe() == "rank 0 waits in a boundary, for other replicas"
+
+
 def test_what_is_looked_for_in_stacks_is_there() -> None:
     texts = [
         node.value
@@ -47,8 +61,8 @@ def test_what_is_looked_for_in_stacks_is_there() -> None:
     assert len(files) > 4
     package, of_torch = (Path(each.__path__[0]) for each in (elasticrun, torch))
     for file in files:
-        folder = of_torch.parent if file.startswith("torch/") else package
-        assert (folder / file).is_file(), file
+        folder = of_torch.parent if file.startswith("torch/") else package.parent
+        assert (folder / file.removeprefix("/")).is_file(), file
     assert set(dir(torch.distributed)) >= waiting._COLLECTIVES
     assert "_run_script" in texts
     replica = package / "launcher" / "replica" / "main.py"

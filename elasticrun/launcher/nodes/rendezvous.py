@@ -317,7 +317,7 @@ class Rendezvous:
         """Let the others form a round before this node's heartbeats look too old.
 
         torch has no public way to do that; without this they wait for some seconds.
-        The names are listed in tests/launcher/nodes/test_rendezvous.py.
+        The names are listed in tests/unit/test_private_names.py.
         """
         handler: Any = self._handler
         try:
