@@ -41,8 +41,8 @@ _MOST_HITS = 4  # Differing runs of one stage: more of them seldom say more.
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user wants to be checked.
+class Scope:
+    """What is to be checked, and how.
 
     Attributes:
         places: Where to restart; empty for all stages.
@@ -66,12 +66,14 @@ class Checker:
         say: Called with a line whenever there is something to tell meanwhile.
     """
 
-    def __init__(self, engine: Engine, wish: Wish, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: Engine, scope: Scope, say: Callable[[str], None]
+    ) -> None:
         self._engine = engine
-        self._wish = wish
+        self._scope = scope
         self._say = say
-        self._size = wish.sizes[0]
-        self._trials = Trials(engine, Mask(wish.ignored))
+        self._size = scope.sizes[0]
+        self._trials = Trials(engine, Mask(scope.ignored))
         self._report = Report()
         self._done: set[Route] = set()
         self._num_hits = 0
@@ -96,21 +98,21 @@ class Checker:
             report.problem, report.detail = problem.text, problem.detail
             report.waits = problem.waits
             if problem.route is not None:
-                report.command = self._wish.command(problem.route.options())
+                report.command = self._scope.command(problem.route.options())
         report.num_runs = self._trials.num_runs
         report.seconds = time.monotonic() - begun
         return report
 
     def _stages(self) -> Iterator[tuple[str, Callable[[], str]]]:
         yield "baseline", self._check_baseline
-        if self._wish.places:
-            yield "restart", self._check_wish
+        if self._scope.places:
+            yield "restart", self._check_scope
             return
         yield "zones", self._check_zones
         yield "sweep", self._check_sweep
-        if len(self._wish.sizes) > 1:
+        if len(self._scope.sizes) > 1:
             yield "replicas", self._check_sizes
-        if self._wish.is_killed:
+        if self._scope.is_killed:
             yield "kill", self._check_kills
 
     # Stages: each returns what it has done, in a line.
@@ -159,11 +161,11 @@ class Checker:
                 "so only the number of lines is compared"
             )
 
-    def _check_wish(self) -> str:
-        places, sizes = self._wish.places, self._wish.sizes
+    def _check_scope(self) -> str:
+        places, sizes = self._scope.places, self._scope.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        self._try([Route(sizes, places, self._wish.is_killed)])
+        self._try([Route(sizes, places, self._scope.is_killed)])
         return "different" if self._report.results else "equal"
 
     def _check_zones(self) -> str:
@@ -194,7 +196,7 @@ class Checker:
         return f"{count} more restarts with {replicas_in_words(self._size)}"
 
     def _check_sizes(self) -> str:
-        sizes = self._wish.sizes
+        sizes = self._scope.sizes
         for size in sizes[1:]:
             self._compare_sizes(size)
         if self._report.results:
@@ -222,8 +224,8 @@ class Checker:
         base, other = trials.baseline(self._size), trials.baseline(size)
         while differences := trials.differences(base, other):
             if self._engine.is_float64 or trials.is_exact(base, differences):
-                sizes = ",".join(map(str, self._wish.sizes))
-                command = self._wish.command(["--replicas", sizes])
+                sizes = ",".join(map(str, self._scope.sizes))
+                command = self._scope.command(["--replicas", sizes])
                 self._report.results.append(
                     Result(other.route, differences, [], command, base.route)
                 )
@@ -283,7 +285,7 @@ class Checker:
             if causes and known.causes and known.causes[0].place == causes[0].place:
                 known.also.append(run.route)
                 return
-        command = self._wish.command(run.route.options())
+        command = self._scope.command(run.route.options())
         self._report.results.append(Result(run.route, differences, causes, command))
 
     def _lines_of(self, run: CheckedRun, detective: Detective) -> list[LineChange]:

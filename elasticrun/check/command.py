@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from elasticrun.check.checker import Checker, Wish
+from elasticrun.check.checker import Checker, Scope
 from elasticrun.check.report import ExitCode, Report, as_json, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
 from elasticrun.check.runs.places import parse_restart_place
@@ -73,7 +73,7 @@ def check(options: argparse.Namespace) -> Report:
     arguments = list(options.args)
     if arguments[:1] == ["--"]:
         del arguments[0]
-    wish = _wish(options, arguments)
+    scope = _scope(options, arguments)
     source = find_source(options.script, directory=os.getcwd(), linked=options.link)
     hang_timeout = parse_seconds("--hang-timeout", options.hang_timeout)
     # So that neither replicas nor copies are left behind.
@@ -88,10 +88,10 @@ def check(options: argparse.Namespace) -> Report:
             hang_timeout=hang_timeout,
         )
         with engine:
-            return Checker(engine, wish, _say_meanwhile).check()
+            return Checker(engine, scope, _say_meanwhile).check()
 
 
-def _wish(options: argparse.Namespace, arguments: Sequence[str]) -> Wish:
+def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
     places = tuple(parse_restart_place(text) for text in options.at)
     sizes = _sizes(options.replicas or ("1" if places else _DEFAULT_SIZES))
     if places and len(sizes) not in (1, len(places) + 1):
@@ -118,7 +118,7 @@ def _wish(options: argparse.Namespace, arguments: Sequence[str]) -> Wish:
         own = ["--", *arguments] if arguments else []
         return ["elasticrun", "check", *route, *kept, options.script, *own]
 
-    return Wish(places, sizes, options.kill, tuple(options.ignore), command)
+    return Scope(places, sizes, options.kill, tuple(options.ignore), command)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
