@@ -40,6 +40,11 @@ class Flight(threading.Thread):
         self._on_end = on_end
         self._given_up = threading.Event()
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; return whether it came in time."""
+        self.join(timeout)
+        return not self.is_alive()
+
     def give_up(self) -> None:
         """Have it stop waiting for other ranks; `on_end` is not called any more."""
         self._given_up.set()

@@ -283,7 +283,7 @@ class Saver:
         flight = self._flight
         if flight is None or flight.outcome is None:
             return
-        flight.join()  # What is left of its thread.
+        flight.wait()  # What is left of its thread.
         self._flight = None
         self._conclude(flight.number, flight.outcome)
 
@@ -297,8 +297,7 @@ class Saver:
         flight = self._flight
         if flight is None:
             return
-        flight.join(timeout)
-        if flight.is_alive():
+        if not flight.wait(timeout):
             flight.give_up()
             self._flight, self._given_up = None, flight
             self.has_failed = True
@@ -322,7 +321,7 @@ class Saver:
                 self._hint_of_renaming()
         finally:
             if self._given_up is not None:
-                self._given_up.join(_GIVING_UP_SECONDS)
+                self._given_up.wait(_GIVING_UP_SECONDS)
             self._capturer.forget()
             if self._rank == 0 and self._asked is not None:
                 self._exchange.wait_until_heard(self._asked, timeout=_HEARING_SECONDS)
