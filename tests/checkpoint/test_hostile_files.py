@@ -30,7 +30,7 @@ from elasticrun import (
     remaining_epochs_until,
     save_all_states,
 )
-from elasticrun.launcher.claim import claimed
+from elasticrun.launcher.lock import locked
 from elasticrun.launcher.options import OptionError
 from tests.checkpoint.inspection.running import run
 from tests.support.data import Numbers
@@ -58,7 +58,7 @@ def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
     link_to_victim(directory / "launcher.lock")
     with (
         pytest.raises(OptionError, match="is a link, not a plain file"),
-        claimed(directory, is_shared=False),
+        locked(directory, is_shared=False),
     ):
         pass
     assert victim.read_text() == "precious"

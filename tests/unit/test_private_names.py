@@ -141,6 +141,7 @@ TEXTS = [
         for text in ("self._idx", "self._iterator", "self._mode")
     ],
     ("trl.trainer.sft_trainer", "self._total_train_tokens", "Tokens count anew."),
+    ("trl.trainer.sft_trainer", "self._metrics", "Averages that it logs begin anew."),
 ]
 
 # With an underscore, and yet documented.
