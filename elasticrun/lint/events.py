@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any, NamedTuple
 
-from elasticrun.lint.graph import Loop, Step
+from elasticrun.lint.graph import Step, WalkedLoop
 from elasticrun.lint.values import Arguments, Value
 
 
@@ -205,7 +205,7 @@ class JobNeeded(NamedTuple):
 class Left(NamedTuple):
     """A `break` leaves a loop."""
 
-    loop: Loop | None
+    loop: WalkedLoop | None
 
 
 class Counted(NamedTuple):

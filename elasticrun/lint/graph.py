@@ -140,7 +140,7 @@ class Step:
 
 
 @dataclass(eq=False, repr=False)
-class Loop:
+class WalkedLoop:
     """A loop of epochs or over data.
 
     Attributes:
@@ -171,7 +171,7 @@ class Loop:
 
 
 @dataclass(eq=False, repr=False)
-class EpochLoop(Loop):
+class EpochLoop(WalkedLoop):
     """A loop over `remaining_epochs_until`.
 
     Attributes:
@@ -183,7 +183,7 @@ class EpochLoop(Loop):
 
 
 @dataclass(eq=False, repr=False)
-class DataLoop(Loop):
+class DataLoop(WalkedLoop):
     """A loop over a loader: while it runs, the job may save or stop.
 
     `remaining_steps_until` is one too, without a loader.

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Fix, lowered, place_of
-from elasticrun.lint.graph import DataLoop, Loop, Read, Spot, Step, Write
+from elasticrun.lint.graph import DataLoop, Read, Spot, Step, WalkedLoop, Write
 from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
@@ -49,7 +49,7 @@ class Walked:
     def finding(
         self,
         rule: Rule,
-        where: Event | Read | Write | Loop | Spot,
+        where: Event | Read | Write | WalkedLoop | Spot,
         message: str,
         *,
         loop: DataLoop | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from elasticrun.lint.graph import DataLoop, EpochLoop, Graph, Loop, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Graph, Step, WalkedLoop
 
 DESCRIPTIONS = {
     "P": "before the epochs, replayed after every restart",
@@ -103,10 +103,10 @@ class Zones:
         parts.append(f"loop over {loop.text} {self._at(loop, loop.epoch or loop)}")
         return " -> ".join(parts)
 
-    def _at(self, loop: Loop, other: Loop) -> str:
+    def _at(self, loop: WalkedLoop, other: WalkedLoop) -> str:
         return self.where(loop, other.step).removeprefix("line ")
 
-    def where(self, loop: Loop, step: Step) -> str:
+    def where(self, loop: WalkedLoop, step: Step) -> str:
         """Return where a loop stands, as seen from a step."""
         module = loop.step.module
         is_near = module is step.module

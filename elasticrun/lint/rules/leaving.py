@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.events import Guarded, Left, Suppressed
 from elasticrun.lint.finding import Edit, Finding, Fix, replace
-from elasticrun.lint.graph import DataLoop, Guard, Loop, Spot
+from elasticrun.lint.graph import DataLoop, Guard, Spot, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.program import Walked, doubts, in_words
 from elasticrun.lint.project import Module
@@ -44,7 +44,7 @@ import random
 
 
 def _uncertain(program: Walked) -> Iterator[Finding]:
-    loops: list[Loop] = [*program.graph.loops, *program.graph.epochs]
+    loops: list[WalkedLoop] = [*program.graph.loops, *program.graph.epochs]
     for loop in loops:
         if isinstance(loop, DataLoop) and not loop.is_elastic:
             continue

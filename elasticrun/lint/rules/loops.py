@@ -15,7 +15,7 @@ from elasticrun.lint.events import (
     Zipped,
 )
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, EpochLoop, Loop, Spot, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
@@ -111,7 +111,7 @@ def _nested(program: Walked) -> Iterator[Finding]:
 
 
 def _counted_inside(
-    program: Walked, loop: Loop, around: DataLoop, what: str
+    program: Walked, loop: WalkedLoop, around: DataLoop, what: str
 ) -> Finding:
     message = (
         f"{what} loop inside the loop over {around.text} at line {around.line}; its "

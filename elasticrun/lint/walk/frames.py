@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 
-from elasticrun.lint.graph import Call, Loop, Step
+from elasticrun.lint.graph import Call, Step, WalkedLoop
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import (
     Class,
@@ -107,6 +107,6 @@ class Frame:
 class Leaving:
     """Where `break` and `continue` of one loop lead from."""
 
-    of: Loop | None = None
+    of: WalkedLoop | None = None
     breaks: list[Step] = field(default_factory=list)
     continues: list[Step] = field(default_factory=list)

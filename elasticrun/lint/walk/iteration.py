@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint import roles
 from elasticrun.lint.events import Counted
-from elasticrun.lint.graph import DataLoop, EpochLoop, Loop, Step
+from elasticrun.lint.graph import DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import MethodDef, Value, constant, element_of, unknown
 from elasticrun.lint.walk.attributes import call_method
@@ -123,7 +123,7 @@ def _weight(value: Value) -> int:
 
 
 @contextlib.contextmanager
-def looping(walk: Walk, head: Step, of: Loop | None = None) -> Iterator[None]:
+def looping(walk: Walk, head: Step, of: WalkedLoop | None = None) -> Iterator[None]:
     """Stand on a loop's head; what runs inside leads back to it."""
     leaving = Leaving(of)
     walk.frame.loops.append(leaving)
