@@ -92,7 +92,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--max-restarts", type=int, default=3, metavar="N",
         help="after crashes without a newer checkpoint between them")  # fmt: skip
     add("--grace", metavar="SECONDS",
-        help="how long saving and ending may take; default: 60")  # fmt: skip
+        help="how long saving and ending may take; default: ELASTICRUN_GRACE, or "
+        "60")  # fmt: skip
     add("--save-interval", metavar="SECONDS",
         help="between checkpoints; 0: every boundary; auto; off")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",

@@ -26,7 +26,7 @@ BY_SIGNAL = {
 STOP_CODES = frozenset({STOPPED, *BY_SIGNAL.values()})
 
 # How the commands end that start and ask a job. A check has a table of its own
-# (check/report.py), of which the first three mean the same.
+# (check/report.py).
 FAILED = 1
 USAGE = 2
 NO_JOB = 3

@@ -232,11 +232,17 @@ def read_settings(
         OptionError: Every replica would refuse a setting.
     """
     called = {name: "--" + name.replace("_", "-") for name in given}
+    variables = {f.name: f.metadata["variable"] for f in fields(Settings)}
+    # A program may give what other variables have wrong; these it cannot.
+    own = {variables["grace"], variables["stop_signals"]}
+    process = {name: text for name, text in process.items() if name in own}
+    for name, text in given.items():
+        if text == "":
+            raise OptionError(f"{called[name]} is ''; give a value, or leave it out.")
     try:
         settings = Settings.read(process, called, **given)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    variables = {f.name: f.metadata["variable"] for f in fields(Settings)}
     return settings, {variables[name]: text for name, text in given.items() if text}
 
 

@@ -31,6 +31,10 @@ def test_the_option_wins_and_what_cannot_be_is_refused() -> None:
         read_settings({"ELASTICRUN_STOP_SIGNALS": "STOP"})
     with pytest.raises(OptionError, match="--grace is 'inf'; give the seconds above"):
         read_settings({}, grace="inf")
+    with pytest.raises(OptionError, match="--save-interval is ''; give a value, or"):
+        read_settings({}, grace=None, save_interval="")
+    # A program may give another one.
+    assert read_settings({"ELASTICRUN_KEEP": "all"})[0].keep == 3
 
 
 def test_a_number_a_range_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
