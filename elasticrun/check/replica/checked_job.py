@@ -40,15 +40,14 @@ class CheckedJob(Job):
         settings: Settings | None = None,
     ) -> None:
         self._plan = plan
-        # A check decides itself when to save, and how long that may take; of the
-        # program's settings it needs those without which the program could not run.
+        # A check decides itself when to save; of the program's settings it needs
+        # those without which the program could not run.
         given = settings or Settings()
         super().__init__(
             environment,
             Settings.read(
                 checkpoint_dir=plan.checkpoints,
                 save_interval="off",
-                grace=Settings.grace,
                 trust_pickle=given.trust_pickle,
                 backend=given.backend,
             ),

@@ -179,6 +179,8 @@ class Elastic(Callback):
             self._steps.make_closure, automatic._make_closure
         )
         epoch_loop.reset = partial(self._begin_epoch, epoch_loop.reset)
+        val_loop = epoch_loop.val_loop
+        val_loop.reset = partial(self._begin_validation, val_loop.reset)
         epoch_loop.on_advance_end = partial(self._end_batch, epoch_loop.on_advance_end)
         fit_loop.on_advance_end = partial(self._end_epoch, fit_loop.on_advance_end)
 
@@ -382,6 +384,11 @@ class Elastic(Callback):
         if self._is_waiting or self._validation is None:
             return self._is_waiting
         return self._state.validated is not None and self._validation.must_end()
+
+    def _begin_validation(self, reset: Any) -> None:
+        reset()
+        assert self._validation is not None
+        self._validation.begin()
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any

@@ -1,4 +1,4 @@
-"""StepsInParts of Lightning's on the micro-batches of a batch."""
+"""Steps of Lightning's on the micro-batches of a batch."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -76,9 +75,7 @@ class Validation:
         self._is_begun = True  # Its hooks were called.
         self._must_end = False
         self._has_said_why = False
-        val_loop: Any = self._trainer.fit_loop.epoch_loop.val_loop
-        val_loop.reset = partial(self._begin, val_loop.reset)
-        self._val_loop = val_loop
+        self._val_loop: Any = trainer.fit_loop.epoch_loop.val_loop
 
     def look_before_batch(self) -> None:
         """Note what there is before a batch of training, if a validation follows it."""
@@ -94,6 +91,19 @@ class Validation:
         self._start = place
         self._resumes = True
         self._val_loop._restarting = True  # It counts on.
+
+    def begin(self) -> None:
+        """Begin one; the hooks at its beginning are to be called."""
+        module = self._trainer.lightning_module
+        self._change_in_batch = self._change_in_hooks = None
+        if self._before_batch is not None:  # None where a validation goes on.
+            self._change_in_batch = self._before_batch.find_change()
+            self._before_batch = None
+        self._must_end = self._is_begun = False
+        if self._saves is None and not self._trainer.sanity_checking:
+            self._before_hooks = KeptFields(self._trainer, module)
+        if self._resumes:
+            self._metrics = copy_metrics(module)
 
     def begin_batch(self) -> None:
         """Let averages go on; Lightning would begin them anew in its first batch."""
@@ -150,20 +160,6 @@ class Validation:
                 return
             yield batch
         self._pass_boundaries((number, finished), last)
-
-    def _begin(self, reset: Any) -> None:
-        """Begin one, in place of Lightning's method; its hooks are to be called."""
-        reset()
-        module = self._trainer.lightning_module
-        self._change_in_batch = self._change_in_hooks = None
-        if self._before_batch is not None:  # None where a validation goes on.
-            self._change_in_batch = self._before_batch.find_change()
-            self._before_batch = None
-        self._must_end = self._is_begun = False
-        if self._saves is None and not self._trainer.sanity_checking:
-            self._before_hooks = KeptFields(self._trainer, module)
-        if self._resumes:
-            self._metrics = copy_metrics(module)
 
     def _begin_batches(self) -> None:
         """Undo what those hooks did once more, and note what there is after them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 
 from elasticrun.launcher import environment
@@ -81,6 +82,12 @@ def _variables(
         "OMP_NUM_THREADS": str(_num_threads(round_, inherited)),
         "ELASTICRUN_CHECKPOINT_DIR": str(options.checkpoint_dir),
         **options.variables,
+        # As the launcher understands them: it also sees a replica that hears nothing,
+        # and is the last to act.
+        "ELASTICRUN_GRACE": f"{options.settings.grace:g}",
+        "ELASTICRUN_STOP_SIGNALS": ",".join(
+            signal.Signals(number).name for number in options.settings.stop_signals
+        ),
     }
     if round_.interface and GLOO_INTERFACE not in inherited:
         # By itself gloo takes the address that the machine's own name stands for.

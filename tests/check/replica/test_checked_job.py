@@ -71,14 +71,6 @@ def test_a_checked_program_keeps_the_trust_that_it_gives(plan: Plan) -> None:
         assert job.settings.save_interval == math.inf
 
 
-def test_a_check_leaves_each_save_the_time_that_it_needs(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ELASTICRUN_GRACE", "0.01")
-    with use_job(CheckedJob(plan)) as job:
-        assert job.settings.grace == 60.0
-
-
 def test_a_cut_loop_delivers_the_batches_of_the_whole_one(plan: Plan) -> None:
     with use_job(CheckedJob(plan)):
         cut = train(9)
