@@ -15,7 +15,7 @@ from elasticrun.checkpoint.files.recorded import (
     FileRecord,
     check_size,
 )
-from elasticrun.checkpoint.manifest import Manifest, check_file_name
+from elasticrun.checkpoint.manifest import Manifest, check_file_name, decode
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError
@@ -152,7 +152,13 @@ class Draft:
         if manifest.number != self.number:
             raise ValueError(f"{self.path} cannot have the number {manifest.number}")
         self._check_present(manifest.files)
-        self.storage.commit(self.folder, manifest.encode())
+        data = manifest.encode()
+        if decode(data) != manifest:
+            raise CheckpointError(
+                f"the manifest of {self.path} would not be read as it was written: "
+                f"{manifest}. Nothing was committed. Please report this."
+            )
+        self.storage.commit(self.folder, data)
         return Checkpoint.of(self.path, manifest, self.storage)
 
     def abandon(self) -> None:

@@ -28,6 +28,8 @@ VERSIONS_JOB = "AtomicDirectory"  # In the place of a job's name: no job has the
 class Manifest:
     """Everything a checkpoint says about itself.
 
+    Writer and reader make one, so that nothing is written that could not be read.
+
     Attributes:
         job: The job's name; another job's checkpoints are refused.
         position: Where the job stood: finished epochs, finished loops, index.
@@ -35,6 +37,10 @@ class Manifest:
         files: Each state's file; nothing else in the directory counts.
         values: What the best checkpoint is told by, each by its state's name and its
             own, `state.name`; left out if there are none.
+
+    Raises:
+        TypeError: A field is of another type.
+        ValueError: A field is out of its range.
     """
 
     # In the order of the text.
@@ -51,6 +57,16 @@ class Manifest:
     files: tuple[FileRecord, ...]
 
     def __post_init__(self) -> None:
+        for count in (self.number, self.generation, self.world_size):
+            _count(count)
+        for text in (self.job, self.torch_version, self.elasticrun_version):
+            _typed(text, str)
+        _typed(self.position, dict)
+        if not 0 <= _typed(self.time, int, float) < _END_OF_TIME:
+            raise ValueError(f"{self.time!r} is no time")
+        for value in _typed(self.values, dict).values():
+            if not math.isfinite(_typed(value, int, float)):
+                raise ValueError(f"{value!r} is no finite number")
         names = [record.name for record in self.files]
         for name in names:
             check_file_name(name)
@@ -194,18 +210,7 @@ def _decode_fields(fields: dict[str, Any]) -> Manifest:
         FileRecord(entry["name"], _count(entry["size"]), int(entry["crc32"], 16))
         for entry in fields.pop("files")
     )
-    manifest = Manifest(**fields, files=files)
-    for count in (manifest.number, manifest.generation, manifest.world_size):
-        _count(count)
-    for text in (manifest.job, manifest.torch_version, manifest.elasticrun_version):
-        _typed(text, str)
-    _typed(manifest.position, dict)
-    if not 0 <= _typed(manifest.time, int, float) < _END_OF_TIME:
-        raise ValueError(f"{manifest.time!r} is no time")
-    for value in _typed(manifest.values, dict).values():
-        if not math.isfinite(_typed(value, int, float)):
-            raise ValueError(f"{value!r} is no finite number")
-    return manifest
+    return Manifest(**fields, files=files)
 
 
 def _count(value: Any) -> int:
@@ -223,8 +228,13 @@ def _typed(value: Any, *kinds: type) -> Any:
 
 @cache
 def version() -> str:
-    """Return the installed version, or "unknown" when run from a plain source tree."""
+    """Return the installed version, or "unknown".
+
+    That is so in a plain source tree, in a copy inside of another package, and while an
+    installer replaces the package: then there is none, or whatever reading it raises.
+    """
     try:
-        return metadata.version("elasticrun")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+        installed: str | None = metadata.version("elasticrun")
+    except Exception:  # Of a distribution of which some files are gone.
+        installed = None
+    return installed or "unknown"

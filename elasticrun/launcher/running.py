@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.linting import Linting
@@ -55,7 +53,9 @@ def run_job(options: Options) -> int:
             stops = StopSignals(supervisor.stop, stop_signals)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
-                loop.watch(options.lifeline, _on_lifeline(supervisor, options.lifeline))
+                loop.watch(
+                    options.lifeline, _on_lifeline(loop, stops, options.lifeline)
+                )
             _keep_live(loop, console, book)
             if options.is_linted:
                 stack.callback(Linting(options.program, console, loop).close)
@@ -105,12 +105,12 @@ def _say_where(options: Options, console: Console) -> None:
     )
 
 
-def _on_lifeline(supervisor: Supervisor, lifeline: int) -> Callable[[], None]:
+def _on_lifeline(
+    loop: EventLoop, stops: StopSignals, lifeline: int
+) -> Callable[[], None]:
     def on_end() -> None:
-        supervisor.loop.forget(lifeline)
-        supervisor.stop(
-            "the end of the process that started it", BY_SIGNAL[signal.SIGTERM]
-        )
+        loop.forget(lifeline)
+        stops.take_end_of_parent(now=time.monotonic())
 
     return on_end
 

@@ -21,6 +21,9 @@ class StopSignals:
     not be taken for the impatience of somebody who is gone. Nor must what a scheduler
     sends when the time is over of which it has warned.
 
+    The end of the process that started this one is such an announcement, too: where a
+    signal goes to every process of a step, a service or a container, it comes with it.
+
     Args:
         on_stop: Called with the name of the signal, and the exit code that it leads to.
         numbers: The signals that mean to save and stop.
@@ -41,8 +44,16 @@ class StopSignals:
             self.take(number, now=time.monotonic())
 
     def take(self, number: int, *, now: float) -> None:
-        if number not in self._numbers:
-            return
+        if number in self._numbers:
+            name = signal.Signals(number).name
+            self._take(number, name, BY_SIGNAL[signal.Signals(number)], now=now)
+
+    def take_end_of_parent(self, *, now: float) -> None:
+        """Stop because the process that started the launcher has ended."""
+        cause = "the end of the process that started it"
+        self._take(signal.SIGHUP, cause, BY_SIGNAL[signal.SIGTERM], now=now)
+
+    def _take(self, number: int, cause: str, code: int, *, now: float) -> None:
         last = self._counted_at.get(number)
         is_same = last is not None and now - last < SAME_SECONDS
         is_first = not self._counted_at
@@ -50,9 +61,7 @@ class StopSignals:
         self._counted_at.setdefault(number, now)
         if is_first or (means_more and not is_same):
             self._counted_at[number] = now
-            self._on_stop(
-                signal.Signals(number).name, BY_SIGNAL[signal.Signals(number)]
-            )
+            self._on_stop(cause, code)
 
 
 @contextmanager

@@ -6,8 +6,10 @@ import json
 import math
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from elasticrun.checkpoint.manifest import (
     check_file_name,
     check_job,
     decode,
+    version,
 )
 from elasticrun.errors import CheckpointError
 
@@ -229,3 +232,38 @@ def test_other_job_is_refused() -> None:
         "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name has "
         "changed, set ELASTICRUN_JOB=digits."
     )
+
+
+@pytest.mark.parametrize("metadata", [None, b"Metadata-Version: 2.1\n", b"\xff\xfe"])
+def test_a_package_that_is_being_replaced_has_an_unknown_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metadata: bytes | None
+) -> None:
+    folder = tmp_path / "elasticrun-0.1.0.dist-info"
+    folder.mkdir()
+    if metadata is not None:
+        (folder / "METADATA").write_bytes(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    version.cache_clear()
+    try:
+        assert version() == "unknown"
+        written = replace(MANIFEST, elasticrun_version=version())
+    finally:
+        version.cache_clear()
+    assert decode(written.encode()) == written
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("elasticrun_version", None),
+        ("torch_version", torch.__version__),  # A text of a class of its own.
+        ("number", -1),
+        ("world_size", 2.0),
+        ("position", None),
+        ("time", math.nan),
+        ("values", {"best.loss": math.inf}),
+    ],
+)
+def test_what_nobody_could_read_is_not_written(field: str, value: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        replace(MANIFEST, **{field: value})

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
-from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.places import Content, make_place
@@ -315,7 +315,8 @@ def test_other_job_is_refused(store: CheckpointStore) -> None:
 
 def test_other_format_is_refused(store: CheckpointStore) -> None:
     save(store)
-    newer = store.begin(2).commit(Manifest(**{**vars(manifest(2)), "format": 3}))
+    newer = store.begin(2)
+    store.storage.commit(newer.folder, replace(manifest(2), format=3).encode())
     text = re.escape(f"{newer.path}/manifest.json has check")
     with pytest.raises(CheckpointError, match=text):
         store.find_newest()

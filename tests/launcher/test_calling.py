@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import shutil
@@ -194,7 +195,11 @@ def test_nothing_is_left_of_a_job_whose_results_nobody_wants(stage: Stage) -> No
     assert list(folder.iterdir()) == []
 
 
-def test_a_job_ends_with_the_process_that_launched_it(stage: Stage) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_job_ends_with_the_process_that_launched_it(
+    stage: Stage, number: signal.Signals
+) -> None:
+    """Also where a scheduler ends both by the same signal."""
     code = (
         "import sys, pathlib, elasticrun;"
         "from tests.launcher.test_calling import train;"
@@ -209,6 +214,12 @@ def test_a_job_ends_with_the_process_that_launched_it(stage: Stage) -> None:
     ) as caller:
         ask = functools.partial(running.elasticrun, stage, "status", "--json")
         wait_until(lambda: '"training"' in ask().stdout)
-        caller.send_signal(signal.SIGKILL)
+        job = json.loads(ask().stdout)
+        os.kill(job["pid"], signal.SIGSTOP)  # So that it hears of both at once.
+        if number == signal.SIGTERM:
+            os.kill(job["pid"], number)
+        caller.send_signal(number)
+        caller.wait()
+        os.kill(job["pid"], signal.SIGCONT)
     wait_until_nothing_is_left(stage)
     assert list((stage.root / "kept").glob("checkpoint-*/manifest.json"))

@@ -149,6 +149,21 @@ def test_a_signal_that_repeats_another_is_told_from_a_second_one() -> None:
     assert stops == [("SIGUSR1", 138), ("SIGTERM", 143), ("SIGINT", 130)]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_end_of_who_started_the_launcher_is_no_impatience(is_first: bool) -> None:
+    """A signal to a whole step, service or container ends both."""
+    stops: list[tuple[str, int]] = []
+    signals = StopSignals(lambda name, code: stops.append((name, code)))
+    if is_first:
+        signals.take_end_of_parent(now=1.0)
+    signals.take(signal.SIGTERM, now=1.0)
+    if not is_first:
+        signals.take_end_of_parent(now=3.0)
+    assert [code for _, code in stops] == [143]
+    signals.take(signal.SIGTERM, now=9.0)
+    assert [code for _, code in stops] == [143, 143]
+
+
 def test_who_does_not_come_to_a_boundary_in_time_is_ended(stage: Stage) -> None:
     with running(stage, "--replicas", 2, "--grace", 0.5, "--", "--hold", "0:9") as job:
         job.wait_until_held(0, 2)
