@@ -58,7 +58,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         or f"{program.label.removesuffix('.py')}-checkpoints"
     )
     local = local_directory(place)
-    nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint)
+    nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint, variables)
     _check(arguments, nodes)
     given = {name: getattr(arguments, name) for name in SETTINGS_BY_OPTION}
     settings, variables_of_settings = read_settings(variables, **given)

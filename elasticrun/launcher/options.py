@@ -172,13 +172,19 @@ def _parse_range(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
 
 
-def parse_nodes(nodes: str | None, endpoint: str | None) -> NodeSettings | None:
+def parse_nodes(
+    nodes: str | None, endpoint: str | None, process: Mapping[str, str]
+) -> NodeSettings | None:
     """Return what `--nodes` and `--rdzv-endpoint` mean together.
+
+    Args:
+        process: This process's variables, which may say that there are other nodes.
 
     Raises:
         OptionError: One of them is missing, or is not what it should be.
     """
     if nodes is None and endpoint is None:
+        _check_alone(process)
         return None
     least, most = _parse_range(nodes or "")
     if nodes is not None and not 1 <= least <= most:
@@ -204,6 +210,23 @@ def parse_nodes(nodes: str | None, endpoint: str | None) -> NodeSettings | None:
     if not 0 < int(port) < 1 << 16:
         raise OptionError(f"--rdzv-endpoint {endpoint}: ports go from 1 to 65535.")
     return NodeSettings(least, most, host, int(port))
+
+
+def _check_alone(process: Mapping[str, str]) -> None:
+    """Refuse to train the whole job on each of several nodes.
+
+    Kubeflow sets torchrun's variables, PET_ and the option's name, in every pod.
+    """
+    nodes = process.get("PET_NNODES", "1")
+    _, most = _parse_range(nodes)
+    if most > 1:
+        where = process.get("PET_RDZV_ENDPOINT") or "HOST:PORT"
+        raise OptionError(
+            f"PET_NNODES={nodes} says that this is one of several nodes, but without "
+            "--nodes each of them would train the whole job alone. Add --nodes "
+            f"{nodes} --rdzv-endpoint {where}; or set PET_NNODES=1 if this job is for "
+            "one node."
+        )
 
 
 def parse_hang_timeout(text: str) -> float | str | None:

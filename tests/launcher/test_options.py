@@ -55,9 +55,9 @@ def test_nonsense_is_refused(text: str) -> None:
 
 
 def test_a_number_or_a_range_and_where_they_meet() -> None:
-    assert parse_nodes(None, None) is None
+    assert parse_nodes(None, None, {}) is None
     for text, least, most in (("3", 3, 3), ("2:4", 2, 4)):
-        settings = parse_nodes(text, "host-1.example:4000")
+        settings = parse_nodes(text, "host-1.example:4000", {"PET_NNODES": "9"})
         assert settings is not None
         assert (settings.least, settings.most) == (least, most)
         assert settings.endpoint == "host-1.example:4000"
@@ -66,7 +66,7 @@ def test_a_number_or_a_range_and_where_they_meet() -> None:
         ("[fe80::1]:5", "fe80::1", 5),
         ("[fe80::1]", "fe80::1", 29400),
     ):
-        settings = parse_nodes("2", text)
+        settings = parse_nodes("2", text, {})
         assert settings is not None
         assert (settings.host, settings.port) == (host, port)
 
@@ -87,7 +87,16 @@ def test_nodes_that_cannot_be_are_refused(
     nodes: str | None, where: str | None, text: str
 ) -> None:
     with pytest.raises(OptionError, match=re.escape(text)):
-        parse_nodes(nodes, where)
+        parse_nodes(nodes, where, {})
+
+
+@pytest.mark.parametrize("nodes", ["2", "1:4"])
+def test_one_of_several_pods_does_not_train_alone(nodes: str) -> None:
+    variables = {"PET_NNODES": nodes, "PET_RDZV_ENDPOINT": "job-0:29400"}
+    words = f"--nodes {nodes} --rdzv-endpoint job-0:29400"
+    with pytest.raises(OptionError, match=words):
+        parse_nodes(None, None, variables)
+    assert parse_nodes(None, None, {"PET_NNODES": "1"}) is None
 
 
 @pytest.mark.parametrize(
