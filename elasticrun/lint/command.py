@@ -21,7 +21,7 @@ from elasticrun.lint.rules.table import RULES
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
 SEVERITIES = {"E": "error", "W": "warning", "H": "hint (with --pedantic)"}
-FORMATS = ("text", "concise", "json", "github", "sarif")
+FORMATS = ("text", "concise", "json", "github")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,10 +15,6 @@ def report(result: LintResult, form: str) -> str:
     """Return all findings in one of the forms that the command line offers."""
     if form == "json":
         return json.dumps(as_json(result), indent=2)
-    if form == "sarif":
-        from elasticrun.lint.sarif import as_sarif
-
-        return json.dumps(as_sarif(result), indent=2)
     as_lines = {"text": _text, "concise": concise, "github": _github}[form]
     lines = [as_lines(each) for each in result.findings]
     if form == "github":

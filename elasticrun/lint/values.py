@@ -29,7 +29,7 @@ Kind = Literal[
     # Nothing is known of it; only that it is none of those below.
     "unknown", "opaque",
     # What the program defines or imports, and what is had from that.
-    "func", "class", "module", "ext", "instance", "bound", "super", "partial",
+    "func", "class", "module", "ext", "instance", "bound", "super",
     # Plain values, and what is iterated.
     "const", "list", "dict", "set", "tuple", "range", "generator", "iterator",
     "wrapped",  # by `zip`, `enumerate`, a progress bar, ...

@@ -1,95 +1,21 @@
-"""What other tools meet: SARIF, flake8's entry point, the hook, and the voice."""
+"""What other tools meet: flake8's entry point, the hook, and the voice."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elasticrun.lint import flake8
-from elasticrun.lint.engine import LintProblem, lint_paths, lint_text
+from elasticrun.lint.engine import lint_paths, lint_text
 from elasticrun.lint.options import LintOptions
-from elasticrun.lint.report import report
 from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# Of the schema of SARIF 2.1.0: the properties that an object must have, and may have.
-# It allows no others.
-OBJECTS: dict[str, tuple[str, str]] = {
-    "log": ("version runs", "$schema"),
-    "run": ("tool", "columnKind results invocations"),
-    "tool": ("driver", ""),
-    "driver": ("name", "rules informationUri version"),
-    "rule": (
-        "id",
-        "name shortDescription fullDescription help helpUri defaultConfiguration",
-    ),
-    "configuration": ("", "level enabled"),
-    "message": ("text", ""),
-    "result": ("message", "ruleId ruleIndex level locations properties"),
-    "location": ("", "physicalLocation"),
-    "physical": ("artifactLocation", "region"),
-    "artifact": ("uri", ""),
-    "region": ("startLine", "startColumn endLine endColumn"),
-    "invocation": ("executionSuccessful", "toolExecutionNotifications"),
-    "notification": ("message", "level"),
-}
-LEVELS = {"none", "note", "warning", "error"}
-
-
-def check(kind: str, value: dict[str, Any]) -> dict[str, Any]:
-    required, optional = (set(each.split()) for each in OBJECTS[kind])
-    assert required <= value.keys() <= required | optional, (kind, value)
-    return value
-
-
-def check_log(log: dict[str, Any]) -> None:
-    assert check("log", log)["version"] == "2.1.0"
-    for run in log["runs"]:
-        driver = check("driver", check("tool", check("run", run)["tool"])["driver"])
-        for rule in driver["rules"]:
-            check("rule", rule)
-            for key in ("shortDescription", "fullDescription", "help"):
-                check("message", rule[key])
-            level = check("configuration", rule["defaultConfiguration"])["level"]
-            assert level in LEVELS
-        assert run["columnKind"] in {"utf16CodeUnits", "unicodeCodePoints"}
-        for result in run["results"]:
-            check_result(result, driver["rules"])
-        for invocation in run["invocations"]:
-            check("invocation", invocation)
-            for each in invocation["toolExecutionNotifications"]:
-                check("message", check("notification", each)["message"])
-
-
-def check_result(result: dict[str, Any], rules: list[dict[str, Any]]) -> None:
-    check("message", check("result", result)["message"])
-    assert result["level"] in LEVELS
-    assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
-    for location in result["locations"]:
-        place = check("physical", check("location", location)["physicalLocation"])
-        assert " " not in check("artifact", place["artifactLocation"])["uri"]
-        region = check("region", place["region"])
-        start = (region["startLine"], region["startColumn"])
-        assert min(start) >= 1
-        assert start < (region["endLine"], region["endColumn"])
-
-
-@pytest.mark.parametrize("code", sorted(RULES))
-def test_sarif_keeps_to_its_schema(code: str) -> None:
-    text = RULES[code].prelude + RULES[code].wrong
-    result = lint_text(text, name="a train.py", options=LintOptions(pedantic=True))
-    result.problems.append(LintProblem("other.py", 1, "cannot be read."))
-    log = json.loads(report(result, "sarif"))
-    assert code in {each["ruleId"] for each in log["runs"][0]["results"]}
-    check_log(log)
 
 
 def test_flake8_finds_the_plugin() -> None:

@@ -1,4 +1,4 @@
-"""What is said about a rule: on the terminal, in its page, and in SARIF."""
+"""What is said about a rule: on the terminal, and in its page."""
 
 from __future__ import annotations
 

@@ -11,17 +11,15 @@ from elasticrun.lint.events import Made, Outside, StateMade
 from elasticrun.lint.graph import OWN, VALUE, Sink
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
-    Arguments,
     Class,
     Value,
     register_reachable,
-    taints_of,
     unknown,
 )
 from elasticrun.lint.walk.arguments import MethodCall, arguments
 from elasticrun.lint.walk.attributes import attribute
 from elasticrun.lint.walk.externals import call_external, call_unknown
-from elasticrun.lint.walk.functions import call_function, call_known
+from elasticrun.lint.walk.functions import call_known
 from elasticrun.lint.walk.losses import OF_CRITERIA
 from elasticrun.lint.walk.methods import call_method
 from elasticrun.lint.walk.walk import Evaluate, Walk
@@ -81,8 +79,6 @@ def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
         return _instantiate(walk, callee, node)
     if callee.kind == "ext":
         return call_external(walk, callee.name, node)
-    if callee.kind == "partial":
-        return _call_partial(walk, callee, node)
     body = _body(callee)
     if body is not None:
         method = attribute(walk, callee, body, node)
@@ -105,17 +101,6 @@ def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
     if is_effect:
         walk.note(node, Outside(text))
     return unknown(taints=given.taints)
-
-
-def _call_partial(walk: Walk, callee: Value, node: ast.Call) -> Value:
-    own = arguments(walk, node)
-    function, *args = [*callee.parts, *own.args]
-    given = Arguments(args, {**callee.attrs, **own.keywords})
-    if function.kind == "func":
-        return call_function(walk, function, given, node)
-    if function.kind == "ext":
-        return call_external(walk, function.name, node, given)
-    return unknown(taints=taints_of(args))
 
 
 # The project's classes.

@@ -70,7 +70,7 @@ def _effect_on_all(walk: Walk, it: Called) -> Value | None:
             how = it.name.removeprefix(_ON_ALL)
             walk.note(it.node, Trained("weights", how), weights.owner)
     elif it.last == "update_bn" and it.args:
-        assume_loop(walk, it.args[0], it.node, sure=True)
+        assume_loop(walk, it.args[0], it.node)
     elif it.last not in _ON_GRADIENTS:
         return None
     return unknown()

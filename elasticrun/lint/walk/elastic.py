@@ -21,7 +21,6 @@ from elasticrun.lint.graph import SAVE, VALUE, DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
-    Arguments,
     Kind,
     Value,
     constant,
@@ -56,13 +55,11 @@ _BOUNDS: dict[str, tuple[Kind, str]] = {
 }
 
 
-def call_elastic(
-    walk: Walk, name: str, node: ast.Call, given: Arguments | None
-) -> Value:
+def call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
     walk.note(node, JobNeeded())
     sink = SAVE if name == "Variables" else VALUE
-    given = given or arguments(walk, node, sink)
+    given = arguments(walk, node, sink)
     it = Called(given.args, given.keywords, name=name, node=node)
     if name in _MAKERS:
         return _MAKERS[name](walk, it)
@@ -169,8 +166,8 @@ _MAKERS: Mapping[str, Callable[[Walk, Called], Value]] = {
 # Loops that cannot be seen.
 
 
-def assume_loop(walk: Walk, loader: Value, node: ast.AST, *, sure: bool) -> None:
-    """Note a loop over a loader inside a function that cannot be seen."""
+def assume_loop(walk: Walk, loader: Value, node: ast.AST) -> None:
+    """Note a loop over a loader inside a function that is known to have one."""
     found = loaders_in(loader)
     if not found:
         return
@@ -179,7 +176,7 @@ def assume_loop(walk: Walk, loader: Value, node: ast.AST, *, sure: bool) -> None
         (),
         written(node)[:60],
         found[0],
-        sure=sure and found[0].sure,
+        sure=found[0].sure,
         is_elastic=found[0].kind == "loader",
     )
     walk.graph.loops.append(loop)

@@ -7,27 +7,22 @@ import ast
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import FileWritten
 from elasticrun.lint.graph import LOG, OPTIMIZER, SAVE, TRACK, Sink
-from elasticrun.lint.values import Arguments, Value, loaders_in, unknown
+from elasticrun.lint.values import Value, loaders_in, unknown
 from elasticrun.lint.walk.arguments import Called, arguments
 from elasticrun.lint.walk.effects import effect, note_seeds
-from elasticrun.lint.walk.elastic import assume_loop, call_elastic
+from elasticrun.lint.walk.elastic import call_elastic
 from elasticrun.lint.walk.language import language
 from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_loss
 from elasticrun.lint.walk.objects import looks_like_model, object_made
 from elasticrun.lint.walk.walk import Walk
 
 
-def call_external(
-    walk: Walk, name: str, node: ast.Call, given: Arguments | None = None
-) -> Value:
-    """Return what an external call makes, noting its effects.
-
-    `given` are arguments that are evaluated already: those of a `partial`.
-    """
+def call_external(walk: Walk, name: str, node: ast.Call) -> Value:
+    """Return what an external call makes, noting its effects."""
     elastic = roles.elastic_name(name)
     if elastic or name.rpartition(".")[2] in walk.options.loaders:
-        return call_elastic(walk, elastic or "AdaptiveDataLoader", node, given)
-    given = given or arguments(walk, node, _sink_for(walk, name))
+        return call_elastic(walk, elastic or "AdaptiveDataLoader", node)
+    given = arguments(walk, node, _sink_for(walk, name))
     it = Called(given.args, given.keywords, name=name, node=node)
     files = [each for each in it.values if each.kind == "file"]
     if files and (name in catalog.SAVES or name == "print"):
@@ -69,7 +64,6 @@ def _opaque(walk: Walk, it: Called) -> Value:
         is_iterated = it.node in walk.iterated
         if walk.epoch is None or is_iterated or looks_like_class:
             return Value("wrapped", it.last, parts=it.values, node=it.node)
-        assume_loop(walk, loaders[0], it.node, sure=False)
     note_seeds(walk, it)
     for each in it.values:
         each.is_handed_on = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 
 from elasticrun.lint import catalog
 from elasticrun.lint.events import IteratorMade, NextCalled, Zipped
@@ -45,11 +44,13 @@ def language(walk: Walk, it: Called) -> Value | None:
 
 
 def _other(walk: Walk, it: Called) -> Value | None:
-    if it.name == "functools.partial" and it.args:
-        name = it.args[0].name
-        return Value("partial", name, parts=it.args, attrs=it.keywords)
-    if it.name in ("getattr", "setattr") and len(it.args) > 1:
-        return _by_name(walk, it)
+    if it.name == "getattr" and len(it.args) > 1:
+        name = key_of(it.args[1])
+        return (
+            attribute(walk, it.args[0], name, it.node)
+            if isinstance(name, str)
+            else None
+        )
     if it.name.startswith("pathlib."):
         return unknown(taints=it.taints | {"path"})
     if it.last in ("ThreadPoolExecutor", "Thread"):
@@ -57,21 +58,6 @@ def _other(walk: Walk, it: Called) -> Value | None:
     if it.name in ("csv.writer", "csv.DictWriter") and it.args:
         return it.args[0]
     return None
-
-
-def _by_name(walk: Walk, it: Called) -> Value | None:
-    """Return an attribute that is got or set under a name known here."""
-    base, name = it.args[0], key_of(it.args[1])
-    if not isinstance(name, str):
-        return None
-    if it.name == "getattr":
-        return attribute(walk, base, name, it.node)
-    target = ast.Attribute(value=it.node.args[0], attr=name, ctx=ast.Store())
-    target = ast.fix_missing_locations(ast.copy_location(target, it.node))
-    source = _Named(it.node.args[:2], name).visit(copy.deepcopy(it.node.args[-1]))
-    node = ast.copy_location(ast.Assign(targets=[target], value=source), it.node)
-    walk.run([node])
-    return unknown()
 
 
 # Iteration.
@@ -140,18 +126,3 @@ def _container(walk: Walk, it: Called) -> Value | None:
         kind = "instance" if is_record else "dict"
         return walk.made(Value(kind, node=it.node, attrs=it.keywords))
     return None
-
-
-class _Named(ast.NodeTransformer):
-    """Writes `getattr(x, name)` as the attribute that it is."""
-
-    def __init__(self, args: list[ast.expr], name: str) -> None:
-        self.wanted = [ast.dump(each) for each in args]
-        self.name = name
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        is_getattr = isinstance(node.func, ast.Name) and node.func.id == "getattr"
-        if not is_getattr or [ast.dump(each) for each in node.args[:2]] != self.wanted:
-            return self.generic_visit(node)
-        made = ast.Attribute(value=node.args[0], attr=self.name, ctx=ast.Load())
-        return ast.copy_location(made, node)
