@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import running_loader
+from elasticrun.job.current import note_step, running_loader
 from elasticrun.job.loop import Loop
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import Method, step_between_micro_batches, wrap_method
@@ -70,6 +70,7 @@ class FollowedOptimizer:
                     return self._put_off(optimizer, loop.current, *args, **kwargs)
                 if pace is not None:
                     pace.begin(loop)
+            note_step()
             if args or kwargs:
                 return self._step_by_closure(method, optimizer, loop, *args, **kwargs)
             unstepped.note_step(loop)

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
+from elasticrun.replicas.files_at_end import flush_files
 
 logger = logging.getLogger(__name__)
 
@@ -209,23 +210,17 @@ def _takes_interrupts() -> bool:
 
 
 def exit_at_once(code: int) -> None:
-    """End this process now, without unwinding; what was printed still comes out.
+    """End this process now, without unwinding; what was written still comes out.
 
     But for what nobody reads: a full pipe must not keep the process.
     """
-    flushing = threading.Thread(target=_flush_output, daemon=True)
+    flushing = threading.Thread(target=flush_files, daemon=True)
     try:
         flushing.start()
         flushing.join(_FLUSH_SECONDS)
     except RuntimeError:  # From Python 3.12 on, no thread starts while it ends.
-        _flush_output()
+        flush_files()
     os._exit(code)
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import os
 import runpy
@@ -14,6 +15,7 @@ import threading
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -29,7 +31,9 @@ from elasticrun.launcher.replica.reporter import (
     code_of_stop,
     files_of_program,
     has_failed_save,
+    modules_of_program,
 )
+from elasticrun.replicas.files_at_end import close_files
 from elasticrun.replicas.gloo import wait_for_threads
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.replicas.wire import Channel, Message
@@ -90,7 +94,10 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     reporter = Reporter(channel, after=last, on_begun=on_begun)
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
-    code = _end_interpreter(code)
+    code = _end_threads(code)
+    reporter.end()
+    _release([*modules_of_program(after=last)])
+    close_files()
     stores.clear()
     channel.send({"type": "end", "has_failed_save": has_failed_save()})
     os._exit(code)
@@ -252,8 +259,8 @@ def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def _end_interpreter(code: int) -> int:
-    """Do what the interpreter does at its end, but for taking everything apart."""
+def _end_threads(code: int) -> int:
+    """Wait for the program's threads, and call what is to be called at its end."""
     atexit.unregister(wait_for_threads)  # Nothing that they need goes away.
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -262,8 +269,42 @@ def _end_interpreter(code: int) -> int:
         code = _exit_code(error)
     except BaseException:
         traceback.print_exc()
-    _flush()
     return code
+
+
+class _Names:
+    """Lives as long as the names of a module do, which is longer than the module."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        names["__elasticrun_names__"] = self
+
+
+def _release(modules: list[str]) -> None:
+    """Let go of what the program has left, so that it is finalized.
+
+    As Python does at its end: with the modules' names as they are at first; then, of
+    modules that a library holds by a function of theirs, names go one by one, the last
+    one first, since finalizers need what was there before. Libraries stay: taking torch
+    apart takes longer than all else of a rescaling, and leaves no trace.
+    """
+    held = []
+    for module in modules:
+        names = getattr(sys.modules.pop(module), "__dict__", None)
+        if type(names) is dict:
+            held.append(weakref.ref(_Names(names)))
+    names = None
+    gc.collect()
+    for number, reference in enumerate(held):
+        still = reference()
+        if still is not None:
+            for name in [*still.names][::-1]:
+                if name != "__builtins__":
+                    still.names[name] = None
+        still = None
+        if number == 0:  # The program's main module, which holds the others.
+            gc.collect()
+    gc.collect()
 
 
 def _flush() -> None:

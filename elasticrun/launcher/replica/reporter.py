@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import takewhile
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from elasticrun.launcher import environment
@@ -60,6 +61,8 @@ class Reporter:
         self._after = after
         self._has_taught = False
         self._surroundings = _surroundings()
+        self._looking = threading.Lock()
+        self._has_ended = False
 
     def start(self) -> None:
         """Start the thread, and let the dump signal print all stacks."""
@@ -87,15 +90,21 @@ class Reporter:
 
         In this thread; at the program's end also in the main thread.
         """
-        job = running_job()
-        if job is None:
-            return _UNTIL_JOB
-        self._ask_to_stop(job)
-        try:
-            self._report(job)
-        except Exception:  # The next request to stop must still get through.
-            self._note_failure()
+        with self._looking:
+            job = None if self._has_ended else running_job()
+            if job is None:
+                return _UNTIL_JOB
+            self._ask_to_stop(job)
+            try:
+                self._report(job)
+            except Exception:  # The next request to stop must still get through.
+                self._note_failure()
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
+
+    def end(self) -> None:
+        """Look no more: the program is being taken apart."""
+        with self._looking:
+            self._has_ended = True
 
     def _note_failure(self) -> None:
         if not self._has_failed:
@@ -202,22 +211,28 @@ def installed_modules(*, after: str) -> list[str]:
     ]
 
 
-def files_of_program(*, after: str) -> list[str]:
-    """Return the files of the program's own modules that it has imported so far.
+def modules_of_program(*, after: str) -> dict[str, ModuleType]:
+    """Return the program's own modules that it has imported so far, by name.
 
     Args:
         after: The last module that was imported before.
     """
-    files = []
+    modules = {}
     for name in ["__main__", *_imported(after=after)]:
         module = sys.modules.get(name)
         is_standard = name.partition(".")[0] in sys.stdlib_module_names
-        if is_standard or _is_installed(module):
-            continue
+        if module is not None and not is_standard and not _is_installed(module):
+            modules[name] = module
+    return modules
+
+
+def files_of_program(*, after: str) -> list[str]:
+    """Return the files of those modules."""
+    files = []
+    for module in modules_of_program(after=after).values():
         with contextlib.suppress(Exception):  # A stand-in may raise anything.
-            file = module.__file__  # type: ignore[union-attr]
-            if isinstance(file, str):
-                files.append(file)
+            if isinstance(module.__file__, str):
+                files.append(module.__file__)
     return files
 
 

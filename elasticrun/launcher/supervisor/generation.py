@@ -138,16 +138,6 @@ class Generation:
         return [m.ending for m in self.members if m.ending is not None]
 
     @property
-    def failures(self) -> list[Ending]:
-        """The endings so far that are failures, and exceptions on their way."""
-        raised = [
-            Ending(m.rank, 1, m.failed_at, m.failure)
-            for m in self.running
-            if m.failure is not None
-        ]
-        return [e for e in self.endings if e.is_failure] + raised
-
-    @property
     def has_job(self) -> bool:
         """Whether every program on this node has come to make its job."""
         return all(member.report for member in self.members)

@@ -10,6 +10,7 @@ from elasticrun.launcher.supervisor.generation import Generation, Member
 from elasticrun.launcher.supervisor.hangs import HangClock, held_up_by
 
 _BETTER_CAUSE_SECONDS = 1.0
+_FINALIZING_SECONDS = 10.0
 _MOST_STACKS_SECONDS = 3.0
 _STACKS_END_SECONDS = 0.3
 _STACKS_ELSEWHERE_SECONDS = 2.0
@@ -68,11 +69,17 @@ class Watchdog:
         self._set_timer(None)
 
     def on_trouble(self) -> None:
-        """End the generation, once it is clear what the trouble began with."""
+        """End the generation, once it is clear what the trouble began with.
+
+        A replica that has raised finalizes what its program has left before.
+        """
         generation = self._generation
         if generation is None or generation.is_killed:
             return
-        if any(ending.is_own_fault for ending in generation.failures):
+        if any(member.failure for member in generation.running):
+            self._is_in_trouble = True  # It calls again when that one has ended.
+            self._set_timer(_FINALIZING_SECONDS, generation.kill)
+        elif any(ending.is_own_fault for ending in generation.endings):
             generation.kill()
         else:
             self._is_in_trouble = True

@@ -90,18 +90,21 @@ def _listen_in(path: Path, name: str) -> socket.socket:
         path.mkdir(mode=0o700, exist_ok=True)
     with _opened(path) as folder, contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        made = f"{name}.new"
         mask = os.umask(0o177)
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(made, dir_fd=folder)
             # Through the descriptor: the path may be too long for a socket, and cannot
             # be exchanged between check and use.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
-            server.bind(f"/proc/self/fd/{folder}/{name}")
+            server.bind(f"/proc/self/fd/{folder}/{made}")
+            server.listen(16)
+            # Whoever finds it can connect, and does not take it for one left behind.
+            os.rename(made, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             raise _refusal(path, error) from error
         finally:
             os.umask(mask)
-        server.listen(16)
         server.setblocking(False)
         stack.pop_all()
         return server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,28 @@ def test_where_one_place_takes_no_socket_another_does(
         monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
         with pytest.raises(sockets.SocketDirectoryError, match="/proc/self/elasticrun"):
             sockets.ControlSocket()
+
+
+def test_whoever_looks_meanwhile_takes_none_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket that takes nobody yet would be removed as one that was left behind."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    control, is_over = sockets.ControlSocket(), threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            for _, connection in sockets.connections():
+                if connection is not None:
+                    connection.close()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            control.renew()
+            assert control.is_there()
+    finally:
+        is_over.set()
+        looking.join()
+        control.close()

@@ -1,0 +1,100 @@
+"""What a program has left is finalized at its end, as Python itself does it."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from tests.launcher.running import running
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+HELPER = """
+class Tracker:
+    def __init__(self, path):
+        self.path = path
+        self.itself = self  # Only the collector frees it.
+
+    def __del__(self):
+        write(self.path)
+
+
+def write(path):
+    path.touch()
+"""
+LEFT = """
+import gzip, json, logging.handlers, sys, threading, weakref
+from pathlib import Path
+import helper
+from elasticrun import AdaptiveDataLoader, init, request_stop
+
+root, ending = Path(sys.argv[1]), sys.argv[2]
+
+
+class Tracker:
+    def __init__(self, name):
+        self.name = name
+
+    def __del__(self):
+        (root / self.name).touch()  # A name of the module is there.
+
+
+log = open(root / "log.csv", "a")
+json.held_by_library = open(root / "library.csv", "a")
+packed = json.held_with_more = gzip.open(root / "packed.gz", "at")
+tracker = Tracker("tracked")
+helper.tracker = helper.Tracker(root / "tracked_by_helper")
+json.held_function = lambda: tracker
+weakref.finalize(log, (root / "weak").touch)
+logger = logging.getLogger("left")
+target = logging.FileHandler(root / "records")
+logger.addHandler(logging.handlers.MemoryHandler(100, logging.CRITICAL, target))
+helper.rows = open(root / "helper.csv", "a")
+init(root / "checkpoints")
+
+
+def write(row):
+    for file in (log, json.held_by_library, packed, helper.rows):
+        file.write(f"{row}\\n")
+    logger.warning("%s", row)
+
+
+def write_late():
+    threading.main_thread().join()
+    write("thread")
+
+
+threading.Thread(target=write_late).start()
+for _, numbers in enumerate(AdaptiveDataLoader(range(4), 1)):
+    write(numbers.item())
+    if numbers.item() == 1:
+        if ending == "stop":
+            request_stop()
+        if ending == "exception":
+            raise ValueError("as it is meant")
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "ending"),
+    [("fork", "end"), ("fork", "stop"), ("fork", "exception"), ("exec", "stop")],
+)
+def test_what_a_program_has_left_is_finalized(
+    stage: Stage, start: str, ending: str
+) -> None:
+    script = stage.root / "script.py"
+    script.write_text(LEFT)
+    (stage.root / "helper.py").write_text(HELPER)
+    options = ["--replicas", 1, "--start", start, "--max-restarts", 0]
+    with running(stage, *options, "--", stage.root, ending, script=script) as job:
+        assert job.wait() == {"end": 0, "stop": 75, "exception": 1}[ending], job.events
+    rows = [*map(str, range(4 if ending == "end" else 2)), "thread"]
+    for name in ("log.csv", "library.csv", "helper.csv", "records"):
+        assert (stage.root / name).read_text().split() == rows, name
+    with gzip.open(stage.root / "packed.gz", "rt") as packed:
+        assert packed.read().split() == rows
+    for name in ("weak", "tracked", "tracked_by_helper"):
+        assert (stage.root / name).exists(), f"{name}\n{job.events}"
+    assert "Exception ignored" not in job.events
