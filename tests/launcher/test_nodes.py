@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -69,6 +70,28 @@ def test_two_nodes_train_one_job_to_its_end(
     again = start(*options, nodes="2")
     assert again.wait() == 0
     assert "test is finished" in again.events
+
+
+CONTAINED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+@pytest.mark.skipif(
+    subprocess.run([*CONTAINED, "true"], capture_output=True, check=False).returncode
+    != 0,
+    reason="no process namespace can be made here",
+)
+def test_containers_on_one_host_are_nodes_of_their_own(
+    stage: Stage, start: Start
+) -> None:
+    """With the host's network, they have one name, one address and one number."""
+    options = ["--", "--hold", "0:9"]
+    nodes = [start(*options, nodes="2", before=CONTAINED) for _ in range(2)]
+    stage.wait_for("held-0-0", "held-0-1")
+    text = nodes[0].ask("status").stdout
+    assert sorted(re.findall(r"on node (\d), 2 on 2 nodes", text)) == ["0", "1"]
+    stage.mark("go-0")
+    assert ends(*nodes) == [0, 0]
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
 def test_why_nobody_is_met_is_said(stage: Stage) -> None:

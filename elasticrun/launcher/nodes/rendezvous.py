@@ -168,13 +168,16 @@ class Rendezvous:
 
     def _make_handler(self, store: TCPStore) -> Any:
         name = str(self._order["name"])
+        # Torch knows a node by its address and process number, of which containers on
+        # one host may have the same. Nobody connects to this address.
+        address = endpoint.own_address(self._host, self._port).told
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=f"{self._host}:{self._port}",
             run_id=name,
             min_nodes=int(self._order["least"]),
             max_nodes=int(self._order["most"]),
-            local_addr=endpoint.own_address(self._host, self._port).told,
+            local_addr=f"{address}/{uuid.uuid4().hex}",
             join_timeout=int(self._patience),
             last_call_timeout=_LAST_CALL,
             keep_alive_interval=_BEAT_SECONDS,

@@ -16,7 +16,7 @@ from pathlib import Path
 from elasticrun.launcher import environment
 from elasticrun.launcher.options import OptionError
 
-_NAME = re.compile(r"([0-9]+)\.sock")
+_NAME = re.compile(r"([0-9]+)-[0-9]+\.sock")
 
 
 class SocketDirectoryError(OptionError):
@@ -38,7 +38,9 @@ class ControlSocket:
     """
 
     def __init__(self) -> None:
-        self._name = f"{os.getpid()}.sock"
+        # Containers that share the directory may have the same process numbers.
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        self._name = f"{os.getpid()}-{namespace}.sock"
         self._path, self.listener = self._bind()
         self._inode = self._find()
 

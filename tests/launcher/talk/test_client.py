@@ -15,6 +15,7 @@ import pytest
 
 from tests.launcher.running import (
     ELASTICRUN,
+    Running,
     elasticrun,
     running,
     variables,
@@ -22,6 +23,12 @@ from tests.launcher.running import (
 from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
+
+
+def socket_of(job: Running, folder: Path) -> Path:
+    wait_until(lambda: list(folder.glob(f"{job.pid}-*.sock")), "its socket")
+    [path] = folder.glob(f"{job.pid}-*.sock")
+    return path
 
 
 def connect(caller: socket.socket, path: Path) -> None:
@@ -59,7 +66,7 @@ def test_a_job_is_found_where_another_shell_would_have_put_it(stage: Stage) -> N
     with running(
         stage, "--replicas", 1, script=script, TMPDIR=temporary, XDG_RUNTIME_DIR=""
     ) as job:
-        path = temporary / f"elasticrun-{os.getuid()}" / f"{job.pid}.sock"
+        path = socket_of(job, temporary / f"elasticrun-{os.getuid()}")
         wait_until(path.exists)
         for environment in (own, variables(stage, TMPDIR=temporary)):
             shown = subprocess.run(
@@ -96,8 +103,7 @@ def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> No
     script.write_text("import time; time.sleep(1000)")
     with running(stage, "--replicas", 1, script=script) as job:
         folder = stage.root / "runtime" / "elasticrun"
-        path = folder / f"{job.pid}.sock"
-        wait_until(path.exists)
+        path = socket_of(job, folder)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         for nonsense in (b"x" * 20_000 + b"\n", b"[1]\n", b"{\n", b"[" * 5000 + b"\n"):
@@ -139,7 +145,7 @@ def test_the_launcher_is_small_and_hears_signals_before_requests(stage: Stage) -
         with open(f"/proc/{job.pid}/maps") as file:
             assert "libtorch" not in file.read()
         with socket.socket(socket.AF_UNIX) as caller:
-            connect(caller, stage.root / "runtime" / "elasticrun" / f"{job.pid}.sock")
+            connect(caller, socket_of(job, stage.root / "runtime" / "elasticrun"))
             freeze(job.pid)
             caller.sendall(b'{"type": "status"}\n' * 32)
             os.kill(job.pid, signal.SIGTERM)
