@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in _VARIABLES or name.startswith("ELASTICRUN_"):
             monkeypatch.delenv(name)
+    if sys.argv[0] == "-c":  # In a process of xdist's.
+        monkeypatch.setattr(sys, "argv", ["pytest", *sys.argv[1:]])
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +46,20 @@ class Start:
 
 
 def make_store(settings: Settings) -> CheckpointStore | None:
-    """Return the store of the job's checkpoints; None if it has no directory."""
+    """Return the store of the job's checkpoints; None if it has no directory.
+
+    Raises:
+        CheckpointError: The job has no name.
+    """
     if settings.checkpoint_dir is None:
         return None
+    if not settings.job:
+        raise CheckpointError(
+            f"this job has no name: the program is {sys.argv[0]!r}, which is no script "
+            "of yours. A checkpoint remembers the name, so that no other job takes it "
+            "for its own. Set ELASTICRUN_JOB to one, on all replicas, before the job "
+            "starts."
+        )
     return CheckpointStore(
         settings.checkpoint_dir,
         job=settings.job,

@@ -23,6 +23,12 @@ from elasticrun.checkpoint.keeping import (
 from elasticrun.replicas.environment import variables
 from elasticrun.replicas.signals import STOP_SIGNALS, parse_stop_signals
 
+# What runs programs that have no file, or another: Python itself, notebooks, Ray.
+_NO_SCRIPTS = (
+    *("", "-", "-c", "-m"),
+    *("ipykernel_launcher.py", "colab_kernel_launcher.py", "default_worker.py"),
+)
+
 
 class SaveEvery(NamedTuple):
     """After how many global batches to save, and whether at the end of each epoch."""
@@ -144,7 +150,14 @@ def _number(value: Any) -> float:
 
 
 def _name_of_script() -> str:
-    return os.path.basename(sys.argv[0] or "python")
+    """Return the file name of the user's program, that of its folder for a package.
+
+    Empty where there is none: one process's program would pass for any other's.
+    """
+    folder, name = os.path.split(sys.argv[0])
+    if name == "__main__.py":
+        name = os.path.basename(folder)
+    return "" if name in _NO_SCRIPTS else name
 
 
 def _text(value: object, *, setting: str) -> str:  # noqa: ARG001
@@ -172,7 +185,7 @@ class Settings:
         trust_pickle: States that may hold any object; loading them executes code.
         grace: Seconds that a stop may take before a replica leaves without saving.
         stop_signals: The signals that mean to save and stop.
-        job: The job's name, which a checkpoint remembers.
+        job: The job's name, which a checkpoint remembers; empty if it has none.
         trace_dir: Where to append one line per delivered micro-batch, or None.
         backend: "gloo", "nccl", or "auto": NCCL where each replica has a GPU.
         timeout: Seconds that a collective may take; None for what torch finds right.

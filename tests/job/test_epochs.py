@@ -535,7 +535,11 @@ def test_a_failure_after_break_is_raised_at_the_end_at_last(tmp_path: Path) -> N
     script = "from tests.job.test_epochs import *; leave_an_epoch_by_break()"
     ended = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path / "other")},
+        env={
+            **os.environ,
+            "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path / "other"),
+            "ELASTICRUN_JOB": "test",
+        },
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -47,6 +47,7 @@ def test_the_program_ends(
         env={
             **os.environ,
             "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path),
+            "ELASTICRUN_JOB": "test",
             "ELASTICRUN_GRACE": str(grace),
         },
         cwd=Path(__file__).parents[2],

@@ -106,7 +106,11 @@ def test_a_stop_caught_before_break_gives_the_exit_code_at_last(
 ) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import *; stop_and_break()"],
-        env={**os.environ, "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path)},
+        env={
+            **os.environ,
+            "ELASTICRUN_CHECKPOINT_DIR": str(tmp_path),
+            "ELASTICRUN_JOB": "test",
+        },
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

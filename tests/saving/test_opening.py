@@ -20,7 +20,11 @@ for epoch in elasticrun.remaining_epochs_until(2):
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_program_that_saves_nothing_says_so(tmp_path: Path, saves: bool) -> None:
     """At its start and at its stop, without any logging having been set up."""
-    place = {"ELASTICRUN_CHECKPOINT_DIR": str(tmp_path)} if saves else {}
+    place = (
+        {"ELASTICRUN_CHECKPOINT_DIR": str(tmp_path), "ELASTICRUN_JOB": "test"}
+        if saves
+        else {}
+    )
     ended = subprocess.run(
         [sys.executable, "-c", STOPS],
         env={**os.environ, **place},

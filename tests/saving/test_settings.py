@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from dataclasses import fields
+import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from elasticrun import init
+from elasticrun import CheckpointError, init
 from elasticrun.__main__ import main
 from elasticrun.saving.settings import SaveEvery, Settings
 from elasticrun.testing import Job
@@ -26,6 +27,30 @@ def test_without_any_nothing_is_saved_and_the_rest_has_defaults() -> None:
     assert settings.grace == 60.0
     assert settings.async_save
     assert settings.trust_pickle == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("/home/me/train.py", "train.py"),
+        ("/usr/lib/python3/site-packages/digits/__main__.py", "digits"),
+        *[(program, "") for program in ("", "-", "-c", "/lib/ipykernel_launcher.py")],
+        ("/site-packages/ray/_private/workers/default_worker.py", ""),
+    ],
+)
+def test_a_job_is_called_like_its_script_and_has_no_directory_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, name: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    settings = Settings.read({}, checkpoint_dir=tmp_path)
+    assert settings.job == name
+    if name:
+        Job(settings=settings).close()
+    else:
+        Job(settings=Settings()).close()
+        with pytest.raises(CheckpointError, match=r"has no name.*Set ELASTICRUN_JOB"):
+            Job(settings=settings)
+        Job(settings=replace(settings, job="digits")).close()
 
 
 VARIABLES: list[tuple[str, str, Any]] = [
