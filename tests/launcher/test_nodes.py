@@ -116,14 +116,31 @@ def test_why_nobody_is_met_is_said(stage: Stage) -> None:
                 assert node.wait() == 143
 
 
+# A program of which the launcher hears nothing until it is asked to stop.
+SILENT = f"""
+import runpy
+from elasticrun.launcher.replica.reporter import Reporter
+
+look = Reporter.look
+Reporter.look = lambda self: look(self) if self._stop_cause else 0.05
+runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
+"""
+
+
 def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) -> None:
-    options = ["--max-restarts", 0, "--", *HOLDS, "--workers", 1]
-    stays = start(*options, nodes="1:2")
+    """Also where its launcher has not heard yet that it trains."""
+    silent = stage.root / "silent.py"
+    silent.write_text(SILENT)
+    holds = [*HOLDS, "--workers", 1]
+    options = ["--max-restarts", 0, "--"]
+    stays = start(*options, *holds, nodes="1:2")
     stays.wait_until_held(0, 1)
-    comes = start("--replicas", 2, *options, nodes="1:2")
+    comes = start(
+        "--replicas", 2, *options, stage.root, *holds, nodes="1:2", script=silent
+    )
     stays.wait_until_said("another node has come: saving at the next boundary")
     stage.mark("stop-0")
-    comes.wait_until_held(1, 3)
+    stage.wait_for("held-1-0", "held-1-1", "held-1-2")
     comes.process.terminate()
     stays.wait_until_said("node 1")
     stage.mark("stop-1")

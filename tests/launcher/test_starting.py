@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks import starter as starter_module
 from elasticrun.launcher.forks.forkserver import MOST_AT_ONCE
 from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
@@ -180,14 +181,21 @@ def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
-def test_a_forkserver_that_does_not_answer_is_replaced() -> None:
-    """One that is stopped, when it is asked for a replica."""
+@pytest.mark.parametrize("is_taught", [False, True])
+def test_a_forkserver_that_does_not_answer_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, is_taught: bool
+) -> None:
+    """One that is stopped, when it is asked for a replica; sooner if it only forks."""
     loop, said, parked = EventLoop(), list[str](), list[Parked]()
+
+    def set_patience(of_forks: float, of_imports: float) -> None:
+        monkeypatch.setattr(starter_module, "_FORK_SECONDS", of_forks)
+        starter._patience = of_imports
 
     def say(text: str) -> None:
         said.append(text)
-        if "starting another" in text:
-            starter._patience = DEADLINE
+        if "starting another" in text:  # Which may take longer on a busy machine.
+            set_patience(DEADLINE, DEADLINE)
 
     starter = Starter(
         loop, imports=[], is_exec=True, say=say, on_failure=say, patience=DEADLINE
@@ -198,11 +206,16 @@ def test_a_forkserver_that_does_not_answer_is_replaced() -> None:
         while not (parked or "no replica" in "".join(said)):
             loop.run_once()
 
+    set_patience(DEADLINE, DEADLINE)
     starter.start()
     wait_for_replica()
     first = starter.pid
     freeze(first)
-    starter._patience = 2.0  # Another one may take longer on a busy machine.
+    if is_taught:
+        starter._teach(["json"])
+        set_patience(0.0, 2.0)
+    else:
+        set_patience(2.0, DEADLINE)
     parked.pop().discard()
     wait_for_replica()
     parked.pop().discard()

@@ -13,7 +13,11 @@ from torch.optim import Optimizer
 from elasticrun.checkpoint.sharded.module import ShardedState
 from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.nested import map_paths
-from elasticrun.checkpoint.states.optimizer import check_kind, modules_among
+from elasticrun.checkpoint.states.optimizer import (
+    check_entries,
+    check_kind,
+    modules_among,
+)
 from elasticrun.checkpoint.states.parameter_names import (
     by_names,
     by_numbers,
@@ -74,7 +78,9 @@ class ShardedOptimizerState(ShardedState):
 
         values = map_paths(saved.values, place)
         fill(targets, sources, reader)
-        self.take(by_numbers(values, in_groups(self._parameters, self._optimizer)))
+        values = by_numbers(values, in_groups(self._parameters, self._optimizer))
+        check_entries(self.name, self._optimizer, values, list(self._parameters))
+        self.take(values)
 
     def _parameter_of(self, path: str) -> Tensor | None:
         """Return the parameter that `state.model.0.weight.exp_avg`, say, is of."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from types import NoneType
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class OptimizerState(StatefulState):
             check_kind(self.name, self._optimizer, values)
             values = self._in_own_order(values)
             self._check_groups(values)
-            self._check_shapes(values)
+            check_entries(self.name, self._optimizer, values, self._find_names())
         super().take(values)
 
     def _in_own_order(self, values: Mapping[str, Any]) -> Any:
@@ -109,37 +110,6 @@ class OptimizerState(StatefulState):
             raise CheckpointError(
                 f"the saved optimizer {self.name!r} has {saved} parameter groups, but "
                 f"this one has {own}. {what_to_do}"
-            )
-
-    def _check_shapes(self, values: Mapping[str, Any]) -> None:
-        step = type(self._optimizer).step
-        if not f"{step.__module__}.".startswith("torch.optim."):
-            return
-        names = self._find_names()
-        parameters = parameters_of(self._optimizer)
-        numbers = [n for group in values["param_groups"] for n in group["params"]]
-        misfits = []
-        for place, (number, parameter) in enumerate(
-            zip(numbers, parameters, strict=False)
-        ):
-            state = values["state"].get(number)
-            for key, value in state.items() if isinstance(state, Mapping) else ():
-                if (
-                    key in SHAPED_LIKE_PARAMETER
-                    and isinstance(value, Tensor)
-                    and value.shape != parameter.shape
-                ):
-                    called = f"number {place}" if names is None else names[place]
-                    misfits.append(
-                        f"{key} of {called} is {list(value.shape)}, but the parameter "
-                        f"is {list(parameter.shape)}"
-                    )
-        if misfits:
-            raise CheckpointError(
-                f"the saved state {self.name!r} does not fit the "
-                f"{type(self._optimizer).__name__} of this program: "
-                f"{'; '.join(misfits[:_MOST_SHOWN])}. Its parameters are others, or in "
-                f"another order. {BUILD_IT_ALIKE}"
             )
 
     def _find_names(self) -> list[str] | None:
@@ -183,6 +153,70 @@ def check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> No
                 f"{', '.join(sorted(foreign))}, and lack "
                 f"{', '.join(sorted(lacking))}. {BUILD_IT_ALIKE}"
             )
+
+
+def check_entries(
+    name: str,
+    optimizer: Optimizer,
+    values: Mapping[str, Any],
+    names: Sequence[str] | None,
+) -> None:
+    """Refuse the state of one of torch's optimizers with what it cannot step with.
+
+    Args:
+        values: By the numbers of parameters, as `Optimizer.state_dict` has them.
+        names: The parameters' names, if they have any.
+
+    Raises:
+        CheckpointError: Something is not of the kind or shape that the optimizer makes.
+    """
+    step = type(optimizer).step
+    if not f"{step.__module__}.".startswith("torch.optim."):
+        return
+    misfits = []
+    groups = zip(values["param_groups"], optimizer.param_groups, strict=False)
+    for place, (saved, own) in enumerate(groups):
+        for key in saved.keys() & own.keys() - {"params"}:
+            if _is_number(own[key]) and not _is_number(saved[key]):
+                what = _describe(saved[key])
+                misfits.append(f"{key} of group {place} is {what}, not a number")
+    numbers = [n for group in values["param_groups"] for n in group["params"]]
+    parameters = parameters_of(optimizer)
+    for place, (number, parameter) in enumerate(zip(numbers, parameters, strict=False)):
+        state = values["state"].get(number)
+        called = f"number {place}" if names is None else names[place]
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            wanted = _misfit(key, value, parameter)
+            if wanted:
+                misfits.append(f"{key} of {called} is {_describe(value)}, {wanted}")
+    if misfits:
+        raise CheckpointError(
+            f"the saved state {name!r} does not fit the {type(optimizer).__name__} of "
+            f"this program: {'; '.join(misfits[:_MOST_SHOWN])}. Its parameters are "
+            f"others, or in another order, or it was changed. {BUILD_IT_ALIKE}"
+        )
+
+
+def _misfit(key: str, value: Any, parameter: Tensor) -> str:
+    """Return what an entry of a parameter's state should be if it is not."""
+    if key not in SHAPED_LIKE_PARAMETER:  # A count, a factor; LBFGS has lists.
+        is_plain = _is_number(value) or isinstance(value, list | tuple | NoneType)
+        return "" if is_plain else "not a number or a tensor"
+    if not isinstance(value, Tensor):
+        return "" if value is None else "not a tensor"  # SGD's, before its first step.
+    if value.shape == parameter.shape:
+        return ""
+    return f"but the parameter is {list(parameter.shape)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Tensor)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    return f"of type {type(value).__name__}"
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ _MAX_ATTEMPTS = 3
 _MODULES_AT_ONCE = 200
 _BACKLOG = 1024
 _TIMES_AT_START = 5.0
+_FORK_SECONDS = 10.0  # A fork takes milliseconds, unless an import comes before it.
 _SHARE_OF_QUIET = 0.25  # Of the patience, before a word is said.
 
 
@@ -32,9 +34,9 @@ class Starter:
         is_exec: Start a new interpreter for each replica instead of a fork.
         say: Called with what the user should know.
         on_failure: Called when no replica can be started; `park` tries again.
-        patience: Seconds for the forkserver to answer, and some times as many for its
-            imports at the start, which may come from a slow disk. Then another one is
-            started.
+        patience: Seconds for the forkserver to fork after an import, and some times as
+            many for its imports at the start, which may come from a slow disk. Then
+            another one is started.
 
     Attributes:
         outward: The address at which other nodes are to reach rank 0, or nothing.
@@ -62,6 +64,8 @@ class Starter:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._is_ready = False
+        self._may_import = True  # Before it forks the next replicas.
+        self._is_taught = False  # Since it was asked for replicas.
         self._num_attempts = 0  # Of a forkserver, since one has last forked a replica.
         self._has_forked = False
         self._groups: list[int] = []
@@ -96,7 +100,7 @@ class Starter:
             self._give_up(f"no replica can be started: {error}.")
             return
         self._connection = own
-        self._is_ready = False
+        self._is_ready, self._may_import = False, True
         order = {"is_bare": self.is_exec, "imports": self._imports}
         own.setblocking(False)
         with contextlib.suppress(OSError):
@@ -171,7 +175,7 @@ class Starter:
         if problem:
             self._replace_unsound(problem, num_sound)
             return
-        self._is_ready = True
+        self._is_ready, self._may_import = True, False
         self._tell_groups()
         self._ask()
         self._teach(self._learned)
@@ -250,8 +254,9 @@ class Starter:
             f"the forkserver has not answered for {seconds:g} s (stopped, or an "
             "import that does not end); starting another one"
         )
-        self._imports = []
-        self._may_learn, self._learned, self._variables = False, [], {}
+        if self._may_import:
+            self._imports = []
+            self._may_learn, self._learned, self._variables = False, [], {}
         self._abandon()
         self.start()
 
@@ -282,7 +287,9 @@ class Starter:
         except OSError as error:
             self._give_up(f"no replica can be started: {error}.")
         else:
-            self._expect(self._patience)
+            self._is_taught = False
+            limit = math.inf if self._may_import else _FORK_SECONDS
+            self._expect(min(self._patience, limit))
 
     def _request(self, batch: Batch) -> list[Parked]:
         """Send an order to fork replicas, with their ends of what connects them.
@@ -326,6 +333,7 @@ class Starter:
     def _on_forked(self, pids: Sequence[int]) -> None:
         asked, self._asked = self._asked, []
         self._num_attempts, self._has_forked = 0, True
+        self._may_import = self._is_taught
         batch = self._batches[0]
         batch.num_forked += len(pids)
         if batch.num_forked == batch.size:
@@ -343,6 +351,7 @@ class Starter:
             names = list(modules[start : start + _MODULES_AT_ONCE])
             is_last = start + _MODULES_AT_ONCE >= len(modules)
             variables = self._variables if is_last else {}
+            self._may_import = self._is_taught = True
             self._tell({"type": "import", "names": names, "variables": variables})
 
     def _tell(self, order: Message) -> None:

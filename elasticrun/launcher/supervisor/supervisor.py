@@ -216,7 +216,7 @@ class Supervisor:
         if self._phase is Phase.JUDGING:
             self._stop = Stop.END
             self.nodes.wish(wish, cause)
-        elif generation is None or not generation.has_begun:
+        elif generation is None or not self._may_train(generation):
             self.judge.note_idle_end(cause)
             self.nodes.leave(wish, cause)
             self.exit_code = code
@@ -244,7 +244,7 @@ class Supervisor:
         if generation is not None:
             self._phase = Phase.STOPPING
             self.takeover.end()
-            if stop is Stop.SCALE and not generation.has_begun:
+            if stop is Stop.SCALE and not self._may_train(generation):
                 generation.discard()  # It could save nothing, and loses nothing.
             else:
                 if self._stop is Stop.NONE:
@@ -254,6 +254,12 @@ class Supervisor:
                     grace=grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
                 )
         self._stop = stop
+
+    def _may_train(self, generation: Generation) -> bool:
+        """Return whether it may have something to save: here, or on another node."""
+        round_ = self.nodes.round
+        is_alone = round_ is None or round_.num_nodes == 1
+        return generation.has_begun or not is_alone
 
     def on_all_ended(self) -> None:
         """Tell the other nodes how the generation ended here, and hear from them."""

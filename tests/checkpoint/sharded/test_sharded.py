@@ -270,6 +270,23 @@ def test_other_shapes_are_told(tmp_path: Path) -> None:
         run_once(wider, tmp_path)
 
 
+def test_entries_of_another_kind_are_told(tmp_path: Path) -> None:
+    def spoil() -> None:
+        net = build()
+        optimizer = make_adam(net)
+        register(model=net, optimizer=optimizer)
+        train(net, optimizer, 1)
+        optimizer.state[next(net.parameters())]["exp_avg"] = "text"
+        save_all_states()
+
+    run_once(spoil, tmp_path)
+    with pytest.raises(
+        CheckpointError,
+        match=r"exp_avg of model\.0\.weight is of type str, not a tensor",
+    ):
+        run_once(lambda: script(0), tmp_path)
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_other_names_are_told(tmp_path: Path, before: bool) -> None:
     text = "Unexpected" if before else "Missing"

@@ -159,6 +159,40 @@ def test_a_state_of_another_shape_is_refused(tmp_path: Path) -> None:
         run_once(lambda: script(in_order("ac"), alone), tmp_path)
 
 
+def registered(net: nn.Module, optimizer: Optimizer) -> None:
+    register(model=net, optimizer=optimizer)
+
+
+def in_parallel(net: nn.Module, optimizer: Optimizer) -> None:
+    AdaptiveDataParallel(net, optimizer, name="model")
+
+
+@pytest.mark.parametrize("make_known", [registered, in_parallel])
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("exp_avg", r"exp_avg of (model\.)?a is of type str, not a tensor"),
+        ("step", r"step of (model\.)?a is of type str, not a number or a tensor"),
+        ("lr", "lr of group 0 is of type str, not a number"),
+    ],
+)
+def test_an_entry_of_another_kind_is_refused(
+    tmp_path: Path, make_known: Callable[..., None], key: str, told: str
+) -> None:
+    def spoil(net: nn.Module, optimizer: Optimizer) -> None:
+        make_known(net, optimizer)
+        take_step(net, optimizer)
+        [group] = optimizer.param_groups
+        of_first = optimizer.state[group["params"][0]]
+        (group if key in group else of_first)[key] = "text"
+        save_all_states()
+        optimizer.state.clear()
+
+    run_once(lambda: script(in_order("abc"), spoil, steps=False), tmp_path)
+    with pytest.raises(CheckpointError, match=told):
+        run_once(lambda: script(in_order("abc"), make_known, steps=False), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [(torch.optim.Adam, torch.optim.SGD), (torch.optim.SGD, torch.optim.Adam)],
