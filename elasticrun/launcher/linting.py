@@ -29,7 +29,7 @@ class Linting:
         self._loop = loop
         self._output = b""
         self._process: subprocess.Popen[bytes] | None = None
-        path = source_of(program)
+        self._path = path = source_of(program)
         if path is None:
             return
         command = [sys.executable, "-m", "elasticrun.lint", "--format", "json", path]
@@ -68,9 +68,16 @@ class Linting:
 
     def _show(self, output: bytes) -> None:
         try:
-            findings: list[dict[str, Any]] = json.loads(output)["findings"]
-        except (ValueError, KeyError):
+            report: dict[str, Any] = json.loads(output)
+        except ValueError:
             return  # a linter that failed has nothing to warn of
+        if not report["elastic"]:
+            self._console.event(
+                f"warning: {self._path} does not use elasticrun, nor do modules beside "
+                "it: each replica runs all of it by itself, and nothing is saved, "
+                "stopped at a boundary or resumed"
+            )
+        findings: list[dict[str, Any]] = report["findings"]
         errors = [each for each in findings if each["severity"] == "E"]
         for each in errors:
             where = f"{each['path']}:{each['line']}:{each['column']}"

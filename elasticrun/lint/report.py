@@ -50,6 +50,7 @@ def as_json(result: LintResult) -> dict[str, Any]:
         "version": 1,
         "findings": [_finding_as_json(each) for each in result.findings],
         "problems": [each._asdict() for each in result.problems],
+        "elastic": [each.name for each in result.modules if each.leads_to_elastic],
     }
 
 

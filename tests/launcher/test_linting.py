@@ -68,6 +68,22 @@ def test_replicas_that_are_quick_do_not_end_the_linter(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--no-lint",)])
+def test_a_script_without_elasticrun_is_told_so(
+    stage: Stage, script: Path, options: tuple[str, ...]
+) -> None:
+    script.write_text("import helper")
+    (stage.root / "helper.py").write_text("print('trained')")
+    start = ("--replicas", 2, "--start", "exec")
+    with running(stage, *start, *options, script=script) as job:
+        assert job.wait() == 0, job.events
+    assert job.output.count("trained") == 2
+    at_start = f"warning: {script} does not use elasticrun" in job.events
+    assert at_start == (not options)
+    assert job.events.endswith("ran all of it by itself, and nothing was saved\n")
+
+
+@pytest.mark.slow
 def test_a_script_that_cannot_be_linted_is_run(stage: Stage, script: Path) -> None:
     script.write_bytes(b"# coding: latin-1\nprint('trained \xe9')  # elasticrun\n")
     with running(stage, "--replicas", 1, script=script) as job:

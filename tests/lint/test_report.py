@@ -75,6 +75,7 @@ def test_json_has_everything(script: Path, capsys: pytest.CaptureFixture[str]) -
     log = json.loads(output(capsys, "train.py", "--format", "json"))
     (finding,) = log["findings"]
     assert log["problems"] == []
+    assert log["elastic"] == [finding["path"]]
     assert (finding["code"], finding["severity"], finding["zone"]) == (
         "ER101",
         "E",

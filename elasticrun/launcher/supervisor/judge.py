@@ -81,10 +81,12 @@ class Judge:
 
     Attributes:
         started_at: When the launcher started.
+        is_plain: Whether the last generation here did not use elasticrun.
     """
 
     def __init__(self, options: Options, console: Console, crashes: CrashBook) -> None:
         self.started_at = time.time()
+        self.is_plain = False
         self._options = options
         self._console = console
         self._crashes = crashes
@@ -163,6 +165,11 @@ class Judge:
         restarts = f" and {number} restart{'s' * (number > 1)}" if number else ""
         seconds = time.time() - self.started_at
         self._console.event(f"finished after {seconds:.0f} s{restarts}{lost}")
+        if self.is_plain:
+            self._console.event(
+                "warning: the program did not use elasticrun: each replica ran all of "
+                "it by itself, and nothing was saved"
+            )
         return Next(0)
 
     def _has_finished(self) -> bool:

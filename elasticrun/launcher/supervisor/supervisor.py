@@ -270,6 +270,7 @@ class Supervisor:
         self.takeover.end()
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))
+        self.judge.is_plain = not generation.has_begun
         verdict = verdict_of(
             generation,
             reason=self._watchdog.reason,
