@@ -36,7 +36,7 @@ from elasticrun.launcher.replica.reporter import (
 from elasticrun.replicas.files_at_end import close_files
 from elasticrun.replicas.gloo import wait_for_threads
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
-from elasticrun.replicas.wire import Channel, Message
+from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])
 
@@ -96,10 +96,11 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_threads(code)
     reporter.end()
-    _release([*modules_of_program(after=last)])
+    end = to_line({"type": "end", "has_failed_save": has_failed_save()})
+    _release([*modules_of_program(after=last)])  # What it has replaced fails from here.
     close_files()
     stores.clear()
-    channel.send({"type": "end", "has_failed_save": has_failed_save()})
+    channel.send_line(end)
     os._exit(code)
 
 
