@@ -107,12 +107,8 @@ class Elastic(Callback):
     def devices() -> dict[str, Any]:
         """Return the Trainer's arguments that follow from the job."""
         job = current_job()
-        return {
-            "accelerator": "cpu" if job.device.type == "cpu" else "gpu",
-            "devices": job.world_size,
-            "strategy": "ddp" if job.world_size > 1 else "auto",
-            "num_sanity_val_steps": 0,  # They would come again after an early kill.
-        }
+        accelerator = "cpu" if job.device.type == "cpu" else "gpu"
+        return {"accelerator": accelerator, "devices": job.world_size}
 
     # Before anything of the fit is restored.
 

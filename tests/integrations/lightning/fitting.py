@@ -42,6 +42,7 @@ SILENT = {
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
 }
 
 
@@ -338,6 +339,7 @@ class Fit:
     max_local_batch_size: int | None = None
     patience: int = 9
     num_epochs: int = NUM_EPOCHS
+    strategy: str = "auto"
 
     def __call__(self) -> dict[str, Any]:
         """Run in a replica of its own."""
@@ -357,7 +359,9 @@ class Fit:
             }
         # What these tests do in callbacks is not to be kept.
         elastic = Elastic(means, saves_in_validation=kind.valid_size == 3 or None)
-        return self._fit([elastic], loaders, **Elastic.devices())
+        return self._fit(
+            [elastic], loaders, strategy=self.strategy, **Elastic.devices()
+        )
 
     def run_bare(self, batches: Batches) -> dict[str, Any]:
         """Train with these batches and without elasticrun."""
@@ -366,7 +370,7 @@ class Fit:
             "train_dataloaders": DataLoader(data, batch_sampler=Listed(batches)),
             "val_dataloaders": DataLoader(valid, 4),
         }
-        return self._fit([], loaders, accelerator="cpu", num_sanity_val_steps=0)
+        return self._fit([], loaders, accelerator="cpu")
 
     def _train(self) -> Any:
         data, valid = datasets()
@@ -415,6 +419,7 @@ class Fit:
             "logger": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
             **options,
             **kind.options,
         }
@@ -468,7 +473,7 @@ def validate_by_steps(directory: str) -> tuple[list[float], str]:
     data, valid = datasets()
     seen: list[float] = []
     callbacks = [Elastic(), OnBatch(keep)]
-    options = {"logger": False, "enable_checkpointing": False, **Elastic.devices()}
+    options = {**SILENT, **Elastic.devices()}
     trainer = Trainer(max_epochs=1, callbacks=callbacks, **options)
     net = Stepwise()
     # Their last batches have one sample.

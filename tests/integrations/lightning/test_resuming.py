@@ -100,6 +100,7 @@ class Seen:
                 logger=False,
                 enable_progress_bar=False,
                 enable_model_summary=False,
+                num_sanity_val_steps=0,
                 **Elastic.devices(),
             )
             train = AdaptiveDataLoader(data, 5, shuffle=True)
