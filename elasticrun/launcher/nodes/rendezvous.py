@@ -169,7 +169,8 @@ class Rendezvous:
     def _make_handler(self, store: TCPStore) -> Any:
         name = str(self._order["name"])
         # Torch knows a node by its address and process number, of which containers on
-        # one host may have the same. Nobody connects to this address.
+        # one host may have the same, and numbers nodes in this order: on one host, as
+        # they came. Nobody connects to this address.
         address = endpoint.own_address(self._host, self._port).told
         parameters = RendezvousParameters(
             backend="c10d",
@@ -177,7 +178,7 @@ class Rendezvous:
             run_id=name,
             min_nodes=int(self._order["least"]),
             max_nodes=int(self._order["most"]),
-            local_addr=f"{address}/{uuid.uuid4().hex}",
+            local_addr=f"{address}/{time.time_ns()}-{uuid.uuid4().hex}",
             join_timeout=int(self._patience),
             last_call_timeout=_LAST_CALL,
             keep_alive_interval=_BEAT_SECONDS,
