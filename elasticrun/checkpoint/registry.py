@@ -71,6 +71,10 @@ class Registry:
                     self._load_one(other, checkpoint)
         return is_loaded
 
+    def load_again(self, state: BaseState, checkpoint: Checkpoint | None) -> None:
+        """Load a state, and no other one with it, if the checkpoint has it."""
+        self._load_one(state, checkpoint)
+
     def _load_one(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
         file_name = state.file_name(self._rank)
         if checkpoint is None:

@@ -62,7 +62,7 @@ def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
     job = current_job()
     check_not_nested(job)
     num_epochs = job.epochs_until(num_epochs)
-    epoch = job.progress.skip_epochs(num_epochs)
+    epoch = job.skip_epochs(num_epochs)
     if epoch >= num_epochs:
         _say_finished(job)
         job.progress.end_epoch_loop()

@@ -19,6 +19,7 @@ from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
 from elasticrun.job.pace import Pace
 from elasticrun.job.progress import Progress
+from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.trace import Trace
 from elasticrun.replicas.environment import Environment, read_environment
 from elasticrun.replicas.exchange import Exchange
@@ -91,8 +92,9 @@ class Job:
         self.num_loaders = 0
         self.pace = Pace()
         self.late_error = LateError()
-        self._restores_at_loop = False  # Whether generators come back when it goes on.
+        self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)
+        self._replayed = ReplayedStates(self.states)
         self._checkpoints = make_store(self.settings)
         try:
             self._open()
@@ -127,6 +129,7 @@ class Job:
             progress=self.progress,
             rank=self.rank,
             grace=self.settings.grace,
+            before_save=self._replayed.put_back,
         )
         self._watcher.start()
         log_start(start, self.environment, is_saving=self._saver is not None)
@@ -231,7 +234,9 @@ class Job:
         """
         self.states.add(state)
         state.trusts_pickle = state.name in self.settings.trust_pickle
-        return self.load(state)
+        is_loaded = self.load(state)
+        self._replayed.note(state)
+        return is_loaded
 
     def load(self, state: BaseState) -> bool:
         """Load a state from the newest checkpoint; return whether that had it.
@@ -280,7 +285,9 @@ class Job:
         self.boundary.check_not_stopped()
         was_replaying = self.progress.is_replaying
         position = self.progress.begin_loop(loader.name, start=start)
-        if position is not None:
+        if position is None:
+            self._begin_replay()
+        else:
             self.loops.begin(loader, where)
             self.loader = loader
             self._restores_at_loop = was_replaying
@@ -307,10 +314,10 @@ class Job:
         return True
 
     def continue_loop(self) -> None:
-        """Put the saved generators back if this loop is where the program resumes."""
+        """Put what was saved back if this loop is where the program resumes."""
         if self._restores_at_loop:
             self._restores_at_loop = False
-            self._generators.restore()
+            self._end_replay()
 
     def end_loop(self, *, is_finished: bool) -> None:
         """Leave the loop that is outside of others."""
@@ -322,6 +329,13 @@ class Job:
         """Leave a loop in the body of another one, which goes on."""
         self.loops.end(loader)
         self.loader = self.loops.innermost
+
+    def skip_epochs(self, limit: int) -> int:
+        """Walk past epochs that were finished before the restart; see `Progress`."""
+        epoch = self.progress.skip_epochs(limit)
+        if self.progress.is_replaying:
+            self._begin_replay()
+        return epoch
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
@@ -354,14 +368,30 @@ class Job:
             )
 
     def _moving_on(self, move: Callable[[], None]) -> None:
-        """Move; put the saved generators back if that ends the replay.
-
-        Not sooner: code that is replayed may draw, too.
-        """
+        """Move; put what was saved back if that ends the replay."""
         was_replaying = self.progress.is_replaying
         move()
         if was_replaying and not self.progress.is_replaying:
-            self._generators.restore()
+            self._end_replay()
+
+    def _begin_replay(self) -> None:
+        """Remember what replayed code may change."""
+        # Where a loader's own state, or an exception, has led the program elsewhere,
+        # the checkpoint has other values.
+        is_at_start = self.has_resumed and self.progress.position == self.start
+        self._replayed.begin(self._load_again if is_at_start else None)
+
+    def _load_again(self, state: BaseState) -> None:
+        self.states.load_again(state, self.newest_checkpoint)
+
+    def _end_replay(self) -> None:
+        """Put states and generators back; not sooner: replayed code changes them, too.
+
+        Generators come last, since loading a state might draw.
+        """
+        self._replayed.put_back()
+        self._replayed.end()
+        self._generators.restore()
 
     # Start and end.
 

@@ -62,12 +62,19 @@ class State(BaseState, metaclass=_RegisteredWhenMade):
 
     Collective: make it on every replica, in the same order; `sync` is called on every
     replica before `save`.
-    Replay: made again in each generation, and loads the newest checkpoint.
+    Replay: made again in each generation, and loads the newest checkpoint; once more
+    where the replay ends, if its attributes have changed since the first loop began.
 
     Raises:
         StateNameError: The name is taken, or is not a plain file name.
         CheckpointError: The file in the checkpoint is damaged.
     """
+
+    def current(self) -> Any:
+        return vars(self)
+
+    def put_back(self, values: Any) -> None:
+        vars(self).update(values)
 
 
 def register(**objects: Stateful) -> None:
@@ -235,6 +242,12 @@ class _VariablesState(BaseState):
             if isinstance(value, (int, float, str))
             or (type(value) is Tensor and value.dim() == 0)
         }
+
+    def current(self) -> Any:
+        return vars(self._variables)
+
+    def put_back(self, values: Any) -> None:
+        vars(self._variables).update(values)
 
     def save(self, fileobj: BinaryIO) -> None:
         save_values_of(self, dict(vars(self._variables)), fileobj)

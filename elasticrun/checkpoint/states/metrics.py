@@ -90,6 +90,21 @@ class MetricState(StatefulState):
     def after_save(self) -> None:
         self._merged = {}
 
+    def current(self) -> Any:
+        return {
+            "module": self.target.state_dict(),
+            "states": {key: getattr(each, name) for key, each, name in self._states()},
+            "counts": [each._update_count for _, each in find_metrics(self._module)],
+        }
+
+    def put_back(self, values: Any) -> None:
+        super().put_back(values["module"])
+        for key, metric, name in self._states():
+            setattr(metric, name, values["states"][key])
+        metrics = find_metrics(self._module)
+        for (_, metric), count in zip(metrics, values["counts"], strict=True):
+            metric._update_count, metric._computed = count, None
+
     def values_to_save(self) -> Any:
         values = super().values_to_save()
         values.update(self._merged)

@@ -109,6 +109,17 @@ class BaseState(ABC):
             states: Iterated later, it has those that were registered since, too.
         """
 
+    def current(self) -> Any:
+        """Return its values, nested, in which changes by replayed code are looked for.
+
+        None if replayed code does it no harm. Called on all replicas.
+        """
+        return None
+
+    def put_back(self, values: Any) -> None:
+        """Take such values, as they were before code was replayed."""
+        raise NotImplementedError(f"{self.name} has no values that could be put back")
+
     @property
     def overwrites(self) -> object:
         """The object whose loaded state the making of the target has changed, or None.

@@ -100,6 +100,15 @@ class StatefulState(BaseState):
                 "is_per_replica = True."
             )
 
+    def current(self) -> Any:
+        # A `ZeroRedundancyOptimizer` has its whole state on one replica at a time.
+        return self.target.state_dict() if self._consolidate is None else self.target
+
+    def put_back(self, values: Any) -> None:
+        if self._consolidate is None:
+            with keeping_dtypes(self.target):
+                self.target.load_state_dict(values)
+
     def values_to_save(self) -> Any:
         """Return what is written."""
         values: Any = self.target.state_dict()

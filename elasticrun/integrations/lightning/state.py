@@ -50,6 +50,9 @@ class FitState(State):
         self.validated: tuple[int, int] | None = None
         self.loaded: dict[str, Any] | None = None
 
+    def current(self) -> None:
+        """Nothing: it is restored where the framework begins, behind replayed code."""
+
     def sync(self) -> None:
         trainer, connector = self._trainer, self._trainer._logger_connector
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)

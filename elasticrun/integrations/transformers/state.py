@@ -40,6 +40,9 @@ class TrainingState(State):
         self.has_ended = False
         self.began = 0.0
 
+    def current(self) -> None:
+        """Nothing: it is restored where the framework begins, behind replayed code."""
+
     def sync(self) -> None:
         trainer = self._trainer
         if not self.began:  # What was loaded is not in its places yet.
