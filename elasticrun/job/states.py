@@ -88,8 +88,10 @@ def register(**objects: Stateful) -> None:
     batch, also when `max_local_batch_size` cuts it into micro-batches.
 
     Collective: call it on every replica, in the same order.
-    Replay: registers again in each generation and loads the newest checkpoint; nothing
-    is written.
+    Replay: registers again in each generation and loads the newest checkpoint. What the
+    program changes of an object before its first loop stays; what it changes after that
+    in replayed code is undone where the replay ends. Changes of large tensors through
+    `tensor.data` are not seen.
 
     Raises:
         TypeError: An object lacks one of the two methods, or is a class.
@@ -148,6 +150,7 @@ class Variables:
 
     Collective: make it on every replica, in the same order.
     Replay: made again in each generation; loads the saved values over the initial ones.
+    What replayed code changes is undone where the replay ends.
 
     Args:
         name: What it is called in checkpoints; one per name.

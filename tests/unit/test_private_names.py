@@ -41,7 +41,7 @@ NAMES = {
     "threading._shutdown": "A forked replica does not wait for its threads.",
     "weakref.finalize._registry": SLOW_END,
     # Torch's: backward passes.
-    "torch.Tensor._version": "A changed parameter of Lightning's is not seen.",
+    "torch.Tensor._version": "What replayed code changes of a large tensor stays.",
     "torch.autograd.Function._backward_cls._forward_cls": (
         "Weighed losses, and collectives in a backward pass, are not recognized."
     ),

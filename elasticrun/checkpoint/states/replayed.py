@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import IntEnum
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,11 @@ class _Row:
         self._copy = row.copy() if isinstance(row, list) else row
 
     def compare(self, value: Any) -> Change:
-        is_same = type(value) is type(self._row) and value == self._copy
+        is_same = (
+            type(value) is type(self._row)
+            and value == self._copy
+            and all(map(is_, map(type, value), map(type, self._copy)))
+        )
         return Change.NOTHING if is_same else Change.REMEMBERED
 
     def put_back(self, value: Any) -> Any:
