@@ -24,7 +24,7 @@ from elasticrun.parallel.arguments import (
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
 from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.states import ParallelState, hook_states_of
+from elasticrun.parallel.states import ParallelState
 from elasticrun.parallel.weighing import weighing_of
 
 _PREFIX = "module."
@@ -96,7 +96,7 @@ class AdaptiveDataParallel(nn.Module):
         check_options(ddp_kwargs)
         check_module(module, AdaptiveDataParallel)
         job = current_job()
-        self._prefix = prefix = "" if name == "model" else f"{name}."
+        prefix = "" if name == "model" else f"{name}."
         optimizers = name_each(f"{prefix}optimizer", optimizer)
         schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
@@ -186,18 +186,15 @@ class AdaptiveDataParallel(nn.Module):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let one of DDP's communication hooks average the gradients, as a DDP does.
 
-        With one replica there is nothing to communicate. What `PowerSGDState` remembers
-        is kept in checkpoints, the errors that it has yet to communicate for each
-        replica. Compressed gradients are not those of one replica to rounding.
+        With one replica there is nothing to communicate. Compressed gradients are not
+        those of one replica to rounding. What a hook remembers from step to step, as
+        PowerSGD does, is in no checkpoint: after a restart it begins anew.
 
         Collective: call it on every replica, once, before training.
-        Replay: registers again in each generation, and loads the newest checkpoint.
+        Replay: registers again in each generation.
         """
         if self._reduction is not None:
             self._reduction.register_comm_hook(state, hook)
-        device = next(self.module.parameters()).device
-        for kept in hook_states_of(self._prefix, state, device):
-            current_job().register(kept)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for forward passes whose gradients are not reduced yet.

@@ -124,10 +124,7 @@ ROWS: dict[str, Row] = dict(
         row(practices.schedule_free),
         row(practices.sharded, sizes=WHOLE),
         row(practices.partitioned),
-        *(
-            row(practices.compressed, sizes=WHOLE, tolerance=None, kind=kind)
-            for kind in ["fp16", "PowerSGD"]
-        ),
+        row(practices.compressed, sizes=WHOLE, tolerance=None),
     ]
 )
 
