@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.parameter_names import parameters_of
-from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step, running_loader
 from elasticrun.job.loop import Loop
 from elasticrun.job.pace import Pace
@@ -19,7 +14,7 @@ from elasticrun.job.stepping import Method, step_between_micro_batches, wrap_met
 from elasticrun.parallel.first_steps import FirstSteps
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.unstepped import Unstepped
-from elasticrun.parallel.weighing import Weighing, factor_of
+from elasticrun.parallel.weighing import Weighing
 
 
 class FollowedOptimizer:
@@ -97,8 +92,6 @@ class FollowedOptimizer:
     ) -> Any:
         """Let the optimizer step; the backward pass is in the closure."""
         self.unstepped.note_step(loop, has_closure=True)
-        if self._pace is not None and isinstance(optimizer, torch.optim.LBFGS):
-            args, kwargs = (self._of_all(*args, **kwargs),), {}
         hides = self._partial.hides
         result = method(optimizer, *args, **kwargs)
         if hides:
@@ -113,34 +106,6 @@ class FollowedOptimizer:
         self._partial.make_due(optimizer, is_again=self.put_off_in is turn)
         self.put_off_in = turn
         return result
-
-    def _of_all(self, closure: Callable[[], Any]) -> Callable[[], Tensor]:
-        """Return a closure that returns the loss of the whole global batch.
-
-        LBFGS decides by it how often it calls the closure. With losses of their own,
-        replicas would call it differently often, and wait for each other without end.
-        """
-
-        def evaluate() -> Tensor:
-            num_weighed = self._weighing.num_passes
-            loss = torch.as_tensor(closure())
-            factor = factor_of(loss)
-            if factor is None:
-                if self._weighing.num_passes != num_weighed:
-                    raise ElasticRunError(
-                        "the closure of LBFGS weighed a loss, but returned something "
-                        "else, of which the mean over all replicas is not known. "
-                        "Return what weigh() has returned."
-                    )
-                loader = running_loader()
-                factor = 1.0 if loader is None else loader.loss_weight
-            with torch.no_grad():
-                own = torch.as_tensor(factor, dtype=torch.float64, device=loss.device)
-                own = torch.where(own == 0, 0.0, loss.detach() * own)
-                dist.all_reduce(own)
-                return (own / dist.get_world_size()).to(loss.dtype)
-
-        return evaluate
 
     def _zeroing(self, method: Method) -> Method:
         partial, unstepped = self._partial, self.unstepped

@@ -18,6 +18,7 @@ from elasticrun.job.states import state_of
 from elasticrun.job.stepping import act_once_per_global_batch
 from elasticrun.parallel.arguments import (
     check_belong,
+    check_closures,
     check_module,
     check_options,
     name_each,
@@ -77,6 +78,7 @@ class AdaptiveDataParallel(nn.Module):
             parameters, or `static_graph` is set.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
+        ElasticRunError: An optimizer is LBFGS, and there are several replicas.
     """
 
     module: nn.Module
@@ -100,6 +102,7 @@ class AdaptiveDataParallel(nn.Module):
         optimizers = name_each(f"{prefix}optimizer", optimizer)
         schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
+        check_closures(optimizers.values(), world_size=job.world_size)
         self.module = module
         self.training = module.training
         # Past nn.Module's own __setattr__, whose modules take longer to be found.

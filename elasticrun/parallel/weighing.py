@@ -35,12 +35,10 @@ class Weighing:
         counts_met: What the backward pass under way has come through: the numbers of
             counts whose sums are not known yet, None for losses of which nothing is to
             be corrected. Itself None in a pass that has come through no weighed loss.
-        num_passes: How many backward passes have come through weighed losses.
     """
 
     def __init__(self, world_size: int) -> None:
         self.counts_met: set[int | None] | None = None
-        self.num_passes = 0
         self._world_size = world_size
         self._micro_batch: object = None
         self._global_batch: object = None
@@ -78,7 +76,6 @@ class Weighing:
         """
         if self.counts_met is None:
             self.counts_met = set()
-            self.num_passes += 1
             # In a reentrant checkpoint gradients come from passes within this one.
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self.end_pass)
@@ -212,12 +209,6 @@ def weighing_of(job: Job) -> Weighing:
 
 
 _weighing_of: WeakKeyDictionary[Job, Weighing] = WeakKeyDictionary()
-
-
-def factor_of(loss: Tensor) -> Any:
-    """Return the factor of a loss that has just been weighed; None if it has not."""
-    node: Any = loss.grad_fn
-    return node.factor() if is_weighed(node) else None
 
 
 def is_weighed(node: Any) -> bool:

@@ -105,10 +105,6 @@ ROWS: dict[str, Row] = dict(
         ),
         row(losses.different_means, sizes=WHOLE),
         *(
-            row(losses.line_search, sizes=WHOLE, tolerance=1e-9, counts=counts)
-            for counts in [True, False]
-        ),
-        *(
             row(practices.compiled, sizes=(2,), what=what)
             for what in ["inside", "in place", "layer", "around", "loss"]
         ),
