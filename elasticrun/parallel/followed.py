@@ -11,7 +11,6 @@ from elasticrun.job.current import note_step, running_loader
 from elasticrun.job.loop import Loop
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import Method, step_between_micro_batches, wrap_method
-from elasticrun.parallel.first_steps import FirstSteps
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.unstepped import Unstepped
 from elasticrun.parallel.weighing import Weighing
@@ -25,7 +24,6 @@ class FollowedOptimizer:
         partial: The gradients that are hidden before its step.
         weighing: Knows what those are to be corrected by.
         pace: Is told of its steps where there are several replicas, else None.
-        first_steps: Is told of the first ones where there is one, else None.
 
     Attributes:
         put_off_in: The last turn in which its step was put off, to that of the last
@@ -40,11 +38,9 @@ class FollowedOptimizer:
         partial: PartialGradients,
         weighing: Weighing,
         pace: Pace | None,
-        first_steps: FirstSteps | None,
     ) -> None:
         self.put_off_in: object = None
         self.unstepped = Unstepped()
-        self._first_steps = first_steps
         self._partial = partial
         self._weighing = weighing
         self._pace = pace
@@ -54,7 +50,6 @@ class FollowedOptimizer:
 
     def _stepping(self, method: Method) -> Method:
         partial, pace, unstepped = self._partial, self._pace, self.unstepped
-        first_steps = self._first_steps
 
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             loop = None
@@ -73,8 +68,6 @@ class FollowedOptimizer:
             if hides:
                 partial.correct(self._weighing)
                 partial.show_the_rest()
-            if first_steps is not None and not first_steps.is_over and loop is not None:
-                first_steps.note_step(optimizer)
             result = method(optimizer)
             if hides:
                 partial.drop_due(optimizer)

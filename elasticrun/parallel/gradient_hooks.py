@@ -17,7 +17,6 @@ from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.crossing import crossing_node, reaches_unweighed
-from elasticrun.parallel.first_steps import FirstSteps
 from elasticrun.parallel.followed import FollowedOptimizer, running_loop
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
@@ -50,7 +49,6 @@ class GradientHooks:
     Args:
         module: With parameters to train.
         reduction: What averages their gradients over replicas, if there are several.
-        may_be_unused: Whether parameters may have no gradient in a step.
         pace: Is told when an optimizer steps, at which nobody is waited for.
         weighing: Knows which backward passes begin with weighed losses.
     """
@@ -60,7 +58,6 @@ class GradientHooks:
         module: nn.Module,
         reduction: Reduction | None,
         *,
-        may_be_unused: bool,
         pace: Pace,
         weighing: Weighing,
     ) -> None:
@@ -70,9 +67,6 @@ class GradientHooks:
             self._parameters, is_reduced=reduction is not None
         )
         self._reduction = reduction
-        self._first_steps: FirstSteps | None = None
-        if reduction is None:
-            self._first_steps = FirstSteps(module, may_be_unused=may_be_unused)
         self._pace = pace
         self._searches_unused = (
             reduction is not None and reduction.ddp.find_unused_parameters
@@ -107,9 +101,6 @@ class GradientHooks:
         """
         loader = running_loader()
         self._weighing.counts_met = None  # In case that an exception has left them.
-        first_steps = self._first_steps
-        if first_steps is not None and not first_steps.is_over:
-            first_steps.note_forward(is_step=loader is None or loader.is_step)
         part = None
         if loader is not None:
             loop = loader.running_loop
@@ -152,7 +143,6 @@ class GradientHooks:
             partial=self._partial,
             weighing=self._weighing,
             pace=None if self._reduction is None else self._pace,
-            first_steps=self._first_steps,
         )
         self._followed.append(followed)
 

@@ -115,7 +115,6 @@ class AdaptiveDataParallel(nn.Module):
         self._gradient_hooks = GradientHooks(
             module,
             self._reduction,
-            may_be_unused=bool(ddp_kwargs.get("find_unused_parameters")),
             pace=job.pace,
             weighing=self._weighing,
         )
@@ -273,7 +272,7 @@ class AdaptiveDataParallel(nn.Module):
         self._gradient_hooks.unhook()  # Moved parameters get new nodes in the graph.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self._reduction is not None:
-            self._reduction.late.watch()
+            self._reduction.watch()
         return self
 
 
