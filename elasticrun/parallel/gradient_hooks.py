@@ -16,7 +16,7 @@ from elasticrun.job.current import running_loader
 from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
-from elasticrun.parallel.crossing import crossing_node, reaches_unweighed
+from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.followed import FollowedOptimizer, running_loop
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
@@ -84,7 +84,6 @@ class GradientHooks:
         self._hides_too = False  # Whether the hooks are also those that hide.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
-        self._checked_mix: object = None  # That of `_check_mix`.
         self._has_warned = False
         self._followed: list[FollowedOptimizer] = []
 
@@ -229,7 +228,8 @@ class GradientHooks:
             if loader.running_loop is not self._checked_loop:
                 self._check_own(loader, weight)
         else:
-            weight = self._weight_of_weighed(loader)
+            # What comes through a weighed loss was weighed on its way.
+            weight = float(loader.running_loop.current[2].num_valid > 0)
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
@@ -240,13 +240,6 @@ class GradientHooks:
             self._sole_weights[gradient.dtype] = factor
         return (gradient * factor,)
 
-    def _weight_of_weighed(self, loader: LoopedLoader) -> float:
-        """Return 0 or 1: what comes through a weighed loss was weighed on its way."""
-        if loader.running_loop is not self._checked_mix:
-            self._check_mix(loader)
-        is_padding = loader.running_loop.current[2].num_valid == 0
-        return 0.0 if is_padding else 1.0
-
     def _after_adding(self, parameter: Tensor, *_: Any) -> None:
         if is_between_micro_batches():
             self._partial.hide(parameter)
@@ -256,7 +249,7 @@ class GradientHooks:
         if weight == 1.0:
             return
         self._checked_loop = loader.running_loop
-        node = None if self._reduction is None else crossing_node()
+        node = None if self._reduction is None else collective_in_backward()
         if node is not None:
             raise ElasticRunError(
                 f"the backward pass goes through {node}, which communicates, so the "
@@ -265,18 +258,6 @@ class GradientHooks:
                 "their mean), and gradients that have crossed over cannot be weighed "
                 "at the parameters any more. Weigh the loss where it begins: "
                 "model.weigh(loss).backward()."
-            )
-
-    def _check_mix(self, loader: LoopedLoader) -> None:
-        """Warn, once a loop, of a part that is not weighed where each needs its own."""
-        self._checked_mix = loader.running_loop
-        if not loader.has_one_weight and reaches_unweighed({*self._parameters}):
-            warn_at_program(
-                f"a part of the loss is weighed, and a part is not, in the loop over "
-                f"`{loader.name}` ({loader.where}), whose members' batches do not "
-                "divide alike. What is not weighed counts as if they did. Let each "
-                "loss go through model.weigh(loss, member=...), and what depends on no "
-                "batch (a penalty on parameters) with any of the members."
             )
 
     def _hide_earlier(self, loader: LoopedLoader) -> None:

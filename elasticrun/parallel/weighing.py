@@ -211,11 +211,6 @@ def weighing_of(job: Job) -> Weighing:
 _weighing_of: WeakKeyDictionary[Job, Weighing] = WeakKeyDictionary()
 
 
-def is_weighed(node: Any) -> bool:
-    """Return whether what comes through a node of the graph is weighed there."""
-    return getattr(type(node), "_forward_cls", None) is _Weigh
-
-
 def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
     """Refuse a loader that delivers nothing in this step, so has no weight in it."""
     if loader is None or not member.running_loop.current[2].global_batch_size:
