@@ -10,7 +10,7 @@ from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.job.current import note_step, running_loader
 from elasticrun.job.loop import Loop
 from elasticrun.job.pace import Pace
-from elasticrun.job.stepping import Method, step_between_micro_batches, wrap_method
+from elasticrun.job.stepping import replace_method, step_between_micro_batches
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.unstepped import Unstepped
 from elasticrun.parallel.weighing import Weighing
@@ -20,7 +20,7 @@ class FollowedOptimizer:
     """Lets an optimizer step once in a global batch, with the gradients of all of it.
 
     Args:
-        optimizer: Whose methods are wrapped.
+        optimizer: Whose methods are replaced.
         partial: The gradients that are hidden before its step.
         weighing: Knows what those are to be corrected by.
         pace: Is told of its steps where there are several replicas, else None.
@@ -45,50 +45,31 @@ class FollowedOptimizer:
         self._weighing = weighing
         self._pace = pace
         partial.add_optimizer(optimizer)
-        wrap_method(optimizer, "step", self._stepping, acts_once=True)
-        wrap_method(optimizer, "zero_grad", self._zeroing)
+        replace_method(optimizer, "step", self._step, acts_once=True)
+        replace_method(optimizer, "zero_grad", self._zero_grad)
 
-    def _stepping(self, method: Method) -> Method:
-        partial, pace, unstepped = self._partial, self._pace, self.unstepped
-
-        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            loop = None
-            loader = running_loader()
-            if loader is not None:
-                loop = loader.running_loop
-                if not loop.current[2].is_step:
-                    return self._put_off(optimizer, loop.current, *args, **kwargs)
-                if pace is not None:
-                    pace.begin(loop)
-            note_step()
-            if args or kwargs:
-                return self._step_by_closure(method, optimizer, loop, *args, **kwargs)
-            unstepped.note_step(loop)
-            hides = partial.hides
-            if hides:
-                partial.correct(self._weighing)
-                partial.show_the_rest()
-            result = method(optimizer)
-            if hides:
-                partial.drop_due(optimizer)
-            return result
-
-        return step
-
-    def _step_by_closure(
-        self,
-        method: Method,
-        optimizer: Optimizer,
-        loop: Loop | None,
-        *args: Any,
-        **kwargs: Any,
+    def _step(
+        self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
-        """Let the optimizer step; the backward pass is in the closure."""
-        self.unstepped.note_step(loop, has_closure=True)
-        hides = self._partial.hides
+        loop = None
+        loader = running_loader()
+        if loader is not None:
+            loop = loader.running_loop
+            if not loop.current[2].is_step:
+                return self._put_off(optimizer, loop.current, *args, **kwargs)
+            if self._pace is not None:
+                self._pace.begin(loop)
+        note_step()
+        partial = self._partial
+        hides = partial.hides
+        has_closure = bool(args or kwargs)  # Then the backward pass is in that.
+        self.unstepped.note_step(loop, has_closure=has_closure)
+        if hides and not has_closure:
+            partial.correct(self._weighing)
+            partial.show_the_rest()
         result = method(optimizer, *args, **kwargs)
         if hides:
-            self._partial.drop_due(optimizer)
+            partial.drop_due(optimizer)
         return result
 
     def _put_off(
@@ -100,17 +81,14 @@ class FollowedOptimizer:
         self.put_off_in = turn
         return result
 
-    def _zeroing(self, method: Method) -> Method:
-        partial, unstepped = self._partial, self.unstepped
-
-        def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            if unstepped.loop is not None:
-                unstepped.note_zeroed(running_loop())
-            if partial.hides:
-                partial.zero(parameters_of(optimizer))
-            method(optimizer, *args, **kwargs)
-
-        return zero_grad
+    def _zero_grad(
+        self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
+        if self.unstepped.loop is not None:
+            self.unstepped.note_zeroed(running_loop())
+        if self._partial.hides:
+            self._partial.zero(parameters_of(optimizer))
+        method(optimizer, *args, **kwargs)
 
 
 def running_loop() -> Loop | None:
