@@ -17,7 +17,7 @@ from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
-from elasticrun.parallel.followed import FollowedOptimizer, running_loop
+from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.weighing import Weighing
@@ -85,13 +85,12 @@ class GradientHooks:
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
         self._has_warned = False
-        self._followed: list[FollowedOptimizer] = []
+        self._optimizers: list[OptimizerHooks] = []
 
     @property
     def has_unstepped(self) -> bool:
-        """Whether gradients wait for the step of an optimizer that is followed."""
-        loop = running_loop()
-        return any(each.unstepped.is_pending(loop) for each in self._followed)
+        """Whether gradients wait for the step of an optimizer."""
+        return any(each.has_unstepped for each in self._optimizers)
 
     def prepare(self, *, is_training: bool) -> bool:
         """Get ready for a forward pass; return whether it is the global batch's last.
@@ -105,8 +104,8 @@ class GradientHooks:
             loop = loader.running_loop
             part = loop.current[2]
             if is_training:
-                for followed in self._followed:
-                    followed.unstepped.note_forward(loop)
+                for optimizer in self._optimizers:
+                    optimizer.note_forward(loop)
         if part is self._settled and not self._partial.hides:
             return True
         return self._settle(loader, part)
@@ -135,20 +134,20 @@ class GradientHooks:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def follow(self, optimizer: Optimizer) -> None:
+    def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
-        followed = FollowedOptimizer(
+        hooks = OptimizerHooks(
             optimizer,
             partial=self._partial,
             weighing=self._weighing,
             pace=None if self._reduction is None else self._pace,
         )
-        self._followed.append(followed)
+        self._optimizers.append(hooks)
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
-        for followed in self._followed:
-            followed.unstepped.note_zeroed(running_loop())
+        for optimizer in self._optimizers:
+            optimizer.note_zeroed()
         if self._partial.hides:
             self._partial.zero()
 
@@ -263,7 +262,7 @@ class GradientHooks:
     def _hide_earlier(self, loader: LoopedLoader) -> None:
         """Hide what `.grad` held before this micro-batch's first gradient."""
         micro_batch = loader.running_loop.current
-        has_stepped = any(each.put_off_in is micro_batch for each in self._followed)
+        has_stepped = any(each.put_off_in is micro_batch for each in self._optimizers)
         if has_stepped and not self._has_warned:
             self._has_warned = True
             warn_at_program(_STEP_BEFORE_LOSS)

@@ -123,7 +123,7 @@ class AdaptiveDataParallel(nn.Module):
         for state_name, target in (optimizers | schedulers).items():
             job.register(state_of(state_name, target))
             if isinstance(target, Optimizer):
-                self._gradient_hooks.follow(target)
+                self._gradient_hooks.add_optimizer(target)
             else:
                 act_once_per_global_batch(target)
 

@@ -8,16 +8,25 @@ from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.job.current import note_step, running_loader
-from elasticrun.job.loop import Loop
+from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
 from elasticrun.parallel.partial_gradients import PartialGradients
-from elasticrun.parallel.unstepped import Unstepped
 from elasticrun.parallel.weighing import Weighing
 
+_MANY = 2  # Batches in which gradients were thrown away, without a step: on purpose.
 
-class FollowedOptimizer:
+
+class OptimizerHooks:
     """Lets an optimizer step once in a global batch, with the gradients of all of it.
+
+    It also knows whether gradients wait for a step, since those are in no checkpoint. A
+    forward pass for training tells, which replicas make alike: its gradients wait until
+    the optimizer steps. Those of one that comes after the step, in a turn of the loop
+    whose step had a forward pass of its own, are taken to be thrown away: it was for
+    the accuracy, or for the loss of another module. So are gradients that are zeroed in
+    batch after batch without a step; and what a loop without any step leaves, as it was
+    for an evaluation. Outside of loops there are no boundaries.
 
     Args:
         optimizer: Whose methods are replaced.
@@ -28,7 +37,6 @@ class FollowedOptimizer:
     Attributes:
         put_off_in: The last turn in which its step was put off, to that of the last
             micro-batch.
-        unstepped: Whether gradients wait for its step.
     """
 
     def __init__(
@@ -39,22 +47,61 @@ class FollowedOptimizer:
         weighing: Weighing,
         pace: Pace | None,
     ) -> None:
-        self.put_off_in: object = None
-        self.unstepped = Unstepped()
+        self.put_off_in: MicroBatch | None = None
         self._partial = partial
         self._weighing = weighing
         self._pace = pace
+        # The last forward pass for training, and that of the last step if it had one.
+        self._forward_loop: Loop | None = None
+        self._forward_turn: MicroBatch | None = None
+        self._step_turn: MicroBatch | None = None
+        self._step_loop: Loop | None = None
+        self._num_thrown_away = 0  # In how many batches since the last step.
+        self._zeroed_in: tuple[Loop, int] | None = None  # The last one of these.
         partial.add_optimizer(optimizer)
         replace_method(optimizer, "step", self._step, acts_once=True)
         replace_method(optimizer, "zero_grad", self._zero_grad)
 
+    @property
+    def has_unstepped(self) -> bool:
+        """Whether gradients wait for a step, in the running loop or after it."""
+        return (
+            self._forward_turn is not self._step_turn
+            and self._num_thrown_away < _MANY
+            and self._forward_loop in (running_loop(), self._step_loop)
+        )
+
+    def note_forward(self, loop: Loop) -> None:
+        """Note a forward pass for training, in a turn of a running loop."""
+        self._forward_loop, self._forward_turn = loop, loop.current
+
+    def note_zeroed(self) -> None:
+        """Note that the gradients are about to be zeroed."""
+        loop = running_loop()
+        if loop is None or self._forward_turn is self._step_turn:
+            return
+        zeroed_in = loop, loop.current[0]
+        if zeroed_in != self._zeroed_in:
+            self._zeroed_in = zeroed_in
+            self._num_thrown_away += 1
+
+    def _note_step(self, loop: Loop | None, *, has_closure: bool) -> None:
+        """Note that the optimizer steps, in a loop or (None) outside.
+
+        Args:
+            has_closure: Whether the forward pass is yet to come.
+        """
+        turn = None if loop is None else loop.current
+        has_forward = has_closure or self._forward_turn is turn
+        self._forward_turn = self._step_turn = turn if has_forward else None
+        self._step_loop = loop
+        self._num_thrown_away, self._zeroed_in = 0, None
+
     def _step(
         self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
-        loop = None
-        loader = running_loader()
-        if loader is not None:
-            loop = loader.running_loop
+        loop = running_loop()
+        if loop is not None:
             if not loop.current[2].is_step:
                 return self._put_off(optimizer, loop.current, *args, **kwargs)
             if self._pace is not None:
@@ -63,7 +110,7 @@ class FollowedOptimizer:
         partial = self._partial
         hides = partial.hides
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
-        self.unstepped.note_step(loop, has_closure=has_closure)
+        self._note_step(loop, has_closure=has_closure)
         if hides and not has_closure:
             partial.correct(self._weighing)
             partial.show_the_rest()
@@ -73,7 +120,7 @@ class FollowedOptimizer:
         return result
 
     def _put_off(
-        self, optimizer: Optimizer, turn: object, *args: Any, **kwargs: Any
+        self, optimizer: Optimizer, turn: MicroBatch, *args: Any, **kwargs: Any
     ) -> Any:
         """Note that gradients are due: the global batch is incomplete."""
         result = step_between_micro_batches(optimizer, *args, **kwargs)
@@ -84,8 +131,7 @@ class FollowedOptimizer:
     def _zero_grad(
         self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> None:
-        if self.unstepped.loop is not None:
-            self.unstepped.note_zeroed(running_loop())
+        self.note_zeroed()
         if self._partial.hides:
             self._partial.zero(parameters_of(optimizer))
         method(optimizer, *args, **kwargs)
