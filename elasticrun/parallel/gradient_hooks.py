@@ -64,7 +64,7 @@ class GradientHooks:
         self._weighing = weighing
         self._parameters = list(module.parameters())
         self._partial = PartialGradients(
-            self._parameters, is_reduced=reduction is not None
+            self._parameters, weighing, is_reduced=reduction is not None
         )
         self._reduction = reduction
         self._pace = pace
@@ -139,7 +139,6 @@ class GradientHooks:
         hooks = OptimizerHooks(
             optimizer,
             partial=self._partial,
-            weighing=self._weighing,
             pace=None if self._reduction is None else self._pace,
         )
         self._optimizers.append(hooks)
@@ -149,7 +148,7 @@ class GradientHooks:
         for optimizer in self._optimizers:
             optimizer.note_zeroed()
         if self._partial.hides:
-            self._partial.zero()
+            self._partial.zero(self._parameters)
 
     def unhook(self) -> None:
         """Remove the hooks; `prepare` puts them back if it finds a need."""
@@ -214,7 +213,6 @@ class GradientHooks:
         with self._lock:
             if loader is None or loader.is_step:
                 self._awaits_backward = False
-                self._partial.correct(self._weighing)
                 self._partial.show()
             else:
                 self._hide_earlier(loader)

@@ -7,14 +7,23 @@ from typing import Any
 from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.parameter_names import parameters_of
-from elasticrun.job.current import note_step, running_loader
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
-from elasticrun.parallel.partial_gradients import PartialGradients
-from elasticrun.parallel.weighing import Weighing
+from elasticrun.parallel.partial_gradients import PartialGradients, running_loop
 
 _MANY = 2  # Batches in which gradients were thrown away, without a step: on purpose.
+
+_ZEROED_TOO_LATE = (
+    "gradients were zeroed between a backward pass and the step, at the last "
+    "micro-batch of a global batch. Those of the earlier micro-batches went with them, "
+    "so the step would miss them. Zero before the first backward pass of each turn. "
+    "Where the loss of another module reaches this one, as a generator's its "
+    "discriminator, let this one step before that, or freeze it meanwhile "
+    "(requires_grad_(False)); or leave out max_local_batch_size."
+)
 
 
 class OptimizerHooks:
@@ -31,7 +40,6 @@ class OptimizerHooks:
     Args:
         optimizer: Whose methods are replaced.
         partial: The gradients that are hidden before its step.
-        weighing: Knows what those are to be corrected by.
         pace: Is told of its steps where there are several replicas, else None.
 
     Attributes:
@@ -44,12 +52,10 @@ class OptimizerHooks:
         optimizer: Optimizer,
         *,
         partial: PartialGradients,
-        weighing: Weighing,
         pace: Pace | None,
     ) -> None:
         self.put_off_in: MicroBatch | None = None
         self._partial = partial
-        self._weighing = weighing
         self._pace = pace
         # The last forward pass for training, and that of the last step if it had one.
         self._forward_loop: Loop | None = None
@@ -58,7 +64,8 @@ class OptimizerHooks:
         self._step_loop: Loop | None = None
         self._num_thrown_away = 0  # In how many batches since the last step.
         self._zeroed_in: tuple[Loop, int] | None = None  # The last one of these.
-        partial.add_optimizer(optimizer)
+        self._stepped_in: MicroBatch | None = None  # The last turn.
+        self._lost_in: MicroBatch | None = None  # Where shown sums were zeroed instead.
         replace_method(optimizer, "step", self._step, acts_once=True)
         replace_method(optimizer, "zero_grad", self._zero_grad)
 
@@ -78,9 +85,14 @@ class OptimizerHooks:
     def note_zeroed(self) -> None:
         """Note that the gradients are about to be zeroed."""
         loop = running_loop()
-        if loop is None or self._forward_turn is self._step_turn:
+        if loop is None:
             return
-        zeroed_in = loop, loop.current[0]
+        turn = loop.current
+        if self._partial.shown_in is turn and self._stepped_in is not turn:
+            self._lost_in = turn
+        if self._forward_turn is self._step_turn:
+            return
+        zeroed_in = loop, turn[0]
         if zeroed_in != self._zeroed_in:
             self._zeroed_in = zeroed_in
             self._num_thrown_away += 1
@@ -104,20 +116,17 @@ class OptimizerHooks:
         if loop is not None:
             if not loop.current[2].is_step:
                 return self._put_off(optimizer, loop.current, *args, **kwargs)
+            if self._lost_in is loop.current:
+                raise ElasticRunError(_ZEROED_TOO_LATE)
+            self._stepped_in = loop.current
             if self._pace is not None:
                 self._pace.begin(loop)
         note_step()
-        partial = self._partial
-        hides = partial.hides
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._note_step(loop, has_closure=has_closure)
-        if hides and not has_closure:
-            partial.correct(self._weighing)
-            partial.show_the_rest()
-        result = method(optimizer, *args, **kwargs)
-        if hides:
-            partial.drop_due(optimizer)
-        return result
+        if self._partial.hides and not has_closure:
+            self._partial.show_before_step()
+        return method(optimizer, *args, **kwargs)
 
     def _put_off(
         self, optimizer: Optimizer, turn: MicroBatch, *args: Any, **kwargs: Any
@@ -135,9 +144,3 @@ class OptimizerHooks:
         if self._partial.hides:
             self._partial.zero(parameters_of(optimizer))
         method(optimizer, *args, **kwargs)
-
-
-def running_loop() -> Loop | None:
-    """Return the loop that is running, None outside of loops."""
-    loader = running_loader()
-    return None if loader is None else loader.running_loop
