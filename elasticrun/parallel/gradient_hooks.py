@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.weighing import Weighing
+from elasticrun.parallel.weighing import Weighing, call_after_backward
 
 _STEP_BEFORE_LOSS = (
     "a loss was computed after an optimizer had stepped the same model in one turn of "
@@ -51,6 +52,11 @@ class GradientHooks:
         reduction: What averages their gradients over replicas, if there are several.
         pace: Is told when an optimizer steps, at which nobody is waited for.
         weighing: Knows which backward passes begin with weighed losses.
+
+    Attributes:
+        listeners: Called at the end of each backward pass, when the gradients of a
+            micro-batch are complete, with whether those of the global batch are: these
+            are also averaged then, the others hidden.
     """
 
     def __init__(
@@ -86,6 +92,8 @@ class GradientHooks:
         self._checked_loop: object = None  # The last one of `_check_own`.
         self._has_warned = False
         self._optimizers: list[OptimizerHooks] = []
+        self._is_in_pass = False
+        self.listeners: list[Callable[[bool], None]] = []
 
     @property
     def has_unstepped(self) -> bool:
@@ -98,7 +106,8 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
-        self._weighing.counts_met = None  # In case that an exception has left them.
+        # In case that an exception has left them.
+        self._weighing.counts_met, self._is_in_pass = None, False
         part = None
         if loader is not None:
             loop = loader.running_loop
@@ -121,10 +130,10 @@ class GradientHooks:
         hides = self._partial.hides or not is_step
         self._sole_part = None
         self._sole_weights.clear()
-        if hides or weight != 1.0:
+        if hides or weight != 1.0 or self.listeners:
             self._hook(hides=hides)
             self._settled = _NEVER
-            if weight and not (hides or self._searches_unused):
+            if weight and not (hides or self._searches_unused or self.listeners):
                 self._sole_part = part
         else:
             self.unhook()
@@ -211,11 +220,9 @@ class GradientHooks:
         loader = running_loader()
         counts_met = self._weighing.counts_met
         with self._lock:
-            if loader is None or loader.is_step:
-                self._awaits_backward = False
-                self._partial.show()
-            else:
-                self._hide_earlier(loader)
+            if not self._is_in_pass:
+                self._begin_pass(loader)
+            if loader is not None and not loader.is_step:
                 self._partial.make_room(parameter)
                 self._partial.counts_met |= counts_met or {None}
         if loader is None:
@@ -236,6 +243,27 @@ class GradientHooks:
             self._settled = self._sole_part
             self._sole_weights[gradient.dtype] = factor
         return (gradient * factor,)
+
+    def _begin_pass(self, loader: LoopedLoader | None) -> None:
+        """Get ready for the first gradient of a backward pass."""
+        self._is_in_pass = True
+        # In two turns, so that DDP's own callback, which averages, comes before.
+        call_after_backward(lambda: call_after_backward(self._end_pass))
+        if loader is None or loader.is_step:
+            self._awaits_backward = False
+            self._partial.show()
+        else:
+            self._hide_earlier(loader)
+
+    def _end_pass(self) -> None:
+        """Tell that the gradients of a micro-batch or of its global batch are complete.
+
+        Where hooks only multiply gradients it is not called; listeners prevent that.
+        """
+        self._is_in_pass = False
+        is_complete = not is_between_micro_batches()
+        for listener in self.listeners:
+            listener(is_complete)
 
     def _after_adding(self, parameter: Tensor, *_: Any) -> None:
         if is_between_micro_batches():

@@ -76,9 +76,7 @@ class Weighing:
         """
         if self.counts_met is None:
             self.counts_met = set()
-            # In a reentrant checkpoint gradients come from passes within this one.
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self.end_pass)
+            call_after_backward(self.end_pass)
         self.counts_met.add(number)
 
     def end_pass(self) -> None:
@@ -199,6 +197,15 @@ class _Weigh(torch.autograd.Function):
         ctx.weighing.note(ctx.number)
         weighed = gradient.double() * ctx.factor()
         return weighed.to(gradient.dtype), None, None, None
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Let autograd call back at the end of the backward pass under way.
+
+    A reentrant checkpoint's gradients come from passes of their own, within the pass.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
 
 
 def weighing_of(job: Job) -> Weighing:
