@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.optim import Optimizer
 
 from elasticrun.job.current import current_job
@@ -282,16 +283,10 @@ def _bare(module: nn.Module) -> nn.Module:
     return module if compiled is None else compiled
 
 
-def _without_prefix(
-    state_dict: Mapping[str, Any], prefix: str
-) -> OrderedDict[str, Any]:
-    stripped = OrderedDict(
-        (key.removeprefix(prefix), value) for key, value in state_dict.items()
-    )
+def _without_prefix(state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+    stripped = OrderedDict(state_dict)
     versions = getattr(state_dict, "_metadata", None)  # Of each submodule.
     if versions is not None:
-        stripped._metadata = {  # type: ignore[attr-defined]
-            f"{key}.".removeprefix(prefix).rstrip("."): value
-            for key, value in versions.items()
-        }
+        stripped._metadata = dict(versions)  # type: ignore[attr-defined]
+    consume_prefix_in_state_dict_if_present(stripped, prefix)
     return stripped
