@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step, running_loader
 
-# Takes (target, *args, **kwargs), and returns what the method of that target would.
-Method = Callable[..., Any]
+# What is called instead of a method: takes (method, target, *args, **kwargs), of which
+# the first is the method as a function of the rest.
+Replacement = Callable[..., Any]
 
 _STEPS = ("step", "update", "update_parameters")
 
@@ -23,31 +24,23 @@ _STEPS = ("step", "update", "update_parameters")
 def act_once_per_global_batch(target: Any) -> None:
     """Let what an object steps with do nothing between micro-batches.
 
-    Optimizers, `GradScaler`, `AveragedModel` and other modules are changed on the
-    object itself, as torch's schedulers change `step`. Of what torch does not know,
-    those calls of `step` and `update` are left out that are given a model or nothing,
-    as of averages of parameters; those with data, as of metrics, belong to each
-    micro-batch.
+    Methods are replaced on the object itself, as torch's schedulers replace `step`. Of
+    what torch does not know, those calls of `step` and `update` are left out that are
+    given a model or nothing, as of averages of parameters; those with data, as of
+    metrics, belong to each micro-batch.
     """
-    if isinstance(target, Optimizer):
-        _act_once(target, "step", _stepping_optimizer)
-    elif isinstance(target, LRScheduler):
-        _become(target, ("step",), _acting)
-    elif isinstance(target, torch.amp.GradScaler):
-        _act_once(target, "unscale_", _acting)
-        _act_once(target, "step", _stepping_scaler)
-        _act_once(target, "update", _acting)
-    elif isinstance(target, torch.optim.swa_utils.AveragedModel):
-        _act_once(target, "update_parameters", _acting)
-    else:
-        names = tuple(
-            name for name in _STEPS if callable(getattr(type(target), name, None))
-        )
-        if isinstance(target, torch.nn.Module):
-            for name in names:
-                _act_once(target, name, _acting_on_models)
-        elif names and hasattr(target, "__dict__"):
-            _become(target, names, _acting_on_models)
+    if not hasattr(target, "__dict__"):
+        return
+    replacements = {
+        name: replacement
+        for name, replacement in _replacements_for(target).items()
+        if not _acts_once(getattr(target, name))
+    }
+    for name, replacement in replacements.items():
+        replace_method(target, name, replacement, acts_once=True)
+    keeps_attributes_apart = (Optimizer, torch.nn.Module, torch.amp.GradScaler)
+    if replacements and not isinstance(target, keeps_attributes_apart):
+        replace_method(target, "state_dict", _state_without_methods)
 
 
 def is_between_micro_batches() -> bool:
@@ -76,60 +69,63 @@ def step_between_micro_batches(optimizer: Optimizer, *args: Any, **kwargs: Any) 
         return closure()
 
 
-def wrap_method(
-    target: Any,
-    name: str,
-    make: Callable[[Method], Method],
-    *,
-    acts_once: bool = False,
+def replace_method(
+    target: Any, name: str, replacement: Replacement, *, acts_once: bool = False
 ) -> None:
-    """Let what `make` makes of a method stand for it, on the object itself.
+    """Let calls of a method of this object go to a replacement.
 
-    It becomes a bound method of the target: it is copied and pickled with it, and
+    That becomes a bound method of the target: it is copied and pickled with it, and
     torch's schedulers, which look for `__func__`, can wrap it once more.
 
     Args:
-        acts_once: It need not be wrapped again to act once per global batch.
+        acts_once: It need not be replaced again to act once per global batch.
     """
-    method = vars(target).get(name)
-    if method is None:
-        function = getattr(type(target), name)
+    own = vars(target).get(name)
+    if own is None:
+        method = getattr(type(target), name)
     else:
 
-        def function(_: Any, *args: Any, **kwargs: Any) -> Any:
-            return method(*args, **kwargs)
+        def method(_: Any, *args: Any, **kwargs: Any) -> Any:
+            return own(*args, **kwargs)
 
-        functools.update_wrapper(function, method)
-    wrapper: Any = functools.wraps(function)(make(function))
-    wrapper.acts_once = acts_once or _acts_once(function)
-    setattr(target, name, MethodType(wrapper, target))
+        functools.update_wrapper(method, own)
 
+    @functools.wraps(method)
+    def replaced(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(method, target, *args, **kwargs)
 
-def _act_once(target: Any, name: str, make: Callable[[Method], Method]) -> None:
-    if not _acts_once(getattr(target, name)):
-        wrap_method(target, name, make, acts_once=True)
+    replaced.acts_once = acts_once or _acts_once(method)  # type: ignore[attr-defined]
+    setattr(target, name, MethodType(replaced, target))
 
 
 def _acts_once(method: Any) -> bool:
     return getattr(method, "acts_once", False)
 
 
-def _acting(method: Method) -> Method:
-    def act(target: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_between_micro_batches():
-            return None
-        return method(target, *args, **kwargs)
+def _replacements_for(target: Any) -> dict[str, Replacement]:
+    """Return what is to stand for methods of an object, by their names."""
+    if isinstance(target, Optimizer):
+        return {"step": _step_optimizer}
+    if isinstance(target, LRScheduler):
+        return {"step": _act}
+    if isinstance(target, torch.amp.GradScaler):
+        return {"unscale_": _act, "step": _step_scaler, "update": _act}
+    if isinstance(target, torch.optim.swa_utils.AveragedModel):
+        return {"update_parameters": _act}
+    names = [name for name in _STEPS if callable(getattr(type(target), name, None))]
+    return dict.fromkeys(names, _act_on_model)
 
-    return act
+
+def _act(method: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_between_micro_batches():
+        return None
+    return method(target, *args, **kwargs)
 
 
-def _acting_on_models(method: Method) -> Method:
-    def act(target: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_between_micro_batches() and not _has_data(*args, *kwargs.values()):
-            return None
-        return method(target, *args, **kwargs)
-
-    return act
+def _act_on_model(method: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_between_micro_batches() and not _has_data(*args, *kwargs.values()):
+        return None
+    return method(target, *args, **kwargs)
 
 
 def _has_data(*args: Any) -> bool:
@@ -141,51 +137,32 @@ def _has_data(*args: Any) -> bool:
     return given is not None and not isinstance(given, of_model)
 
 
-def _stepping_optimizer(method: Method) -> Method:
-    def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if is_between_micro_batches():
-            return step_between_micro_batches(optimizer, *args, **kwargs)
-        note_step()
-        return method(optimizer, *args, **kwargs)
-
-    return step
-
-
-def _stepping_scaler(method: Method) -> Method:
-    def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not is_between_micro_batches():
-            return method(scaler, optimizer, *args, **kwargs)
-        if _acts_once(optimizer.step):
-            optimizer.step()  # Now it only notes that its gradients are due.
-        return None
-
-    return step
+def _step_optimizer(
+    method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+) -> Any:
+    if is_between_micro_batches():
+        return step_between_micro_batches(optimizer, *args, **kwargs)
+    note_step()
+    return method(optimizer, *args, **kwargs)
 
 
-class _ActsOnce:
-    """Marks the classes that `_become` makes."""
+def _step_scaler(
+    method: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+) -> Any:
+    if not is_between_micro_batches():
+        return method(scaler, optimizer, *args, **kwargs)
+    if _acts_once(optimizer.step):
+        optimizer.step()  # Now it only notes that its gradients are due.
+    return None
 
 
-def _become(
-    target: Any, names: tuple[str, ...], make: Callable[[Method], Method]
-) -> None:
-    """Make the object one of a class like its own whose methods act once.
-
-    A scheduler's state is its whole `__dict__`, so that a wrapper there would be saved.
-    """
-    if not isinstance(target, _ActsOnce):
-        kind: Any = type(target)
-        target.__class__ = _acting_once(kind, names, make)
-
-
-@functools.cache
-def _acting_once(
-    kind: type[Any], names: tuple[str, ...], make: Callable[[Method], Method]
-) -> type[Any]:
-    """Return a class like this one that does not step too often."""
-    methods = {
-        name: functools.wraps(method)(make(method))
-        for name, method in ((name, getattr(kind, name)) for name in names)
+def _state_without_methods(method: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the state of an object, whose whole `__dict__` that may be."""
+    state = method(target, *args, **kwargs)
+    if not isinstance(state, dict):
+        return state
+    return {
+        key: value
+        for key, value in state.items()
+        if getattr(value, "__self__", None) is not target
     }
-    names_of_kind = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (_ActsOnce, kind), {**methods, **names_of_kind})

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.checkpoint.states.stateful import Stateful
+from elasticrun.errors import ElasticRunError
 
 
 def name_each(name: str, given: Any) -> dict[str, Any]:
@@ -113,3 +114,19 @@ def check_belong(
                 "given; what else is trained needs an AdaptiveDataParallel of its own, "
                 "or a place in this module."
             )
+
+
+def check_closures(optimizers: Iterable[Any], *, world_size: int) -> None:
+    """Refuse LBFGS over several replicas.
+
+    Raises:
+        ElasticRunError: There are several, and one of the optimizers is LBFGS.
+    """
+    if world_size > 1 and any(isinstance(each, LBFGS) for each in optimizers):
+        raise ElasticRunError(
+            f"LBFGS cannot train over {world_size} replicas: it decides by the loss "
+            "that its closure returns how often it calls that, and each replica "
+            "returns the loss of its own samples. They would call it differently "
+            "often, and wait for each other for ever. Train with one replica, or use "
+            "another optimizer."
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +17,11 @@ from elasticrun.job.current import running_loader
 from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
-from elasticrun.parallel.crossing import crossing_node, reaches_unweighed
-from elasticrun.parallel.first_steps import FirstSteps
-from elasticrun.parallel.followed import FollowedOptimizer, running_loop
+from elasticrun.parallel.collectives import collective_in_backward
+from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients
 from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.weighing import Weighing
+from elasticrun.parallel.weighing import Weighing, call_after_backward
 
 _STEP_BEFORE_LOSS = (
     "a loss was computed after an optimizer had stepped the same model in one turn of "
@@ -50,9 +50,13 @@ class GradientHooks:
     Args:
         module: With parameters to train.
         reduction: What averages their gradients over replicas, if there are several.
-        may_be_unused: Whether parameters may have no gradient in a step.
         pace: Is told when an optimizer steps, at which nobody is waited for.
         weighing: Knows which backward passes begin with weighed losses.
+
+    Attributes:
+        listeners: Called at the end of each backward pass, when the gradients of a
+            micro-batch are complete, with whether those of the global batch are: these
+            are also averaged then, the others hidden.
     """
 
     def __init__(
@@ -60,19 +64,15 @@ class GradientHooks:
         module: nn.Module,
         reduction: Reduction | None,
         *,
-        may_be_unused: bool,
         pace: Pace,
         weighing: Weighing,
     ) -> None:
         self._weighing = weighing
         self._parameters = list(module.parameters())
         self._partial = PartialGradients(
-            self._parameters, is_reduced=reduction is not None
+            self._parameters, weighing, is_reduced=reduction is not None
         )
         self._reduction = reduction
-        self._first_steps: FirstSteps | None = None
-        if reduction is None:
-            self._first_steps = FirstSteps(module, may_be_unused=may_be_unused)
         self._pace = pace
         self._searches_unused = (
             reduction is not None and reduction.ddp.find_unused_parameters
@@ -90,15 +90,15 @@ class GradientHooks:
         self._hides_too = False  # Whether the hooks are also those that hide.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
-        self._checked_mix: object = None  # That of `_check_mix`.
         self._has_warned = False
-        self._followed: list[FollowedOptimizer] = []
+        self._optimizers: list[OptimizerHooks] = []
+        self._is_in_pass = False
+        self.listeners: list[Callable[[bool], None]] = []
 
     @property
     def has_unstepped(self) -> bool:
-        """Whether gradients wait for the step of an optimizer that is followed."""
-        loop = running_loop()
-        return any(each.unstepped.is_pending(loop) for each in self._followed)
+        """Whether gradients wait for the step of an optimizer."""
+        return any(each.has_unstepped for each in self._optimizers)
 
     def prepare(self, *, is_training: bool) -> bool:
         """Get ready for a forward pass; return whether it is the global batch's last.
@@ -106,17 +106,15 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = running_loader()
-        self._weighing.counts_met = None  # In case that an exception has left them.
-        first_steps = self._first_steps
-        if first_steps is not None and not first_steps.is_over:
-            first_steps.note_forward(is_step=loader is None or loader.is_step)
+        # In case that an exception has left them.
+        self._weighing.counts_met, self._is_in_pass = None, False
         part = None
         if loader is not None:
             loop = loader.running_loop
             part = loop.current[2]
             if is_training:
-                for followed in self._followed:
-                    followed.unstepped.note_forward(loop)
+                for optimizer in self._optimizers:
+                    optimizer.note_forward(loop)
         if part is self._settled and not self._partial.hides:
             return True
         return self._settle(loader, part)
@@ -132,10 +130,10 @@ class GradientHooks:
         hides = self._partial.hides or not is_step
         self._sole_part = None
         self._sole_weights.clear()
-        if hides or weight != 1.0:
+        if hides or weight != 1.0 or self.listeners:
             self._hook(hides=hides)
             self._settled = _NEVER
-            if weight and not (hides or self._searches_unused):
+            if weight and not (hides or self._searches_unused or self.listeners):
                 self._sole_part = part
         else:
             self.unhook()
@@ -145,23 +143,21 @@ class GradientHooks:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def follow(self, optimizer: Optimizer) -> None:
+    def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
-        followed = FollowedOptimizer(
+        hooks = OptimizerHooks(
             optimizer,
             partial=self._partial,
-            weighing=self._weighing,
             pace=None if self._reduction is None else self._pace,
-            first_steps=self._first_steps,
         )
-        self._followed.append(followed)
+        self._optimizers.append(hooks)
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
-        for followed in self._followed:
-            followed.unstepped.note_zeroed(running_loop())
+        for optimizer in self._optimizers:
+            optimizer.note_zeroed()
         if self._partial.hides:
-            self._partial.zero()
+            self._partial.zero(self._parameters)
 
     def unhook(self) -> None:
         """Remove the hooks; `prepare` puts them back if it finds a need."""
@@ -224,12 +220,9 @@ class GradientHooks:
         loader = running_loader()
         counts_met = self._weighing.counts_met
         with self._lock:
-            if loader is None or loader.is_step:
-                self._awaits_backward = False
-                self._partial.correct(self._weighing)
-                self._partial.show()
-            else:
-                self._hide_earlier(loader)
+            if not self._is_in_pass:
+                self._begin_pass(loader)
+            if loader is not None and not loader.is_step:
                 self._partial.make_room(parameter)
                 self._partial.counts_met |= counts_met or {None}
         if loader is None:
@@ -239,7 +232,8 @@ class GradientHooks:
             if loader.running_loop is not self._checked_loop:
                 self._check_own(loader, weight)
         else:
-            weight = self._weight_of_weighed(loader)
+            # What comes through a weighed loss was weighed on its way.
+            weight = float(loader.running_loop.current[2].num_valid > 0)
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
@@ -250,12 +244,26 @@ class GradientHooks:
             self._sole_weights[gradient.dtype] = factor
         return (gradient * factor,)
 
-    def _weight_of_weighed(self, loader: LoopedLoader) -> float:
-        """Return 0 or 1: what comes through a weighed loss was weighed on its way."""
-        if loader.running_loop is not self._checked_mix:
-            self._check_mix(loader)
-        is_padding = loader.running_loop.current[2].num_valid == 0
-        return 0.0 if is_padding else 1.0
+    def _begin_pass(self, loader: LoopedLoader | None) -> None:
+        """Get ready for the first gradient of a backward pass."""
+        self._is_in_pass = True
+        # In two turns, so that DDP's own callback, which averages, comes before.
+        call_after_backward(lambda: call_after_backward(self._end_pass))
+        if loader is None or loader.is_step:
+            self._awaits_backward = False
+            self._partial.show()
+        else:
+            self._hide_earlier(loader)
+
+    def _end_pass(self) -> None:
+        """Tell that the gradients of a micro-batch or of its global batch are complete.
+
+        Where hooks only multiply gradients it is not called; listeners prevent that.
+        """
+        self._is_in_pass = False
+        is_complete = not is_between_micro_batches()
+        for listener in self.listeners:
+            listener(is_complete)
 
     def _after_adding(self, parameter: Tensor, *_: Any) -> None:
         if is_between_micro_batches():
@@ -266,7 +274,7 @@ class GradientHooks:
         if weight == 1.0:
             return
         self._checked_loop = loader.running_loop
-        node = None if self._reduction is None else crossing_node()
+        node = None if self._reduction is None else collective_in_backward()
         if node is not None:
             raise ElasticRunError(
                 f"the backward pass goes through {node}, which communicates, so the "
@@ -277,22 +285,10 @@ class GradientHooks:
                 "model.weigh(loss).backward()."
             )
 
-    def _check_mix(self, loader: LoopedLoader) -> None:
-        """Warn, once a loop, of a part that is not weighed where each needs its own."""
-        self._checked_mix = loader.running_loop
-        if not loader.has_one_weight and reaches_unweighed({*self._parameters}):
-            warn_at_program(
-                f"a part of the loss is weighed, and a part is not, in the loop over "
-                f"`{loader.name}` ({loader.where}), whose members' batches do not "
-                "divide alike. What is not weighed counts as if they did. Let each "
-                "loss go through model.weigh(loss, member=...), and what depends on no "
-                "batch (a penalty on parameters) with any of the members."
-            )
-
     def _hide_earlier(self, loader: LoopedLoader) -> None:
         """Hide what `.grad` held before this micro-batch's first gradient."""
         micro_batch = loader.running_loop.current
-        has_stepped = any(each.put_off_in is micro_batch for each in self._followed)
+        has_stepped = any(each.put_off_in is micro_batch for each in self._optimizers)
         if has_stepped and not self._has_warned:
             self._has_warned = True
             warn_at_program(_STEP_BEFORE_LOSS)

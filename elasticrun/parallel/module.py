@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.optim import Optimizer
 
 from elasticrun.job.current import current_job
@@ -18,13 +19,14 @@ from elasticrun.job.states import state_of
 from elasticrun.job.stepping import act_once_per_global_batch
 from elasticrun.parallel.arguments import (
     check_belong,
+    check_closures,
     check_module,
     check_options,
     name_each,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
 from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.states import ParallelState, hook_states_of
+from elasticrun.parallel.states import ParallelState
 from elasticrun.parallel.weighing import weighing_of
 
 _PREFIX = "module."
@@ -77,6 +79,7 @@ class AdaptiveDataParallel(nn.Module):
             parameters, or `static_graph` is set.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
+        ElasticRunError: An optimizer is LBFGS, and there are several replicas.
     """
 
     module: nn.Module
@@ -96,10 +99,11 @@ class AdaptiveDataParallel(nn.Module):
         check_options(ddp_kwargs)
         check_module(module, AdaptiveDataParallel)
         job = current_job()
-        self._prefix = prefix = "" if name == "model" else f"{name}."
+        prefix = "" if name == "model" else f"{name}."
         optimizers = name_each(f"{prefix}optimizer", optimizer)
         schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
+        check_closures(optimizers.values(), world_size=job.world_size)
         self.module = module
         self.training = module.training
         # Past nn.Module's own __setattr__, whose modules take longer to be found.
@@ -112,7 +116,6 @@ class AdaptiveDataParallel(nn.Module):
         self._gradient_hooks = GradientHooks(
             module,
             self._reduction,
-            may_be_unused=bool(ddp_kwargs.get("find_unused_parameters")),
             pace=job.pace,
             weighing=self._weighing,
         )
@@ -121,7 +124,7 @@ class AdaptiveDataParallel(nn.Module):
         for state_name, target in (optimizers | schedulers).items():
             job.register(state_of(state_name, target))
             if isinstance(target, Optimizer):
-                self._gradient_hooks.follow(target)
+                self._gradient_hooks.add_optimizer(target)
             else:
                 act_once_per_global_batch(target)
 
@@ -186,18 +189,15 @@ class AdaptiveDataParallel(nn.Module):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let one of DDP's communication hooks average the gradients, as a DDP does.
 
-        With one replica there is nothing to communicate. What `PowerSGDState` remembers
-        is kept in checkpoints, the errors that it has yet to communicate for each
-        replica. Compressed gradients are not those of one replica to rounding.
+        With one replica there is nothing to communicate. Compressed gradients are not
+        those of one replica to rounding. What a hook remembers from step to step, as
+        PowerSGD does, is in no checkpoint: after a restart it begins anew.
 
         Collective: call it on every replica, once, before training.
-        Replay: registers again in each generation, and loads the newest checkpoint.
+        Replay: registers again in each generation.
         """
         if self._reduction is not None:
             self._reduction.register_comm_hook(state, hook)
-        device = next(self.module.parameters()).device
-        for kept in hook_states_of(self._prefix, state, device):
-            current_job().register(kept)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for forward passes whose gradients are not reduced yet.
@@ -273,7 +273,7 @@ class AdaptiveDataParallel(nn.Module):
         self._gradient_hooks.unhook()  # Moved parameters get new nodes in the graph.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self._reduction is not None:
-            self._reduction.late.watch()
+            self._reduction.watch()
         return self
 
 
@@ -283,16 +283,10 @@ def _bare(module: nn.Module) -> nn.Module:
     return module if compiled is None else compiled
 
 
-def _without_prefix(
-    state_dict: Mapping[str, Any], prefix: str
-) -> OrderedDict[str, Any]:
-    stripped = OrderedDict(
-        (key.removeprefix(prefix), value) for key, value in state_dict.items()
-    )
+def _without_prefix(state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+    stripped = OrderedDict(state_dict)
     versions = getattr(state_dict, "_metadata", None)  # Of each submodule.
     if versions is not None:
-        stripped._metadata = {  # type: ignore[attr-defined]
-            f"{key}.".removeprefix(prefix).rstrip("."): value
-            for key, value in versions.items()
-        }
+        stripped._metadata = dict(versions)  # type: ignore[attr-defined]
+    consume_prefix_in_state_dict_if_present(stripped, prefix)
     return stripped

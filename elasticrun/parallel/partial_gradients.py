@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
+from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.parallel.weighing import Weighing
 
 
@@ -22,43 +23,40 @@ class PartialGradients:
     there is thrown away. Sums of a global batch that its loop did not complete are
     dropped.
 
-    A program may accumulate what no step is to see: in a GAN the generator's loss
-    reaches the discriminator, which is zeroed before its own loss. So partial gradients
-    are fresh until an optimizer steps; then they are due, and what `zero_grad` had
-    taken from the fresh ones is dropped. Due ones stay until the optimizer has really
-    stepped. Without a step between micro-batches (the loop asks for `is_step` itself)
-    nothing is dropped.
+    Once an optimizer has been asked to step, the partial gradients of its parameters
+    are due: they wait for its real step. What comes after that, as from a generator's
+    loss that reaches a discriminator, is dropped if it is zeroed. Without a step
+    between micro-batches (the loop asks for `is_step` itself) nothing is dropped.
 
     Args:
         parameters: Those of one module.
+        weighing: Knows what hidden gradients are to be corrected by.
         is_reduced: Whether a reduction over replicas follows when the sums are back.
 
     Attributes:
         hides: Whether any gradient is hidden.
+        shown_in: The last turn in which sums were put back.
         counts_met: What the hidden gradients have come through, for `Weighing`.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], *, is_reduced: bool) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], weighing: Weighing, *, is_reduced: bool
+    ) -> None:
         self.hides = False
+        self.shown_in: MicroBatch | None = None
         self.counts_met: set[int | None] = set()
         self._parameters = parameters
+        self._weighing = weighing
         self._is_reduced = is_reduced
-        self._global_batch: object = None
-        self._stepped: set[Tensor] = set()  # Those of a known optimizer.
-        self._fresh: dict[Tensor, Tensor] = {}
-        self._zeroed: dict[Tensor, Tensor] = {}
+        self._global_batch: tuple[Loop, int] | None = None
         self._due: dict[Tensor, Tensor] = {}
-        self._shown: set[Tensor] = set()  # Due ones that `.grad` contains.
-        self._has_strays = False  # Whether a step is not to see all, as in a GAN.
+        self._others: dict[Tensor, Tensor] = {}
         self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._stand_ins: dict[Tensor, Tensor] = {}
 
-    def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Expect that the optimizer's steps and zeroing will be told."""
-        self._stepped.update(parameters_of(optimizer))
-
     def hide_all(self) -> None:
         """Take away what `.grad` of all parameters holds."""
+        self.drop_abandoned()
         for zeros in self._zeros.values():
             zeros.zero_()  # Whatever the program has made of them.
         for parameter in self._parameters:
@@ -73,56 +71,37 @@ class PartialGradients:
         gradient = parameter.grad
         if gradient is None or self._is_stand_in(parameter):
             return
-        self.drop_abandoned()
         self._global_batch = _running_global_batch()
         self.hides = True
         parameter.grad = self._stand_in(parameter, gradient)
         gradient = gradient.detach()
-        _add(self._fresh, parameter, gradient if is_own else gradient.clone())
+        _add(self._others, parameter, gradient if is_own else gradient.clone())
 
     def make_room(self, parameter: Tensor) -> None:
         """Take away what `.grad` holds, before a gradient is added."""
         self.hide(parameter, is_own=False)
         parameter.grad = None
 
-    def correct(self, weighing: Weighing) -> None:
-        """Weigh what is hidden by counts whose sums were not known yet."""
-        self.drop_abandoned()
-        if self.counts_met - {None}:
-            factor = torch.as_tensor(weighing.correction(self.counts_met))
-            for hidden in (self._fresh, self._zeroed, self._due):
-                for gradient in hidden.values():
-                    gradient.mul_(factor.to(gradient))
-        self.counts_met = set()
-
     def show(self) -> None:
         """Put what is hidden back where the step looks for it."""
         self.drop_abandoned()
-        if not self._has_hidden():
-            return
-        for hidden in (self._zeroed, self._fresh):
-            for parameter, gradient in hidden.items():
-                self._show_one(parameter, gradient)
-        for parameter, gradient in self._due.items():
-            if parameter not in self._shown:
-                keep = gradient.clone() if self._has_strays else gradient
-                self._show_one(parameter, keep)
-        self._fresh, self._zeroed = {}, {}
-        if self._has_strays:  # It may be zeroed with them, and then be due once more.
-            self._shown = set(self._due)
-        else:
-            self._due, self.hides = {}, False
+        if self.hides:
+            self._correct()
+            for hidden in (self._due, self._others):
+                for parameter, gradient in hidden.items():
+                    self._show_one(parameter, gradient)
+            self._due, self._others = {}, {}
+            self.hides, self.shown_in = False, _running_turn()
+        self.counts_met = set()
 
-    def show_the_rest(self) -> None:
+    def show_before_step(self) -> None:
         """Put back what no gradient has met before the step.
 
         Raises:
             ElasticRunError: It would have to be reduced.
         """
         self.drop_abandoned()
-        if not self._has_hidden():
-            return
-        if self._is_reduced:
+        if self.hides and self._is_reduced:
             raise ElasticRunError(
                 "an optimizer stepped at the last micro-batch of a global batch, but "
                 "that had no backward pass through the model, in which the gradients "
@@ -137,12 +116,10 @@ class PartialGradients:
         Raises:
             ElasticRunError: It has done so in this micro-batch (`is_again`).
         """
-        self.add_optimizer(optimizer)  # It may have more groups by now.
+        self.drop_abandoned()
         for parameter in parameters_of(optimizer):
-            if self._zeroed.pop(parameter, None) is not None:
-                self._has_strays = True
             self.hide(parameter, is_own=False)
-            gradient = self._fresh.pop(parameter, None)
+            gradient = self._others.pop(parameter, None)
             if gradient is None:
                 continue
             if is_again:
@@ -155,26 +132,11 @@ class PartialGradients:
                 )
             _add(self._due, parameter, gradient)
 
-    def drop_due(self, optimizer: Optimizer) -> None:
-        """Forget what the optimizer has stepped with."""
-        for parameter in parameters_of(optimizer):
-            self._due.pop(parameter, None)
-            self._shown.discard(parameter)
-        self.hides = bool(self._fresh or self._zeroed or self._due)
-
-    def zero(self, parameters: Iterable[Tensor] | None = None) -> None:
-        """Take fresh gradients for zeroed; without parameters, those of optimizers."""
-        if not self._fresh and not self._shown:
-            return
-        for parameter in self._stepped if parameters is None else parameters:
-            self._shown.discard(parameter)
-            gradient = self._fresh.pop(parameter, None)
-            if gradient is None:
-                continue
+    def zero(self, parameters: Iterable[Tensor]) -> None:
+        """Drop what has come to parameters since their gradients became due."""
+        for parameter in parameters:
             if parameter in self._due:
-                self._has_strays = True
-            else:
-                _add(self._zeroed, parameter, gradient)
+                self._others.pop(parameter, None)
 
     def drop_abandoned(self) -> None:
         """Drop what is left of a global batch that its loop did not complete."""
@@ -182,9 +144,21 @@ class PartialGradients:
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
-            self._fresh, self._zeroed, self._due = {}, {}, {}
-            self._shown, self.hides = set(), False
+            self._due, self._others, self.hides = {}, {}, False
             self.counts_met = set()
+
+    def _correct(self) -> None:
+        """Weigh what is hidden by counts whose sums were not known yet."""
+        if self.counts_met - {None}:
+            factor = torch.as_tensor(self._weighing.correction(self.counts_met))
+            for hidden in (self._due, self._others):
+                for gradient in hidden.values():
+                    gradient.mul_(factor.to(gradient))
+
+    def _show_one(self, parameter: Tensor, gradient: Tensor) -> None:
+        previous = None if self._is_stand_in(parameter) else parameter.grad
+        with torch.no_grad():
+            parameter.grad = gradient if previous is None else _sum(previous, gradient)
 
     def _is_stand_in(self, parameter: Tensor) -> bool:
         gradient = parameter.grad
@@ -206,15 +180,6 @@ class PartialGradients:
             self._stand_ins[parameter] = stand_in
         return stand_in
 
-    def _show_one(self, parameter: Tensor, gradient: Tensor) -> None:
-        previous = None if self._is_stand_in(parameter) else parameter.grad
-        with torch.no_grad():
-            parameter.grad = gradient if previous is None else _sum(previous, gradient)
-
-    def _has_hidden(self) -> bool:
-        has_others = bool(self._fresh or self._zeroed)
-        return has_others or len(self._due) > len(self._shown)
-
 
 def _add(sums: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> None:
     previous = sums.get(parameter)
@@ -226,9 +191,18 @@ def _sum(first: Tensor, second: Tensor) -> Tensor:
     return second + first if first.is_sparse else first.add_(second)
 
 
-def _running_global_batch() -> object:
-    """Return what equals itself in one global batch only, or None outside of loops."""
+def running_loop() -> Loop | None:
+    """Return the loop that is running, None outside of loops."""
     loader = running_loader()
-    if loader is None:
-        return None
-    return loader.running_loop, loader.running_loop.current[0]
+    return None if loader is None else loader.running_loop
+
+
+def _running_turn() -> MicroBatch | None:
+    loop = running_loop()
+    return None if loop is None else loop.current
+
+
+def _running_global_batch() -> tuple[Loop, int] | None:
+    """Return what equals itself in one global batch only, or None outside of loops."""
+    loop = running_loop()
+    return None if loop is None else (loop, loop.current[0])

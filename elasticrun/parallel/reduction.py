@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import profiler
+from torch.autograd.graph import get_gradient_edge
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +18,6 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.pace import Pace
-from elasticrun.parallel.late import LateGradients
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -36,7 +36,6 @@ class Reduction:
 
     Attributes:
         ddp: The DDP; made anew, collectively, when other parameters are trained.
-        late: What notices gradients that DDP has not seen.
     """
 
     ddp: DistributedDataParallel
@@ -54,7 +53,12 @@ class Reduction:
         self._frozen: list[Tensor] = []
         self._comm_hook: tuple[Any, Any] | None = None
         self._make()
-        self.late = LateGradients(self._parameters, self._refuse_late)
+        self._watched: list[Any] = []  # The node, which dies without it, and the hook.
+        # Whether DDP takes part in the next backward pass, and whether it has done so
+        # since the last forward pass.
+        self._is_reduced = False
+        self._is_over = False
+        self.watch()
 
     @property
     def is_outdated(self) -> bool:
@@ -71,19 +75,31 @@ class Reduction:
         """Make another DDP, for the parameters that are trained now. Collective."""
         # These keep the old DDP's hooks at the parameters.
         del self.ddp.reducer, self.ddp.logger
-        self.late.close()  # The backward pass of settle_buckets is not the program's.
+        self._unwatch()  # The backward pass of settle_buckets is not the program's.
         self._make()
-        self.late.watch()
+        self.watch()
+
+    def watch(self) -> None:
+        """Watch a parameter for gradients that DDP does not see.
+
+        It is the first that is trained: most losses reach it. To be called again when
+        others are trained, or they have moved.
+        """
+        self._unwatch()
+        first = next((each for each in self._parameters if each.requires_grad), None)
+        if first is not None:
+            node = get_gradient_edge(first).node
+            self._watched = [node, node.register_prehook(self._check_gradient)]
 
     def forward(self, args: Any, kwargs: Any, *, is_step: bool) -> Any:
         """Return what the module returns; its gradients are averaged in a step."""
         ddp = self.ddp
         if not is_step:
             with ddp.no_sync():
-                self.late.expect(is_reduced=False)
+                self._is_reduced = self._is_over = False
                 return self.run(*args, **kwargs)
         is_reduced = ddp.require_backward_grad_sync
-        self.late.expect(is_reduced=is_reduced)
+        self._is_reduced, self._is_over = is_reduced, False
         loader = running_loader()
         loop = None if loader is None else loader.running_loop
         if loader is not None and loop is not self._even_loop and self._module.training:
@@ -122,8 +138,16 @@ class Reduction:
         self._trained = [each for each in self._parameters if each.requires_grad]
         self._frozen = [each for each in self._parameters if not each.requires_grad]
 
-    def _refuse_late(self) -> None:
-        """Refuse gradients that are not reduced any more."""
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched[1].remove()
+            self._watched = []
+
+    def _check_gradient(self, _: tuple[Tensor | None, ...]) -> None:
+        """Refuse a gradient of a second backward pass: DDP takes part in one only."""
+        if not self._is_over:
+            self._is_over = self._is_reduced
+            return
         raise ElasticRunError(
             f"gradients of {type(self._module).__name__} came after those of its last "
             "forward pass had been averaged over the replicas. They would stay this "

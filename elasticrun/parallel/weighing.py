@@ -35,12 +35,10 @@ class Weighing:
         counts_met: What the backward pass under way has come through: the numbers of
             counts whose sums are not known yet, None for losses of which nothing is to
             be corrected. Itself None in a pass that has come through no weighed loss.
-        num_passes: How many backward passes have come through weighed losses.
     """
 
     def __init__(self, world_size: int) -> None:
         self.counts_met: set[int | None] | None = None
-        self.num_passes = 0
         self._world_size = world_size
         self._micro_batch: object = None
         self._global_batch: object = None
@@ -78,10 +76,7 @@ class Weighing:
         """
         if self.counts_met is None:
             self.counts_met = set()
-            self.num_passes += 1
-            # In a reentrant checkpoint gradients come from passes within this one.
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self.end_pass)
+            call_after_backward(self.end_pass)
         self.counts_met.add(number)
 
     def end_pass(self) -> None:
@@ -204,6 +199,15 @@ class _Weigh(torch.autograd.Function):
         return weighed.to(gradient.dtype), None, None, None
 
 
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Let autograd call back at the end of the backward pass under way.
+
+    A reentrant checkpoint's gradients come from passes of their own, within the pass.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
+
+
 def weighing_of(job: Job) -> Weighing:
     """Return what weighs the losses of a job."""
     if job not in _weighing_of:
@@ -212,17 +216,6 @@ def weighing_of(job: Job) -> Weighing:
 
 
 _weighing_of: WeakKeyDictionary[Job, Weighing] = WeakKeyDictionary()
-
-
-def factor_of(loss: Tensor) -> Any:
-    """Return the factor of a loss that has just been weighed; None if it has not."""
-    node: Any = loss.grad_fn
-    return node.factor() if is_weighed(node) else None
-
-
-def is_weighed(node: Any) -> bool:
-    """Return whether what comes through a node of the graph is weighed there."""
-    return getattr(type(node), "_forward_cls", None) is _Weigh
 
 
 def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:

@@ -58,6 +58,29 @@ def test_gradients_are_hidden_until_the_last_micro_batch() -> None:
     assert seen == [0, 0, 0, 1.5]
 
 
+@pytest.mark.parametrize("size", [None, 2])
+def test_listeners_are_told_when_gradients_are_complete(size: int | None) -> None:
+    net = linear()
+    model = AdaptiveDataParallel(net)
+    seen: list[Any] = []
+    model._gradient_hooks.listeners.append(
+        lambda is_complete: seen.append((is_complete, grad_of(net)))
+    )
+    for batch in loader(size):
+        net.zero_grad()
+        backward(model, batch)
+    complete = [(True, 1.5), (True, 5.5)]
+    if size is None:
+        assert seen == complete
+    else:
+        assert seen == [(False, 0.0), complete[0], (False, 0.0), complete[1]]
+
+
+def grad_of(net: nn.Linear) -> float:
+    assert net.weight.grad is not None
+    return net.weight.grad.item()
+
+
 def test_gradients_from_before_are_hidden_with_them() -> None:
     net = nn.Sequential(linear(1.0), linear(1.0))
     earlier = net[1].weight.grad = torch.ones(1, 1)
@@ -243,6 +266,60 @@ def test_a_loss_after_a_step_is_warned_of_where_batches_are_cut() -> None:
                 loss = model(batch[:, None].float()).mean()
                 loss.backward()  # warned of
         assert_at_line(caught, texts, __file__)
+
+
+@pytest.mark.parametrize("zeroed_by", ["model", "optimizer"])
+@pytest.mark.parametrize("asks_for_steps", [True, False])
+def test_gradients_that_are_zeroed_after_a_backward_pass_are_refused(
+    zeroed_by: str, *, asks_for_steps: bool
+) -> None:
+    """As those of a discriminator that a generator's loss has reached."""
+    for size, is_refused in [(None, False), (2, True)]:
+        net = linear()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        model = AdaptiveDataParallel(net, optimizer, name=f"model-{size}")
+        numbers = loader(size, size=4)
+        with (
+            pytest.raises(ElasticRunError, match=r"zeroed between .* or freeze it")
+            if is_refused
+            else contextlib.nullcontext()
+        ):
+            for batch in numbers:
+                backward(model, batch + 100)
+                (model if zeroed_by == "model" else optimizer).zero_grad()
+                backward(model, batch)
+                if numbers.is_step or not asks_for_steps:
+                    optimizer.step()
+        assert net.weight == (0.0 if is_refused else -1.5)
+
+
+def test_gradients_that_come_after_the_step_are_dropped_when_they_are_zeroed() -> None:
+    """As those that a generator's loss leaves in a discriminator which has stepped."""
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = AdaptiveDataParallel(net, optimizer)
+    with warned() as caught:
+        for batch in loader(1, size=4):
+            optimizer.zero_grad()
+            backward(model, batch)
+            optimizer.step()
+            backward(model, batch + 100)
+    assert net.weight == -1.5
+    assert len(caught) == 1  # Of the loss after the step.
+
+
+def test_a_step_that_is_left_out_may_be_zeroed() -> None:
+    """As where a loss is infinite, or a GradScaler skips the step."""
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = AdaptiveDataParallel(net, optimizer)
+    numbers = loader(2)
+    for batch in numbers:
+        backward(model, batch)
+        if numbers.batch_index > 0:
+            optimizer.step()
+        optimizer.zero_grad()
+    assert net.weight == -5.5
 
 
 def test_module_that_is_hooked_can_be_saved_whole() -> None:

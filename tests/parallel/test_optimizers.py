@@ -18,10 +18,7 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.job.pace import Pace
-from elasticrun.parallel.followed import FollowedOptimizer
-from elasticrun.parallel.partial_gradients import PartialGradients
-from elasticrun.parallel.weighing import Weighing
+from elasticrun.parallel.arguments import check_closures
 from tests.support.data import Numbers
 from tests.support.generations import run_once
 
@@ -91,31 +88,38 @@ def test_an_optimizer_whose_gradients_are_thrown_away_delays_no_stop(
     assert numbers[-1] == 5
 
 
-@pytest.mark.usefixtures("group", "job")
-def test_a_closure_of_lbfgs_returns_what_it_has_weighed() -> None:
-    """As with several replicas, who decide by the loss of all of them."""
-    net = nn.Linear(1, 1)
-    optimizer = torch.optim.LBFGS(net.parameters())
-    weighing = Weighing(2)
-    FollowedOptimizer(
-        optimizer,
-        partial=PartialGradients([*net.parameters()], is_reduced=True),
-        weighing=weighing,
-        pace=Pace(),
-        first_steps=None,
-    )
+def test_lbfgs_trains_with_one_replica_as_in_plain_torch(tmp_path: Path) -> None:
+    def train_by_closure(*, is_plain: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe")
+        model: Any = net if is_plain else AdaptiveDataParallel(net, optimizer)
+        for x in AdaptiveDataLoader(Numbers(8), 4):
 
-    def closure(*, returns_weighed: bool) -> Tensor:
-        optimizer.zero_grad()
-        loss = net(torch.ones(1, 1)).square().mean()
-        weighed = weighing.weigh(loss, None, "mean", None)
-        weighed.backward()
-        return weighed if returns_weighed else loss
+            def closure(x: Tensor = x) -> Tensor:
+                optimizer.zero_grad()
+                loss: Tensor = (model(x[:, None] / 8) - 1).square().mean()
+                loss.backward()
+                return loss
 
-    loss = optimizer.step(functools.partial(closure, returns_weighed=True))
-    assert loss is not None
-    with pytest.raises(ElasticRunError, match="LBFGS weighed a loss, but returned som"):
-        optimizer.step(functools.partial(closure, returns_weighed=False))
+            optimizer.step(closure)
+        return [each.detach() for each in net.parameters()]
+
+    results = [
+        run_once(
+            lambda plain=is_plain: train_by_closure(is_plain=plain),
+            tmp_path / str(is_plain),
+        )
+        for is_plain in (True, False)
+    ]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_lbfgs_is_refused_over_several_replicas() -> None:
+    optimizer = torch.optim.LBFGS(nn.Linear(1, 1).parameters())
+    check_closures([optimizer], world_size=1)
+    with pytest.raises(ElasticRunError, match="LBFGS cannot train over 2 replicas"):
+        check_closures([optimizer], world_size=2)
 
 
 def train_and_unfreeze(*, stop_in: int | None = None) -> list[Tensor]:

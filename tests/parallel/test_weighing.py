@@ -11,11 +11,10 @@ from torch import Tensor
 from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
-    CombinedLoader,
     ElasticRunError,
 )
 from elasticrun.parallel.weighing import Weighing
-from tests.parallel.training import assert_at_line, backward, linear, loader, warned
+from tests.parallel.training import backward, linear, loader
 from tests.support.data import Numbers
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -128,20 +127,6 @@ def test_counts_count_where_the_last_micro_batch_has_no_backward_pass() -> None:
             loss.backward()
         optimizer.step()
     assert net.weight == -0.5 * 3 / (3 + 3)
-
-
-@pytest.mark.parametrize("weighs_both", [True, False])
-def test_a_sum_of_weighed_and_other_losses_is_warned_of(weighs_both: bool) -> None:
-    model = AdaptiveDataParallel(linear(1.0))
-    a, b = loader(2, size=7), AdaptiveDataLoader(Numbers(16), 8, name="b")
-    with warned() as caught:
-        for first, second in CombinedLoader([a, b], name="both"):
-            loss = model.weigh(model(first[:, None].float()).mean(), member=a)
-            other = model(second[:, None].float()).mean()
-            if weighs_both:
-                other = model.weigh(other, member=b)
-            (loss + other).backward()  # warned of
-    assert_at_line(caught, ["a part is not"] * (not weighs_both), __file__)
 
 
 def test_what_is_weighed_is_checked() -> None:

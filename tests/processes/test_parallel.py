@@ -69,7 +69,8 @@ ROWS: dict[str, Row] = dict(
         row(steps.everything, set_to_none=False),
         row(steps.everything, is_scaled=False),
         row(steps.everything, gradient_as_bucket_view=True, set_to_none=False),
-        row(steps.two_adversaries),
+        row(steps.two_adversaries, freezes=True),
+        row(steps.two_adversaries, sizes=WHOLE, freezes=False),
         row(steps.gradients_after_the_step),
         row(steps.several_optimizers),
         row(steps.different_rates),
@@ -105,10 +106,6 @@ ROWS: dict[str, Row] = dict(
         ),
         row(losses.different_means, sizes=WHOLE),
         *(
-            row(losses.line_search, sizes=WHOLE, tolerance=1e-9, counts=counts)
-            for counts in [True, False]
-        ),
-        *(
             row(practices.compiled, sizes=(2,), what=what)
             for what in ["inside", "in place", "layer", "around", "loss"]
         ),
@@ -124,10 +121,7 @@ ROWS: dict[str, Row] = dict(
         row(practices.schedule_free),
         row(practices.sharded, sizes=WHOLE),
         row(practices.partitioned),
-        *(
-            row(practices.compressed, sizes=WHOLE, tolerance=None, kind=kind)
-            for kind in ["fp16", "PowerSGD"]
-        ),
+        row(practices.compressed, sizes=WHOLE, tolerance=None),
     ]
 )
 
@@ -378,10 +372,21 @@ def count_reductions() -> tuple[int, int]:
         return allreduce_hook(group, bucket)
 
     model.register_comm_hook(None, reduce)
+    complete: list[Tensor] = []
+
+    def listen(is_complete: bool) -> None:
+        if is_complete:
+            assert net[0].bias.grad is not None
+            complete.append(net[0].bias.grad.clone())
+
+    model._gradient_hooks.listeners.append(listen)
     num_passes = 0
-    for x, y in steps.make_loader("train", 1):
+    loader = steps.make_loader("train", 1)
+    for x, y in loader:
         optimizer.zero_grad()
         mse_loss(model(x), y).backward()
+        if loader.is_step:
+            assert_same(complete[-1], net[0].bias.grad)  # Averaged by then.
         optimizer.step()
         num_passes += 1
     return num_reductions, num_passes

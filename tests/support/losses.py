@@ -198,32 +198,6 @@ def weighed_and_not(given: Torch) -> Practice:
     return step, lambda: state_of(net)
 
 
-def line_search(given: Torch, *, counts: bool) -> Practice:
-    """LBFGS, which decides by its closure's loss how often it calls that."""
-    net = network()
-    optimizer = torch.optim.LBFGS(
-        net.parameters(), max_iter=4, line_search_fn="strong_wolfe"
-    )
-    model = given.parallel(net, optimizer)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            if counts:
-                positive = y > 0.2
-                total = positive.sum()
-                loss = ((model(x) - y)[positive] ** 2).sum() / total.clamp(min=1)
-                loss = weigh(model, loss, total)
-            else:
-                loss = mse_loss(model(x), y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-    return step, lambda: state_of(net)
-
-
 def frozen_in_turns(given: Torch, *, in_turns: bool) -> Practice:
     """A layer is unfrozen in the second loop, and (in turns) another frozen."""
     net = network()

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
-    PowerSGDState,
-    powerSGD_hook,
-)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_attention
@@ -290,21 +285,14 @@ def partitioned(given: Torch) -> Practice:
     return train_by(given, net, lambda model, x, y: mse_loss(model(x), y), optimizer)
 
 
-def compressed(given: Torch, *, kind: str) -> Practice:
+def compressed(given: Torch) -> Practice:
     """A communication hook, whose steps are those of as many replicas only."""
     net = network()
     net[0] = nn.Linear(5, 8).double()
     optimizer = sgd(net)
     model = given.parallel(net, optimizer)
     if hasattr(model, "register_comm_hook"):
-        state: Any = None
-        hooks: dict[str, Callable[..., Any]] = {
-            "fp16": default_hooks.fp16_compress_hook,
-            "PowerSGD": powerSGD_hook,
-        }
-        if kind == "PowerSGD":
-            state = PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
-        model.register_comm_hook(state, hooks[kind])
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()

@@ -211,8 +211,12 @@ def everything(
     ]
 
 
-def two_adversaries(given: Torch) -> Practice:
-    """Two modules; the generator's loss reaches the discriminator, which is zeroed."""
+def two_adversaries(given: Torch, *, freezes: bool) -> Practice:
+    """Two modules; the generator's loss goes through the discriminator, then zeroed.
+
+    Args:
+        freezes: Whether the discriminator gets no gradients by that.
+    """
     generator, discriminator = network(2), network(1, 2)
     of_generator, of_discriminator = sgd(generator), sgd(discriminator)
     g = given.parallel(generator, of_generator)
@@ -220,7 +224,9 @@ def two_adversaries(given: Torch) -> Practice:
 
     def step(x: Tensor, y: Tensor) -> None:
         of_generator.zero_grad()
+        discriminator.requires_grad_(not freezes)
         ((d(g(x)) - 1) ** 2).mean().backward()
+        discriminator.requires_grad_(True)
         of_discriminator.zero_grad()
         (d(g(x).detach()) ** 2).mean().backward()
         ((d(y) - 1) ** 2).mean().backward()

@@ -1,0 +1,146 @@
+"""What an optimizer's `step` and `zero_grad` do about gradients that are hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from elasticrun.checkpoint.states.parameter_names import parameters_of
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import note_step
+from elasticrun.job.loop import Loop, MicroBatch
+from elasticrun.job.pace import Pace
+from elasticrun.job.stepping import replace_method, step_between_micro_batches
+from elasticrun.parallel.partial_gradients import PartialGradients, running_loop
+
+_MANY = 2  # Batches in which gradients were thrown away, without a step: on purpose.
+
+_ZEROED_TOO_LATE = (
+    "gradients were zeroed between a backward pass and the step, at the last "
+    "micro-batch of a global batch. Those of the earlier micro-batches went with them, "
+    "so the step would miss them. Zero before the first backward pass of each turn. "
+    "Where the loss of another module reaches this one, as a generator's its "
+    "discriminator, let this one step before that, or freeze it meanwhile "
+    "(requires_grad_(False)); or leave out max_local_batch_size."
+)
+
+
+class OptimizerHooks:
+    """Lets an optimizer step once in a global batch, with the gradients of all of it.
+
+    It also knows whether gradients wait for a step, since those are in no checkpoint. A
+    forward pass for training tells, which replicas make alike: its gradients wait until
+    the optimizer steps. Those of one that comes after the step, in a turn of the loop
+    whose step had a forward pass of its own, are taken to be thrown away: it was for
+    the accuracy, or for the loss of another module. So are gradients that are zeroed in
+    batch after batch without a step; and what a loop without any step leaves, as it was
+    for an evaluation. Outside of loops there are no boundaries.
+
+    Args:
+        optimizer: Whose methods are replaced.
+        partial: The gradients that are hidden before its step.
+        pace: Is told of its steps where there are several replicas, else None.
+
+    Attributes:
+        put_off_in: The last turn in which its step was put off, to that of the last
+            micro-batch.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        partial: PartialGradients,
+        pace: Pace | None,
+    ) -> None:
+        self.put_off_in: MicroBatch | None = None
+        self._partial = partial
+        self._pace = pace
+        # The last forward pass for training, and that of the last step if it had one.
+        self._forward_loop: Loop | None = None
+        self._forward_turn: MicroBatch | None = None
+        self._step_turn: MicroBatch | None = None
+        self._step_loop: Loop | None = None
+        self._num_thrown_away = 0  # In how many batches since the last step.
+        self._zeroed_in: tuple[Loop, int] | None = None  # The last one of these.
+        self._stepped_in: MicroBatch | None = None  # The last turn.
+        self._lost_in: MicroBatch | None = None  # Where shown sums were zeroed instead.
+        replace_method(optimizer, "step", self._step, acts_once=True)
+        replace_method(optimizer, "zero_grad", self._zero_grad)
+
+    @property
+    def has_unstepped(self) -> bool:
+        """Whether gradients wait for a step, in the running loop or after it."""
+        return (
+            self._forward_turn is not self._step_turn
+            and self._num_thrown_away < _MANY
+            and self._forward_loop in (running_loop(), self._step_loop)
+        )
+
+    def note_forward(self, loop: Loop) -> None:
+        """Note a forward pass for training, in a turn of a running loop."""
+        self._forward_loop, self._forward_turn = loop, loop.current
+
+    def note_zeroed(self) -> None:
+        """Note that the gradients are about to be zeroed."""
+        loop = running_loop()
+        if loop is None:
+            return
+        turn = loop.current
+        if self._partial.shown_in is turn and self._stepped_in is not turn:
+            self._lost_in = turn
+        if self._forward_turn is self._step_turn:
+            return
+        zeroed_in = loop, turn[0]
+        if zeroed_in != self._zeroed_in:
+            self._zeroed_in = zeroed_in
+            self._num_thrown_away += 1
+
+    def _note_step(self, loop: Loop | None, *, has_closure: bool) -> None:
+        """Note that the optimizer steps, in a loop or (None) outside.
+
+        Args:
+            has_closure: Whether the forward pass is yet to come.
+        """
+        turn = None if loop is None else loop.current
+        has_forward = has_closure or self._forward_turn is turn
+        self._forward_turn = self._step_turn = turn if has_forward else None
+        self._step_loop = loop
+        self._num_thrown_away, self._zeroed_in = 0, None
+
+    def _step(
+        self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
+        loop = running_loop()
+        if loop is not None:
+            if not loop.current[2].is_step:
+                return self._put_off(optimizer, loop.current, *args, **kwargs)
+            if self._lost_in is loop.current:
+                raise ElasticRunError(_ZEROED_TOO_LATE)
+            self._stepped_in = loop.current
+            if self._pace is not None:
+                self._pace.begin(loop)
+        note_step()
+        has_closure = bool(args or kwargs)  # Then the backward pass is in that.
+        self._note_step(loop, has_closure=has_closure)
+        if self._partial.hides and not has_closure:
+            self._partial.show_before_step()
+        return method(optimizer, *args, **kwargs)
+
+    def _put_off(
+        self, optimizer: Optimizer, turn: MicroBatch, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Note that gradients are due: the global batch is incomplete."""
+        result = step_between_micro_batches(optimizer, *args, **kwargs)
+        self._partial.make_due(optimizer, is_again=self.put_off_in is turn)
+        self.put_off_in = turn
+        return result
+
+    def _zero_grad(
+        self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
+        self.note_zeroed()
+        if self._partial.hides:
+            self._partial.zero(parameters_of(optimizer))
+        method(optimizer, *args, **kwargs)
