@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticrun.launcher.verdict import How, Verdict
 from tests.launcher.running import REPOSITORY, Running, running
 from tests.support.stage import Stage, wait_until
 
@@ -105,29 +104,3 @@ def test_a_fork_that_turns_out_to_be_barred_begins_anew(stage: Stage) -> None:
     assert devices(job) == ["0 cuda:0", "1 cuda:0"]
     assert job.events.count(OWN_INTERPRETER) == 1
     assert job.events.count("crashed at") == 1  # By the kill.
-
-
-BARRED = """
-import sys
-if "forkserver" in "".join(sys.orig_argv):
-    raise RuntimeError(
-        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
-        "multiprocessing, you must use the 'spawn' start method"
-    )
-"""
-
-
-def test_a_fork_that_fails_for_that_is_no_crash(stage: Stage) -> None:
-    script = stage.root / "train.py"
-    script.write_text(BARRED)
-    options = ["--replicas", 2, "--max-restarts", 0]
-    with running(stage, *options, script=script) as job:
-        assert job.wait() == 0, job.events
-    assert job.events.count(OWN_INTERPRETER) == 1
-
-
-def test_a_worker_that_fails_for_that_is_one() -> None:
-    text = "RuntimeError: Cannot re-initialize CUDA in forked subprocess"
-    assert Verdict(How.CRASHED, text=f"rank 0 raised {text}. To use").is_bad_fork
-    worker = f"rank 0 raised RuntimeError: Caught {text} in DataLoader worker process 0"
-    assert not Verdict(How.CRASHED, text=worker).is_bad_fork

@@ -29,7 +29,6 @@ from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.reporter import (
     Reporter,
     code_of_stop,
-    files_of_program,
     has_failed_save,
     modules_of_program,
 )
@@ -73,25 +72,20 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     if order is None:  # The launcher has hung up: this replica is not needed.
         os._exit(0)
     _prepare_process(order, changed)
-    stores = [_serve_store(order, listeners)] if order["has_rank"] else []
+    stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
-
-    def tell_waiting() -> None:
-        files = files_of_program(after=last)
-        channel.send({"type": "waiting", "files": files})
 
     def on_begun(begun: Message) -> None:  # In the reporter's thread.
         hold.end(lambda: take_up(begun))
 
     def take_up(begun: Message) -> None:
         _take_up(order, begun)
-        if not stores:
-            stores.append(_serve_store(order, listeners))
+        stores.append(_serve_store(order, listeners))
 
-    hold = Hold(tell_waiting)
+    hold = Hold(lambda: channel.send({"type": "waiting"}))
     if order["is_rehearsed"]:
         hold.begin()
-    reporter = Reporter(channel, after=last, on_begun=on_begun)
+    reporter = Reporter(channel, on_begun=on_begun)
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_threads(code)
