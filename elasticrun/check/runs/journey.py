@@ -17,9 +17,8 @@ from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
 from elasticrun.launcher.options import Options, Program, Replicas
 from elasticrun.launcher.supervisor.causes import Ending, first_cause
 from elasticrun.launcher.supervisor.generation import Generation, Member
-from elasticrun.launcher.supervisor.hangs import HangClock
 from elasticrun.launcher.supervisor.orders import make_orders
-from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.replicas.wire import Message
 
 OBSERVER = "elasticrun.check.replica.observing"
@@ -144,9 +143,6 @@ class Journey:
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
         """Go on without the log: the last lines are kept here, too."""
-
-    def on_barred(self) -> None:
-        """Go on: a replica that could not use GPUs as a fork has begun anew."""
 
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""

@@ -48,5 +48,8 @@ def _is_own(name: str, program: Program) -> bool:
 
     Not where no file says so: any folder could be a package, but gives way to others.
     """
-    spec = PathFinder.find_spec(name.partition(".")[0], program.path)
+    first = name.partition(".")[0]
+    if program.kind == "module" and first == program.target.partition(".")[0]:
+        return True
+    spec = PathFinder.find_spec(first, program.path)
     return spec is not None and spec.origin is not None

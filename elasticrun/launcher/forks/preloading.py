@@ -66,7 +66,7 @@ def _import(name: str) -> str:
     used: set[str] = set()
     with (
         _noticing_files() as made,
-        environment.calling_before_reading(_OF_ONE_REPLICA, used.add),
+        environment.noticing_reads(_OF_ONE_REPLICA, used.add),
         # The script will import it again, and say what is wrong.
         contextlib.suppress(BaseException),
     ):

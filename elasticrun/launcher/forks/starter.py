@@ -126,16 +126,6 @@ class Starter:
         self._groups = list(groups)
         self._tell_groups()
 
-    def fork_no_more(self) -> None:
-        """Start an interpreter for each replica from now on, and say so."""
-        if not self.is_exec:
-            self._say(
-                "a forked replica could not use GPUs; from now on each replica starts "
-                "an interpreter of its own instead (--start exec)"
-            )
-            self.is_exec = True
-            self._replace()
-
     def close(self) -> None:
         self._abandon()
         while self._requests:
@@ -171,11 +161,7 @@ class Starter:
                 "an interpreter of its own instead (--start exec)"
             )
             self.is_exec = True
-        self._replace()
-
-    def _replace(self) -> None:
-        """Start another forkserver for a reason that is no failure of this one."""
-        self._num_attempts = 0
+        self._num_attempts = 0  # It has not failed.
         self._abandon()
         self.start()
 

@@ -46,9 +46,6 @@ class Audience(Protocol):
 class GenerationSubscriber(Protocol):
     """Who is told how a generation fails and ends."""
 
-    def on_barred(self) -> None:
-        """A replica could not use GPUs as a fork, and has begun anew."""
-
     def on_trouble(self) -> None:
         """A replica failed, or raised; there may be more to come."""
 
@@ -167,11 +164,8 @@ class Generation:
         """Return a sentence about the failure that ended this generation."""
         hint = ""
         if cause.code == -signal.SIGKILL:
-            hint = explain_kill(
-                self._kills_before,
-                processes.num_out_of_memory_kills(),
-                processes.free_memory(),
-            )
+            kills_now = processes.num_out_of_memory_kills()
+            hint = explain_kill(self._kills_before, kills_now)
         return describe(cause, hint=hint)
 
     def start(self, orders: Sequence[Message]) -> None:
@@ -265,8 +259,6 @@ class Generation:
             member.failed_at = message["time"]
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
-        elif message["type"] == "barred":
-            self._subscriber.on_barred()
         elif message["type"] == "failed":
             self._subscriber.on_trouble()
 

@@ -254,8 +254,6 @@ class Successors:
         for message in messages:
             if message["type"] == "waiting":
                 self._note_waiting(replica)
-            elif message["type"] == "barred":
-                self._starter.fork_no_more()
             elif message["type"] == "failure":
                 self._fail(replica, message["trace"])
                 return

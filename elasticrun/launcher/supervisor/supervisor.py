@@ -40,12 +40,11 @@ from elasticrun.launcher.options import Options
 from elasticrun.launcher.replica.functions import forget_results
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.hangs import HangClock
 from elasticrun.launcher.supervisor.judge import Judge, Next, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
 from elasticrun.launcher.supervisor.progress_news import News
 from elasticrun.launcher.supervisor.takeover import Takeover
-from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import How, Verdict
 from elasticrun.replicas.signals import ANNOUNCING
@@ -150,10 +149,8 @@ class Supervisor:
     def _reap(self) -> None:
         """Forget orphans that have ended, now and then; there may be any number."""
         running = self.generation.members if self.generation is not None else []
-        processes.reap(
-            but={each.pid for each in running} | self._waiting_pids,
-            leaves_leaders=self._starter.is_forking,
-        )
+        if not self._starter.is_forking:  # Of a new replica it may not have heard yet.
+            processes.reap(but={each.pid for each in running} | self._waiting_pids)
         self.loop.call_later(_REAP_SECONDS, self._reap)
 
     @property
@@ -347,10 +344,6 @@ class Supervisor:
             self.takeover.prepare()
 
     # What is heard from the generation that runs.
-
-    def on_barred(self) -> None:
-        """Have no more replicas forked: this one has an interpreter of its own now."""
-        self._starter.fork_no_more()
 
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""

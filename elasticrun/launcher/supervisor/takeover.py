@@ -1,4 +1,4 @@
-"""The decision when the running generation stops so that the next one can begin."""
+"""When the running generation stops, so that its successors can begin."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Takeover:
         num_running = generation.size if generation is not None else 0
         if self.is_preparing and size == num_running:
             return self._stay()
-        check_open_files(size, num_running=num_running)
+        check_open_files(size)
         if generation is not None and generation.uses_gpus:
             check_gpus(size)
         before, self.size = self.size, size

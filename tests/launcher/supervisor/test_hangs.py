@@ -14,7 +14,7 @@ from elasticrun.launcher.options import (
     parse_hang_timeout,
 )
 from elasticrun.launcher.supervisor.generation import Member
-from elasticrun.launcher.supervisor.hangs import HangClock, held_up_by
+from elasticrun.launcher.supervisor.watchdog import HangClock, held_up_by
 from elasticrun.launcher.terminal.output import (
     Log,
 )

@@ -67,7 +67,6 @@ class Stage:
         starter: Any = SimpleNamespace(
             fork=lambda size, on_forked: self.asked.append((size, on_forked)),
             note_running=lambda pids: None,
-            fork_no_more=lambda: None,
         )
         nodes: Any = Nodes()
         self.nodes: Nodes = nodes

@@ -18,8 +18,7 @@ from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.supervisor import generation, watchdog
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.hangs import HangClock
-from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.replicas.wire import Channel
 from tests.support.stage import wait_until
 
