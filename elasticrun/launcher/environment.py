@@ -56,7 +56,7 @@ def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def calling_before_reading(
+def noticing_reads(
     names: Collection[str], call: Callable[[str], object]
 ) -> Iterator[None]:
     """Call before this process's Python code looks at one of some variables.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from elasticrun.launcher.event_loop import EventLoop
@@ -21,18 +19,18 @@ class Linting:
     """Shows as warnings what the linter is sure of; never keeps the job from training.
 
     The linter runs beside replicas that import torch meanwhile, so nobody waits for it.
-    What it says is read when its end of the pipe is closed.
+    It says all at its end.
     """
 
     def __init__(self, program: Program, console: Console, loop: EventLoop) -> None:
         self._console = console
         self._loop = loop
-        self._output = b""
         self._process: subprocess.Popen[bytes] | None = None
-        self._path = path = source_of(program)
-        if path is None:
+        self._path = program.file
+        if program.file is None:
             return
-        command = [sys.executable, "-m", "elasticrun.lint", "--format", "json", path]
+        command = [sys.executable, "-m", "elasticrun.lint", "--format", "json"]
+        command.append(str(program.file))
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 command,
@@ -40,31 +38,21 @@ class Linting:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            loop.watch(self._process.stdout, self._read)
+            loop.watch(self._process.stdout, self.close)
 
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        more = os.read(self._process.stdout.fileno(), 1 << 16)
-        self._output += more
-        if not more:
-            self._end()
-
-    def _end(self) -> None:
-        """Show what was found, and let the process be forgotten."""
+    def close(self) -> None:
+        """Show what was found, unless that is done; the process is forgotten."""
         process, self._process = self._process, None
         if process is None:
             return
         self._loop.forget(process.stdout)
         try:
-            more, _ = process.communicate(timeout=_SECONDS)
+            output, _ = process.communicate(timeout=_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            return
-        self._show(self._output + more)
-
-    close = _end
+        else:
+            self._show(output)
 
     def _show(self, output: bytes) -> None:
         try:
@@ -87,15 +75,3 @@ class Linting:
             self._console.event(
                 f"`elasticrun rule {codes}` explains; --no-lint does without"
             )
-
-
-def source_of(program: Program) -> str | None:
-    """Return the file that a program begins with, if it is known without importing."""
-    if program.kind == "script":
-        return program.target
-    if program.kind == "module":
-        base = Path(*program.target.split("."))
-        for path in (base.with_suffix(".py"), base / "__main__.py"):
-            if path.is_file():
-                return str(path)
-    return None

@@ -11,11 +11,7 @@ from pathlib import Path
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.launcher import environment
 from elasticrun.launcher.modules import main_file, why_not_runnable
-from elasticrun.replicas.open_files import (
-    allow_open_files,
-    files_of_rank_0,
-    largest_world,
-)
+from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
@@ -303,41 +299,29 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
     return Program("script", target, tuple(arguments), (folder,))
 
 
-_FILES_WAITING = 3  # Of a replica: its channel, stdout and stderr.
-_FILES_RUNNING = 5  # And its log, and what tells of its end.
+_FILES_OF_REPLICA = 5  # Its channel, stdout, stderr, log, and what tells of its end.
 _FILES_SPARE = 25  # For callers, logs that are read, and replicas that are forked.
 
 
-def check_open_files(size: int, *, num_running: int = 0) -> None:
+def check_open_files(size: int) -> None:
     """Refuse more replicas than there can be open files for, before anything stops.
 
     The soft limit is raised if it is too low and the hard one lets it.
 
-    Args:
-        num_running: Replicas that end when those begin.
-
     Raises:
         OptionError: There would be too many.
     """
-    others = len(os.listdir("/proc/self/fd")) + _FILES_SPARE
-    without = others - _FILES_RUNNING * num_running
-    needed = max(others + _FILES_WAITING * size, without + _FILES_RUNNING * size)
+    of_others = len(os.listdir("/proc/self/fd")) + _FILES_SPARE
+    of_launcher = of_others + _FILES_OF_REPLICA * size
     of_rank_0 = files_of_rank_0(size)
-    limit = allow_open_files(max(needed, of_rank_0))
-    if limit >= max(needed, of_rank_0):
-        return
-    most = min(
-        (limit - others) // _FILES_WAITING,
-        (limit - without) // _FILES_RUNNING,
-        largest_world(limit),
-    )
-    who = "the launcher" if needed > limit else "rank 0"
-    raise OptionError(
-        f"{size} replica{'s' * (size > 1)}: {who} would have about "
-        f"{needed if needed > limit else of_rank_0} files open, and may have {limit}. "
-        "Raise that limit (ulimit -n) before you start it"
-        + (f", or take at most {most}." if most > 0 else ".")
-    )
+    limit = allow_open_files(max(of_launcher, of_rank_0))
+    for who, needed in (("the launcher", of_launcher), ("rank 0", of_rank_0)):
+        if needed > limit:
+            raise OptionError(
+                f"{size} replica{'s' * (size > 1)}: {who} would have about {needed} "
+                f"files open, and may have {limit}. Raise that limit (ulimit -n) "
+                "before you start it, or take fewer replicas."
+            )
 
 
 def check_gpus(size: int) -> None:

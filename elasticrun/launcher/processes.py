@@ -101,14 +101,8 @@ def kill_children(*, but: set[int], patience: float = 0.0) -> None:
             time.sleep(_LOOK_SECONDS)
 
 
-def reap(*, but: set[int], leaves_leaders: bool) -> None:
-    """Forget children that have ended and whose end nobody else waits for.
-
-    Args:
-        but: Those whose end somebody waits for.
-        leaves_leaders: Whether to leave leaders of sessions, too: a replica that nobody
-            has heard of yet may be one of them.
-    """
+def reap(*, but: set[int]) -> None:
+    """Forget children that have ended, but for those whose end somebody waits for."""
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
@@ -118,9 +112,8 @@ def reap(*, but: set[int], leaves_leaders: bool) -> None:
         fields = _stat(pid)
         if pid in but or fields[:1] != ["Z"] or int(fields[_SESSION]) == os.getsid(0):
             continue
-        if not (leaves_leaders and int(fields[_SESSION]) == pid):
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def _kill(pids: Iterable[int]) -> None:
@@ -207,12 +200,6 @@ def _own_cgroup(proc: Path, cgroups: Path) -> Path:
             if line.startswith("0::"):
                 return cgroups / line[3:].strip().lstrip("/")
     return cgroups
-
-
-def free_memory() -> float:
-    """Return the share of this machine's memory that is available."""
-    sizes = _numbers_in(Path("/proc/meminfo"))
-    return sizes["MemAvailable"] / sizes["MemTotal"] if sizes else 1.0
 
 
 def available_memory(

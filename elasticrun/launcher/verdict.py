@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-_BAD_FORK = " raised RuntimeError: Cannot re-initialize CUDA in forked subprocess"
-
 
 class How(str, enum.Enum):
     """How a generation can end, by the word that nodes tell each other."""
@@ -52,15 +50,6 @@ class Verdict:
     is_from_outside: bool = False
     time: float = 0.0
     is_here: bool = True
-
-    @property
-    def is_bad_fork(self) -> bool:
-        """Whether a replica could not use GPUs because it was forked.
-
-        A DataLoader's worker that fails so is a mistake of the program: its text begins
-        otherwise.
-        """
-        return self.kind == How.CRASHED and _BAD_FORK in self.text
 
     def encode(self) -> dict[str, Any]:
         """Return what `decode` takes, as plain values; other nodes need few traces."""

@@ -15,8 +15,7 @@ from pathlib import Path
 from elasticrun.__main__ import main
 from elasticrun.launcher.supervisor import supervisor, watchdog
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.hangs import HangClock
-from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from tests.support.stage import DEADLINE
 
 MARKS = Path(sys.argv.pop(1), "marks")

@@ -46,7 +46,6 @@ json.held_by_library = open(root / "library.csv", "a")
 packed = json.held_with_more = gzip.open(root / "packed.gz", "at")
 tracker = Tracker("tracked")
 helper.tracker = helper.Tracker(root / "tracked_by_helper")
-json.held_function = lambda: tracker
 weakref.finalize(log, (root / "weak").touch)
 logger = logging.getLogger("left")
 target = logging.FileHandler(root / "records")

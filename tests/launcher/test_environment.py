@@ -55,7 +55,7 @@ def test_who_looks_is_noticed_before(look: Callable[[], object]) -> None:
         os.environ["RANK"] = "7"
 
     noticing = ExitStack()
-    noticing.enter_context(environment.calling_before_reading({"RANK"}, call))
+    noticing.enter_context(environment.noticing_reads({"RANK"}, call))
     found = look()
     assert called == ["RANK"]
     if found is not None and found is not True:
@@ -65,6 +65,6 @@ def test_who_looks_is_noticed_before(look: Callable[[], object]) -> None:
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 def test_who_copies_all_is_not(copy: Callable[[], object]) -> None:
     called: list[str] = []
-    with environment.calling_before_reading({"RANK"}, called.append):
+    with environment.noticing_reads({"RANK"}, called.append):
         copy()
     assert called == []

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.launcher.linting import source_of
-from elasticrun.launcher.options import Program
 from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
 from tests.launcher.running import REPOSITORY, running
@@ -90,17 +88,3 @@ def test_a_script_that_cannot_be_linted_is_run(stage: Stage, script: Path) -> No
         assert job.wait() == 0, job.events
     assert "trained" in job.output
     assert f"warning: {script}" not in job.events  # Nothing of the linter.
-
-
-def test_what_begins_a_module_is_found_without_importing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pack").mkdir()
-    (tmp_path / "pack" / "__main__.py").touch()
-    (tmp_path / "pack" / "train.py").touch()
-    assert source_of(Program("script", "a.py", (), ())) == "a.py"
-    assert source_of(Program("module", "pack.train", (), ())) == "pack/train.py"
-    assert source_of(Program("module", "pack", (), ())) == "pack/__main__.py"
-    assert source_of(Program("module", "elsewhere", (), ())) is None
-    assert source_of(Program("function", "folder", (), ())) is None

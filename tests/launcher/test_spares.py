@@ -61,17 +61,6 @@ def test_a_spare_that_is_killed_is_replaced(spared: Rescaled) -> None:
     wait_until_nothing_is_left(spared.stage)
 
 
-def test_spares_whose_program_has_changed_are_discarded(spared: Rescaled) -> None:
-    pids = ready(spared, 4)
-    script = spared.stage.root / "script.py"
-    script.write_text(script.read_text() + "\n")
-    os.kill(members(spared)[0], signal.SIGKILL)
-    spared.job.wait_until_said("generation 1: 2 replicas started")
-    assert "files have changed, so its spares are discarded" in spared.job.events
-    assert not {*members(spared)} & {*pids}
-    spared.stop()
-
-
 def test_a_script_that_cannot_run_beside_itself_has_no_spares(
     spared: Rescaled,
 ) -> None:

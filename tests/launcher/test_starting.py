@@ -16,16 +16,14 @@ import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks import starter as starter_module
-from elasticrun.launcher.forks.forkserver import MOST_AT_ONCE
-from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
     Running,
     forkserver_of,
     running,
-    scaled,
     wait_until_nothing_is_left,
 )
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
@@ -79,19 +77,6 @@ def breaking(stage: Stage, breaks_at: str) -> dict[str, str]:
     }
 
 
-def test_a_forkserver_that_cannot_come_back_is_done_without(stage: Stage) -> None:
-    options = ["--replicas", 1, "--max-restarts", 0, "--", "--hold", "0:9"]
-    with running(stage, *options, **breaking(stage, "torch")) as job:
-        job.wait_until_held(0, 1)
-        stage.mark("broken")
-        os.kill(forkserver_of(job.pid), signal.SIGKILL)
-        job.wait_until_said("from now on each replica starts an interpreter of its own")
-        answer = scaled(job, 2)
-        assert answer.returncode == 0, answer.stderr
-        assert job.wait() == 0, job.events
-    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
-
-
 def test_a_job_that_trains_is_not_ended_by_that(stage: Stage) -> None:
     options = ["--replicas", 1, "--start", "exec", "--", "--hold", "0:9"]
     where = "elasticrun.launcher.forks.forkserver"
@@ -122,7 +107,7 @@ def test_forks_that_fail_are_not_tried_for_ever(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
-# Replicas are forked four at a time, from a process that is forked for that.
+# Each replica is forked from a process that is forked for that.
 @pytest.mark.parametrize(
     ("size", "num_forks", "has_ended"), [(2, 2, False), (2, 2, True), (5, 5, False)]
 )
@@ -181,49 +166,44 @@ def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
-@pytest.mark.parametrize("is_taught", [False, True])
+@pytest.mark.parametrize("where", ["_START_SECONDS", "_FORK_SECONDS"])
 def test_a_forkserver_that_does_not_answer_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, is_taught: bool
+    monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """One that is stopped, when it is asked for a replica; sooner if it only forks."""
-    loop, said, parked = EventLoop(), list[str](), list[Parked]()
+    """One that is stopped, as it starts or when it is asked for a replica."""
+    loop, said, forked = EventLoop(), list[str](), list[WaitingReplica]()
 
-    def set_patience(of_forks: float, of_imports: float) -> None:
-        monkeypatch.setattr(starter_module, "_FORK_SECONDS", of_forks)
-        starter._patience = of_imports
+    def set_patience(seconds: float) -> None:
+        monkeypatch.setattr(starter_module, where, seconds)
 
     def say(text: str) -> None:
         said.append(text)
-        if "starting another" in text:  # Which may take longer on a busy machine.
-            set_patience(DEADLINE, DEADLINE)
+        set_patience(DEADLINE)  # Another one may take longer on a busy machine.
 
-    starter = Starter(
-        loop, imports=[], is_exec=True, say=say, on_failure=say, patience=DEADLINE
-    )
+    for name in ("_START_SECONDS", "_FORK_SECONDS"):
+        monkeypatch.setattr(starter_module, name, DEADLINE)
+    starter = Starter(loop, imports=[], is_exec=True, say=say, on_failure=say)
 
     def wait_for_replica() -> None:
-        starter.park(1, parked.append)
-        while not (parked or "no replica" in "".join(said)):
+        starter.fork(1, forked.extend)
+        while not (forked or "no replica" in "".join(said)):
             loop.run_once()
 
-    set_patience(DEADLINE, DEADLINE)
-    starter.start()
-    wait_for_replica()
-    first = starter.pid
-    freeze(first)
-    if is_taught:
-        starter._teach(["json"])
-        set_patience(0.0, 2.0)
+    if where == "_FORK_SECONDS":
+        starter.start()
+        wait_for_replica()
+        forked.pop().discard()
+        set_patience(2.0)
     else:
-        set_patience(2.0, DEADLINE)
-    parked.pop().discard()
+        set_patience(2.0)
+        starter.start()
+    [first] = starter.pids
+    freeze(first)
     wait_for_replica()
-    parked.pop().discard()
+    forked.pop().discard()
     starter.close()
-    assert said[0] == (
-        "the forkserver has not answered for 0.5 s; after 2 s another one is started"
-    )
-    assert "for 2 s (stopped, or an import that does not end); starting" in said[1]
+    [text] = said
+    assert text.startswith("the forkserver has not answered for 2 s (stopped, or an")
     assert not psutil.pid_exists(first)
 
 
@@ -243,23 +223,23 @@ def held_by(pid: int) -> list[str]:
 
 
 def test_each_of_many_replicas_has_ends_of_its_own() -> None:
-    """More are asked for than are forked at a time; then each is hung up on."""
-    loop, parked, size = EventLoop(), list[Parked](), MOST_AT_ONCE + 2
+    """Each is forked with its own, and ends when it is hung up on."""
+    loop, forked, size = EventLoop(), list[WaitingReplica](), 3
     starter = Starter(loop, imports=[], is_exec=True, say=print, on_failure=pytest.fail)
     starter.outward = "127.0.0.2"  # So that the first one listens twice.
     with contextlib.closing(starter):
         starter.start()
-        starter.park(size, parked.append)
-        while len(parked) < size:
+        starter.fork(size, forked.extend)
+        while not forked:
             loop.run_once()
-    assert [each.rank for each in parked] == list(range(size))
-    assert [len(each.ports) for each in parked] == [2] + [0] * (size - 1)
-    for each in parked:
+    assert [each.rank for each in forked] == list(range(size))
+    assert [len(each.ports) for each in forked] == [2] + [0] * (size - 1)
+    for each in forked:
         outputs = [f"pipe:[{os.fstat(output).st_ino}]" for output in each.outputs]
         ports = [f"port {port}" for port in ("unix", *each.ports)]
         assert held_by(each.pid) == [*outputs, *ports]
-    running = [os.pidfd_open(each.pid) for each in parked]
-    for each in reversed(parked):
+    running = [os.pidfd_open(each.pid) for each in forked]
+    for each in reversed(forked):
         each.channel.close()
         ended, _, _ = select.select(running, [], [], DEADLINE)
         assert ended == [running.pop()]

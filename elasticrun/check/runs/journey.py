@@ -11,15 +11,14 @@ from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.plan import Plan
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
 from elasticrun.launcher.options import Options, Program, Replicas
 from elasticrun.launcher.supervisor.causes import Ending, first_cause
 from elasticrun.launcher.supervisor.generation import Generation, Member
-from elasticrun.launcher.supervisor.hangs import HangClock
 from elasticrun.launcher.supervisor.orders import make_orders
-from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.replicas.wire import Message
 
 OBSERVER = "elasticrun.check.replica.observing"
@@ -61,7 +60,6 @@ class Journey:
         self._on_change = on_change
         self._hang_timeout = hang_timeout
         self._leg = 0
-        self._parked: list[Parked] = []
         self._generation: Generation | None = None
         self._clock = HangClock(None)
         self._watchdog = Watchdog(loop, lambda _: None, self._clock)
@@ -72,26 +70,22 @@ class Journey:
 
     def begin_leg(self) -> None:
         """Start the next generation as soon as its replicas are forked."""
-        self._starter.park(self._size, self._on_forked)
+        self._starter.fork(self._size, self._on_forked)
 
     def abandon(self) -> None:
         """Kill what runs, and let nothing follow."""
         self.is_over = True
-        while self._parked:
-            self._parked.pop().discard()
         if self._generation is not None:
             self._generation.kill()
 
-    def _on_forked(self, parked: Parked) -> None:
+    def _on_forked(self, replicas: list[WaitingReplica]) -> None:
         if self.is_over:
-            parked.discard()
-            return
-        self._parked.append(parked)
-        if len(self._parked) == self._size:
-            taken, self._parked = self._parked, []
-            self._start(taken)
+            for each in replicas:
+                each.discard()
+        else:
+            self._start(replicas)
 
-    def _start(self, parked: list[Parked]) -> None:
+    def _start(self, replicas: list[WaitingReplica]) -> None:
         route, leg, size = self.run.route, self._leg, self._size
         options = self._options(size)
         plan = replace(
@@ -102,11 +96,11 @@ class Journey:
             is_killed=route.is_killed,
             watched=self._plan.watched if leg else (),
         )
-        round_ = Round(leg, size, 0, size, LOOPBACK, parked[0].ports[0])
+        round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])
         orders = make_orders(options, round_)
         self.run.output = {}
         generation = self._generation = Generation(
-            parked,
+            replicas,
             number=leg,
             offset=0,
             loop=self._loop,
@@ -147,15 +141,8 @@ class Journey:
         if member.report["has_trained"]:
             self._clock.setting = self._hang_timeout
 
-    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
-        """Let the forkserver import what the program did."""
-        self._starter.learn(names, variables)
-
     def on_log_failure(self, rank: int, error: OSError) -> None:
         """Go on without the log: the last lines are kept here, too."""
-
-    def on_barred(self) -> None:
-        """Go on: a replica that could not use GPUs as a fork has begun anew."""
 
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""

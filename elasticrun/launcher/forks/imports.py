@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import ast
 from importlib.machinery import PathFinder
-from pathlib import Path
 
 from elasticrun.launcher.options import Program
 
 
 def imports_of(program: Program) -> list[str]:
-    """Return the modules that a script imports before anything else, in its order.
+    """Return the modules that a program imports before anything else, in its order.
 
     The forkserver imports them once, so that a restart need not. What stands below the
     first line that does something may depend on it, as on a variable that is set there;
     and so may what stands below the import of a module of the program's own.
     """
-    if program.kind != "script":
+    if program.file is None:
         return []
     try:
-        tree = ast.parse(Path(program.target).read_bytes())
+        tree = ast.parse(program.file.read_bytes())
     except (OSError, ValueError, SyntaxError):  # The script itself will say so.
         return []
     names: dict[str, None] = {}
@@ -49,5 +48,8 @@ def _is_own(name: str, program: Program) -> bool:
 
     Not where no file says so: any folder could be a package, but gives way to others.
     """
-    spec = PathFinder.find_spec(name.partition(".")[0], program.path)
+    first = name.partition(".")[0]
+    if program.kind == "module" and first == program.target.partition(".")[0]:
+        return True
+    spec = PathFinder.find_spec(first, program.path)
     return spec is not None and spec.origin is not None

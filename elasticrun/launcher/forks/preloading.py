@@ -26,26 +26,19 @@ _PATH_OF_MADE: dict[str, Callable[[Any], str | bytes]] = {
 }
 
 
-def preload(wanted: Sequence[str], *, names_culprit: bool) -> tuple[str, int]:
+def preload(wanted: Sequence[str]) -> tuple[str, int]:
     """Import modules, up to the first after which a fork would not be sound.
-
-    Args:
-        names_culprit: Whether to look after each import what it did to forks, and not
-            only at the end; on a machine with GPUs that takes a fork an import.
 
     Returns:
         Why it would not be, or nothing; and how many were imported before that.
     """
-    problem = _find_problem()
+    problem = _find_problem() or _find_broken_forks()
     num_sound = 0
     for name in wanted:
         if problem:
             break
-        problem = _import(name) or _find_problem()
-        if names_culprit:
-            problem = problem or _find_broken_forks()
+        problem = _import(name) or _find_problem() or _find_broken_forks()
         num_sound += not problem
-    problem = problem or _find_broken_forks()
     _disown_libraries()
     gc.collect()
     gc.freeze()  # Or the collector of each replica would copy every page.
@@ -73,7 +66,7 @@ def _import(name: str) -> str:
     used: set[str] = set()
     with (
         _noticing_files() as made,
-        environment.calling_before_reading(_OF_ONE_REPLICA, used.add),
+        environment.noticing_reads(_OF_ONE_REPLICA, used.add),
         # The script will import it again, and say what is wrong.
         contextlib.suppress(BaseException),
     ):

@@ -46,7 +46,7 @@ class Hold:
         self._is_over.clear()
         self._meanwhile.enter_context(processes.yielding_memory())
         self._meanwhile.enter_context(
-            environment.calling_before_reading(_OF_THE_JOB, lambda _: self.wait())
+            environment.noticing_reads(_OF_THE_JOB, lambda _: self.wait())
         )
         if "torch" in sys.modules:
             self._wait_before_gpus()

@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 import types
-import weakref
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -29,7 +28,6 @@ from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.reporter import (
     Reporter,
     code_of_stop,
-    files_of_program,
     has_failed_save,
     modules_of_program,
 )
@@ -39,6 +37,10 @@ from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])
+_BARRED = (
+    b"a forked replica could not use GPUs, so it starts an interpreter of its own "
+    b"instead, which takes longer; --start exec does so at once\n"
+)
 
 
 def execute(control: int, listeners: list[int]) -> None:
@@ -67,31 +69,26 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=control))
     if _is_barred_from_gpus():
-        channel.send({"type": "barred"})
+        os.write(2, _BARRED)
         execute(control, listeners)
     order = channel.receive_one()
     if order is None:  # The launcher has hung up: this replica is not needed.
         os._exit(0)
     _prepare_process(order, changed)
-    stores = [_serve_store(order, listeners)] if order["has_rank"] else []
+    stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
-
-    def tell_waiting() -> None:
-        files = files_of_program(after=last)
-        channel.send({"type": "waiting", "files": files})
 
     def on_begun(begun: Message) -> None:  # In the reporter's thread.
         hold.end(lambda: take_up(begun))
 
     def take_up(begun: Message) -> None:
         _take_up(order, begun)
-        if not stores:
-            stores.append(_serve_store(order, listeners))
+        stores.append(_serve_store(order, listeners))
 
-    hold = Hold(tell_waiting)
+    hold = Hold(lambda: channel.send({"type": "waiting"}))
     if order["is_rehearsed"]:
         hold.begin()
-    reporter = Reporter(channel, after=last, on_begun=on_begun)
+    reporter = Reporter(channel, on_begun=on_begun)
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_threads(code)
@@ -273,38 +270,14 @@ def _end_threads(code: int) -> int:
     return code
 
 
-class _Names:
-    """Lives as long as the names of a module do, which is longer than the module."""
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.names = names
-        names["__elasticrun_names__"] = self
-
-
 def _release(modules: list[str]) -> None:
-    """Let go of what the program has left, so that it is finalized.
+    """Let go of the program's modules, so that what these hold is finalized.
 
-    As Python does at its end: with the modules' names as they are at first; then, of
-    modules that a library holds by a function of theirs, names go one by one, the last
-    one first, since finalizers need what was there before. Libraries stay: taking torch
-    apart takes longer than all else of a rescaling, and leaves no trace.
+    Libraries stay: taking torch apart takes longer than all else of a rescaling, and
+    leaves no trace.
     """
-    held = []
-    for module in modules:
-        names = getattr(sys.modules.pop(module), "__dict__", None)
-        if type(names) is dict:
-            held.append(weakref.ref(_Names(names)))
-    names = None
-    gc.collect()
-    for number, reference in enumerate(held):
-        still = reference()
-        if still is not None:
-            for name in [*still.names][::-1]:
-                if name != "__builtins__":
-                    still.names[name] = None
-        still = None
-        if number == 0:  # The program's main module, which holds the others.
-            gc.collect()
+    for name in modules:
+        del sys.modules[name]
     gc.collect()
 
 

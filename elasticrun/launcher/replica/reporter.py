@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import logging
 import os
@@ -15,8 +14,6 @@ from itertools import takewhile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from elasticrun.launcher import environment
-from elasticrun.replicas.environment import GLOO_INTERFACE
 from elasticrun.replicas.wire import Channel, Message
 
 if TYPE_CHECKING:
@@ -29,13 +26,6 @@ DUMP_SIGNAL = 50  # A real-time signal, which programs do not use by chance.
 _UNTIL_JOB = 0.05
 _UNTIL_FIRST_BATCH = 0.02
 _IN_TRAINING = 0.5
-_OF_NO_IMPORT = (
-    GLOO_INTERFACE,
-    "TORCHINDUCTOR_CACHE_DIR",
-    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
-)
-_VENDORED = os.path.join("setuptools", "_vendor")
-_MOST_VARIABLES = 1 << 13  # Characters, for the forkserver takes short messages.
 
 _Counts = tuple[int, int, int]
 
@@ -44,13 +34,12 @@ class Reporter:
     """Looks at the job now and then, so that training itself pays nothing for it.
 
     Args:
-        after: The last module that was imported before the program began.
         on_begun: Called with the order when the generation begins for which the program
             waits.
     """
 
     def __init__(
-        self, channel: Channel, *, after: str, on_begun: Callable[[Message], None]
+        self, channel: Channel, *, on_begun: Callable[[Message], None]
     ) -> None:
         self._on_begun = on_begun
         self._channel = channel
@@ -58,9 +47,6 @@ class Reporter:
         self._has_trained = False
         self._has_failed = False
         self._last: Message = {}
-        self._after = after
-        self._has_taught = False
-        self._surroundings = _surroundings()
         self._looking = threading.Lock()
         self._has_ended = False
 
@@ -159,56 +145,11 @@ class Reporter:
         if report != self._last:
             self._last = report
             self._channel.send({**report, "time": time.monotonic()})
-        if self._has_trained and not self._has_taught:
-            self._has_taught = True
-            if job.environment.local_rank == 0:
-                self._teach()
-
-    def _teach(self) -> None:
-        """Have the forkserver import what the program did, if it would find the same.
-
-        It is told what variables the program has by now, which may decide that.
-        """
-        names = installed_modules(after=self._after)
-        variables, path = _surroundings()
-        before, path_before = self._surroundings
-        if names and path == path_before:
-            changed = environment.changes(before, variables)
-            if len(str(changed)) < _MOST_VARIABLES:
-                self._channel.send(
-                    {"type": "modules", "names": names, "variables": changed}
-                )
 
 
 def _counts_of(position: Position) -> _Counts:
     """Return how far it is: epochs, loops, and samples of the loop after these."""
     return position.finished_epochs, position.finished_loops, position.index
-
-
-def _surroundings() -> tuple[dict[str, str], list[str]]:
-    """Return what programs set so that later imports find or do something else.
-
-    Not what is set by elasticrun, and by torch's compiler as it is imported and used:
-    the cache that it has by default, an address in this process, and the folder in
-    which setuptools keeps copies of packages, behind all others.
-    """
-    variables = environment.variables()
-    for name in _OF_NO_IMPORT:
-        variables.pop(name, None)
-    return variables, [path for path in sys.path if not path.endswith(_VENDORED)]
-
-
-def installed_modules(*, after: str) -> list[str]:
-    """Return the modules of installed packages that this process has imported since.
-
-    The program's own are left out: they may be changed between two generations.
-
-    Args:
-        after: The last one that was imported before.
-    """
-    return [
-        name for name in _imported(after=after) if _is_installed(sys.modules.get(name))
-    ]
 
 
 def modules_of_program(*, after: str) -> dict[str, ModuleType]:
@@ -224,16 +165,6 @@ def modules_of_program(*, after: str) -> dict[str, ModuleType]:
         if module is not None and not is_standard and not _is_installed(module):
             modules[name] = module
     return modules
-
-
-def files_of_program(*, after: str) -> list[str]:
-    """Return the files of those modules."""
-    files = []
-    for module in modules_of_program(after=after).values():
-        with contextlib.suppress(Exception):  # A stand-in may raise anything.
-            if isinstance(module.__file__, str):
-                files.append(module.__file__)
-    return files
 
 
 def _imported(*, after: str) -> list[str]:

@@ -128,17 +128,13 @@ def describe(ending: Ending, *, hint: str = "") -> str:
     return f"rank {ending.rank} exited with code {ending.code}"
 
 
-def explain_kill(kills_before: int | None, kills_now: int | None, free: float) -> str:
+def explain_kill(kills_before: int | None, kills_now: int | None) -> str:
     """Return what to think of a SIGKILL that the launcher did not send."""
-    if kills_before is not None and kills_now is not None and kills_now > kills_before:
-        seen = "meanwhile the kernel killed a process because memory was full"
-    elif free < 0.1:
-        seen = f"{free:.0%} of the memory is free"
-    else:
+    if kills_before is None or kills_now is None or kills_now <= kills_before:
         return ""
     return (
-        f"{seen}, so likely the out-of-memory killer; use smaller batches or fewer "
-        "replicas"
+        "meanwhile the kernel killed a process because memory was full, so likely the "
+        "out-of-memory killer; use smaller batches or fewer replicas"
     )
 
 

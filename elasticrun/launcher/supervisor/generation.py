@@ -16,7 +16,7 @@ from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.launcher import processes
 from elasticrun.launcher.directory import newest_checkpoint
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.supervisor.causes import (
     Ending,
@@ -44,13 +44,7 @@ class Audience(Protocol):
 
 
 class GenerationSubscriber(Protocol):
-    """Who is told what a generation has imported, and how it fails and ends."""
-
-    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
-        """The program has imported modules of installed packages, and set variables."""
-
-    def on_barred(self) -> None:
-        """A replica could not use GPUs as a fork, and has begun anew."""
+    """Who is told how a generation fails and ends."""
 
     def on_trouble(self) -> None:
         """A replica failed, or raised; there may be more to come."""
@@ -72,7 +66,7 @@ class Member:
 
     rank: int
     pid: int
-    parked: Parked
+    replica: WaitingReplica
     pidfd: int
     started_at: float
     log: Log
@@ -102,7 +96,7 @@ class Generation:
 
     def __init__(
         self,
-        parked: Sequence[Parked],
+        replicas: Sequence[WaitingReplica],
         *,
         number: int,
         offset: int,
@@ -121,7 +115,7 @@ class Generation:
         self._loop = loop
         self._audience = audience
         self._subscriber = subscriber
-        self.members = [self._enroll(each, log_dir) for each in parked]
+        self.members = [self._enroll(each, log_dir) for each in replicas]
 
     @property
     def size(self) -> int:
@@ -170,24 +164,23 @@ class Generation:
         """Return a sentence about the failure that ended this generation."""
         hint = ""
         if cause.code == -signal.SIGKILL:
-            hint = explain_kill(
-                self._kills_before,
-                processes.num_out_of_memory_kills(),
-                processes.free_memory(),
-            )
+            kills_now = processes.num_out_of_memory_kills()
+            hint = explain_kill(self._kills_before, kills_now)
         return describe(cause, hint=hint)
 
     def start(self, orders: Sequence[Message]) -> None:
         """Let the replicas go."""
         for member, order in zip(self.members, orders, strict=True):
-            member.parked.begin(order)
-            for reader, data in zip(member.readers, member.parked.printed, strict=True):
+            member.replica.begin(order)
+            for reader, data in zip(
+                member.readers, member.replica.printed, strict=True
+            ):
                 reader.take(bytes(data))
 
     def ask_to_stop(self, cause: str) -> None:
         """Let all save and exit at one boundary; it is enough to ask one of them."""
         for member in self.running[:1]:
-            member.parked.channel.send({"type": "stop", "cause": cause})
+            member.replica.channel.send({"type": "stop", "cause": cause})
 
     def dump_stacks(self) -> None:
         """Let each replica print its stacks; it can even where its program hangs."""
@@ -210,21 +203,21 @@ class Generation:
         self.is_discarded = True
         self.kill()
 
-    def _enroll(self, parked: Parked, log_dir: Path) -> Member:
-        rank = self._offset + parked.rank
+    def _enroll(self, replica: WaitingReplica, log_dir: Path) -> Member:
+        rank = self._offset + replica.rank
         log = Log(
             log_path(log_dir, generation=self.number, rank=rank),
             lambda error: self._on_log_failure(rank, error),
         )
         now = time.monotonic()
-        pidfd = os.pidfd_open(parked.pid)
-        member = Member(rank, parked.pid, parked, pidfd, now, log, moved_at=now)
-        for descriptor, is_error in zip(parked.outputs, (False, True), strict=True):
+        pidfd = os.pidfd_open(replica.pid)
+        member = Member(rank, replica.pid, replica, pidfd, now, log, moved_at=now)
+        for descriptor, is_error in zip(replica.outputs, (False, True), strict=True):
             on_line = partial(self._on_line, member, is_error=is_error)
             reader = LineReader(descriptor, on_line)
             member.readers.append(reader)
             self._loop.watch(reader, partial(self._on_output, reader))
-        self._loop.watch(parked.channel, partial(self._on_messages, member))
+        self._loop.watch(replica.channel, partial(self._on_messages, member))
         self._loop.watch(pidfd, partial(self._on_end, member))
         return member
 
@@ -244,7 +237,7 @@ class Generation:
             self._loop.forget(reader)
 
     def _on_messages(self, member: Member) -> None:
-        channel = member.parked.channel
+        channel = member.replica.channel
         try:
             for message in channel.receive():
                 self._on_message(member, message)
@@ -266,10 +259,6 @@ class Generation:
             member.failed_at = message["time"]
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
-        elif message["type"] == "modules":
-            self._subscriber.on_modules(message["names"], message["variables"])
-        elif message["type"] == "barred":
-            self._subscriber.on_barred()
         elif message["type"] == "failed":
             self._subscriber.on_trouble()
 
@@ -278,7 +267,7 @@ class Generation:
         _, status = os.waitpid(member.pid, 0)
         self._loop.forget(member.pidfd)
         os.close(member.pidfd)
-        channel = member.parked.channel
+        channel = member.replica.channel
         if channel.is_open:
             with contextlib.suppress(WireError):
                 for message in channel.drain():  # What it said before it ended.

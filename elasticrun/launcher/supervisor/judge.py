@@ -99,7 +99,6 @@ class Judge:
         stop: Stop,
         code: int,
         is_first: bool,
-        is_forgiven: bool = False,
     ) -> Next:
         """Decide what follows.
 
@@ -109,7 +108,6 @@ class Judge:
             stop: Why it was to end, if it was.
             code: The exit code if the job was to end.
             is_first: Whether this is the node that notes the end of the program.
-            is_forgiven: Whether a crash is the launcher's own, and has been mended.
         """
         self._crashes.note(verdict)
         if verdict.kind == How.FINISHED:
@@ -121,7 +119,7 @@ class Judge:
         if stop is Stop.SCALE:
             return self._rescale(verdict, number)
         if verdict.kind == How.CRASHED:
-            return self._restart(verdict, number, is_forgiven=is_forgiven)
+            return self._restart(verdict, number)
         signalled = _SIGNAL_OF.get(verdict.code)
         cause = f"by {signalled} to a replica" if signalled else "by itself"
         self._console.event(
@@ -211,12 +209,10 @@ class Judge:
             return Next(problem=saved)
         return Next()
 
-    def _restart(self, verdict: Verdict, number: int, *, is_forgiven: bool) -> Next:
+    def _restart(self, verdict: Verdict, number: int) -> Next:
         self._console.event(
             f"generation {number} crashed at {verdict.where}: {verdict.text}"
         )
-        if is_forgiven:
-            return Next()
         delay, text = self._crashes.decide(verdict, number)
         if delay is None:
             # On a terminal it stands above, as the replica has printed it.

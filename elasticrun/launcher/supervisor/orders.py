@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 
 from elasticrun.launcher import environment
-from elasticrun.launcher.nodes.nodes import Round
+from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
 from elasticrun.launcher.options import Options
 from elasticrun.replicas.environment import GLOO_INTERFACE, environment_of
 from elasticrun.replicas.wire import Message
@@ -17,26 +17,32 @@ _OF_ALL_NODES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _UNKNOWN = "unknown until the generation begins"
 
 
-def make_orders(
-    options: Options, round_: Round, *, is_rehearsed: bool = False
-) -> list[Message]:
+def orders_ahead(options: Options, size: int) -> list[Message]:
+    """Return orders to run the program up to where it needs its generation.
+
+    That is yet to begin, and with it what an order then adds is known: the ranks, and
+    where the replicas meet.
+    """
+    round_ = Round(0, size, offset=0, size=size, address=LOOPBACK, port=0)
+    orders = make_orders(options, round_)
+    for order in orders:
+        order["is_rehearsed"] = True
+        # Who does not wait for it, as a process started there, fails.
+        order["environment"] |= dict.fromkeys(_OF_ALL_NODES, _UNKNOWN)
+    return orders
+
+
+def make_orders(options: Options, round_: Round) -> list[Message]:
     """Return the order of each replica on this node.
 
     Its `own_variables` are those that elasticrun sets, and that imports must leave.
-
-    Args:
-        is_rehearsed: Whether they are to wait where they need their generation, which
-            is yet to begin. Where others may take part in it, nobody knows their ranks
-            until then.
     """
     inherited = environment.variables()
     variables = _variables(options, round_, inherited)
     program = options.program
-    has_rank = not is_rehearsed or options.nodes is None
     shared = {
         "type": "start",
-        "is_rehearsed": is_rehearsed,
-        "has_rank": has_rank,
+        "is_rehearsed": False,
         "launcher": os.getpid(),
         "generation": round_.number,
         "world_size": round_.size,
@@ -59,8 +65,6 @@ def make_orders(
             local_world_size=round_.share,
             address=round_.address,
         )
-        if not has_rank:  # Who does not wait for it, as a process started there, fails.
-            own |= dict.fromkeys(_OF_ALL_NODES, _UNKNOWN)
         order = {"rank": rank, "environment": inherited | own}
         orders.append({**shared, **order, "own_variables": list(own)})
     return orders

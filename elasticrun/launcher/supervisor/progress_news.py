@@ -18,8 +18,6 @@ class News:
         crashes: To whom it matters whether a batch was trained.
 
     Attributes:
-        has_had_job: Whether a replica of any generation has made its job.
-        on_started: Called with each generation that has started.
         on_ready: Called with it when all its replicas here have made their job.
         on_trained: Called with it when all of them have trained a batch.
         on_told: Called with what who waits for a rescaling is to know, and whether it
@@ -28,8 +26,6 @@ class News:
     """
 
     def __init__(self, console: Console, crashes: CrashBook) -> None:
-        self.has_had_job = False
-        self.on_started: list[Callable[[Generation], None]] = []
         self.on_ready: list[Callable[[Generation], None]] = []
         self.on_trained: list[Callable[[Generation], None]] = []
         self.on_told: list[Callable[[str, bool], None]] = []
@@ -47,8 +43,6 @@ class News:
         self._generation = generation
         self._is_known_ready = self._is_known_trained = False
         self._repeats.clear()
-        for call in self.on_started:
-            call(generation)
 
     def tell(self, why: str, *, is_over: bool = False) -> None:
         """Say something, also to who waits for a rescaling.
@@ -75,7 +69,6 @@ class News:
     def on_report(self, member: Member) -> None:
         generation = self._generation
         assert generation is not None
-        self.has_had_job = True
         if not self._is_known_ready and generation.has_job:
             self._is_known_ready = True
             resumed_at = member.report["resumed_at"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import deque
 
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.options import OptionError
@@ -16,19 +14,14 @@ from elasticrun.replicas.wire import Channel, Message, WireError
 
 _MAX_REQUEST = 1 << 14
 _MAX_CALLERS = 32
-_MAX_REQUESTS = 32  # Of one caller that waits for no answer in between.
 _READING_SECONDS = 2.0
-_FLUSH_SECONDS = 0.05
 _LOOK_SECONDS = 2.0
-_JOBLESS_SECONDS = 10.0  # After which a script that never made a job may make none.
 
 
 class Server:
     """Serves the control socket in the launcher's loop.
 
     A caller that asked for a change stays connected until it is done, or the job ends.
-    One request is answered each time the loop looks what has come, and after all that
-    has: signals, and what is heard of replicas.
     """
 
     def __init__(
@@ -38,12 +31,10 @@ class Server:
         self._supervisor = supervisor
         self._book = book
         self._callers: list[Channel] = []
-        self._requests: deque[tuple[Channel, Message]] = deque()
         self._waiting: list[tuple[Channel, int]] = []
         self._stopping: list[Channel] = []
         supervisor.loop.watch(control.listener, self._on_caller)
         supervisor.loop.call_later(_LOOK_SECONDS, self._keep_reachable)
-        supervisor.news.on_started.append(self._on_started)
         supervisor.news.on_ready.append(self._answer_waiting)
         supervisor.news.on_told.append(self._on_told)
 
@@ -52,7 +43,6 @@ class Server:
         problem = self._supervisor.problem
         for channel in self._stopping:
             channel.send({"error": problem} if problem else {"text": "ended"})
-            channel.flush_until(time.monotonic() + _READING_SECONDS)
 
     def _keep_reachable(self) -> None:
         """Listen anew if the socket has been removed."""
@@ -73,53 +63,24 @@ class Server:
         if len(self._callers) >= _MAX_CALLERS:
             connection.close()
             return
+        connection.settimeout(_READING_SECONDS)  # For sending to who does not read.
         channel = Channel(connection, limit=_MAX_REQUEST)
         self._callers.append(channel)
         self._supervisor.loop.watch(channel, lambda: self._on_request(channel))
 
     def _on_request(self, channel: Channel) -> None:
         try:
-            requests = channel.receive()
-            num_asked = sum(each is channel for each, _ in self._requests)
-            if num_asked + len(requests) > _MAX_REQUESTS:
-                raise WireError(f"more than {_MAX_REQUESTS} requests wait for answers")
+            for request in channel.receive():
+                channel.send(self._answer(request, channel))
         except WireError as error:
             channel.send({"error": f"refused: {error}"})
             channel.is_open = False
         if not channel.is_open:
             self._hang_up(channel)
-            return
-        if requests and not self._requests:
-            self._supervisor.loop.call_later(0.0, self._answer_next)
-        self._requests.extend((channel, request) for request in requests)
-
-    def _answer_next(self) -> None:
-        if self._requests:
-            channel, request = self._requests.popleft()
-            self._send(channel, self._answer(request, channel))
-        if self._requests:
-            self._supervisor.loop.call_later(0.0, self._answer_next)
-
-    def _send(self, channel: Channel, message: Message) -> None:
-        """Send without waiting for a caller that does not read."""
-        channel.send(message)
-        until = time.monotonic() + _READING_SECONDS
-
-        def flush() -> None:
-            if channel not in self._callers or not channel.has_unsent:
-                return
-            channel.flush()
-            if time.monotonic() > until:
-                self._hang_up(channel)
-            else:
-                self._supervisor.loop.call_later(_FLUSH_SECONDS, flush)
-
-        flush()
 
     def _hang_up(self, channel: Channel) -> None:
         self._supervisor.loop.forget(channel)
         self._callers.remove(channel)
-        self._requests = deque(r for r in self._requests if r[0] is not channel)
         self._waiting = [w for w in self._waiting if w[0] is not channel]
         self._stopping = [each for each in self._stopping if each is not channel]
         channel.close()
@@ -158,34 +119,22 @@ class Server:
             if asked != size:
                 problem = f"the job goes on with {size} replicas, not {asked}: somebody"
                 error = f"{problem} has rescaled it again"
-                self._send(channel, {"error": error, "is_done": True})
+                channel.send({"error": error, "is_done": True})
         self._waiting = [each for each in self._waiting if each[1] == size]
-
-    def _on_started(self, generation: Generation) -> None:
-        def look() -> None:
-            is_same = self._supervisor.generation is generation
-            if is_same and not self._supervisor.news.has_had_job:
-                self._answer_waiting(
-                    generation, "runs", "; its program has not made a job so far"
-                )
-
-        self._supervisor.loop.call_later(_JOBLESS_SECONDS, look)
 
     def _on_told(self, why: str, is_over: bool) -> None:
         for channel, _ in self._waiting:
-            self._send(channel, {"error" if is_over else "text": why})
+            channel.send({"error" if is_over else "text": why})
         if is_over:
             self._waiting.clear()
 
-    def _answer_waiting(
-        self, generation: Generation, what: str = "trains", more: str = ""
-    ) -> None:
+    def _answer_waiting(self, generation: Generation) -> None:
         if not self._supervisor.is_settled:
             return  # They wait for the one after it.
-        text = f"generation {generation.number} {what} with {generation.size}"
-        text += f" replica{'s' * (generation.size > 1)}{more}"
+        text = f"generation {generation.number} trains with {generation.size}"
+        text += f" replica{'s' * (generation.size > 1)}"
         if self._supervisor.problem:
             text += f"; before, {self._supervisor.problem}"
         for channel, _ in self._waiting:
-            self._send(channel, {"text": text, "is_done": True})
+            channel.send({"text": text, "is_done": True})
         self._waiting.clear()

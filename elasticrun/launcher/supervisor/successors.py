@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import enum
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from elasticrun.launcher import processes
-from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.event_loop import EventLoop, Timer
 from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.rehearsal import Rehearsal
-from elasticrun.replicas.wire import Message
+from elasticrun.replicas.wire import Message, WireError
 
 _LEAST_LIMIT = 60.0
 _STARTS_IN_LIMIT = 3.0
+_MOST_PRINTED = 1 << 20
+_MOST_QUOTED = 1 << 12
 
 
 class _Use(enum.Enum):
@@ -27,19 +30,21 @@ class _Use(enum.Enum):
 
 
 class Successors:
-    """The replicas that were asked for last, as far as they are forked by now.
+    """The replicas that were asked for last; all of them, or none, are forked by now.
 
-    Beside a generation they run their script up to where it needs the job, unless that
-    has failed once, or memory would not hold both. They do so, too, while this node
-    waits for a seat, if the nodes that train call for it (`rehearse`).
+    Beside a generation they rehearse: they run their script up to where it needs the
+    job, and wait there, unless a script has failed so once, or memory would not hold
+    both. They do so, too, while this node waits to take part, if the nodes that train
+    call for it (`rehearse`). What they print is kept until their generation begins. One
+    that prints more than a MiB comes no further before that.
 
     Args:
-        most_patience: Seconds after which they are late at the latest.
-        orders: Makes their orders for that, from their number and the first of them.
+        most_patience: Seconds that a rehearsal may take at the most.
+        orders: Makes their orders for a rehearsal, from their number.
         say: Called with what the user should know.
         on_ready: Called when all are there.
         on_able: Called when those beside which they were prepared may give way.
-        on_late: Called with the reason if that takes too long.
+        on_too_slow: Called with the reason if a rehearsal takes too long.
         on_failed: Called with the reason when their script has failed.
 
     Attributes:
@@ -53,11 +58,11 @@ class Successors:
         loop: EventLoop,
         *,
         most_patience: float,
-        orders: Callable[[int, Parked], list[Message]],
+        orders: Callable[[int], list[Message]],
         say: Callable[[str], None],
         on_ready: Callable[[], None],
         on_able: Callable[[], None],
-        on_late: Callable[[str], None],
+        on_too_slow: Callable[[str], None],
         on_failed: Callable[[str], None],
     ) -> None:
         self._starter = starter
@@ -67,16 +72,19 @@ class Successors:
         self._say = say
         self._on_ready = on_ready
         self._on_able = on_able
-        self._on_late = on_late
+        self._on_too_slow = on_too_slow
         self._on_failed = on_failed
-        self._parked: list[Parked] = []
-        self.offered: list[Parked] = []
+        self._replicas: list[WaitingReplica] = []
+        self.offered: list[WaitingReplica] = []
         self._size = 0
-        self._num_asked = 0
+        self._num_requests = 0
         self._use = _Use.NONE
         self._is_told_to_rehearse = False
-        self._rehearsal: Rehearsal | None = None
+        self.is_rehearsing = False
         self.may_rehearse = True
+        self._preparing: set[int] = set()  # Ranks that do not need the job so far.
+        self._watched: list[object] = []
+        self._timer: Timer | None = None
         self._longest_start = 0.0
         self._begun_at = 0.0
 
@@ -88,12 +96,7 @@ class Successors:
     @property
     def is_ready(self) -> bool:
         """Whether all are there."""
-        return 0 < len(self._parked) == self._size
-
-    @property
-    def is_rehearsing(self) -> bool:
-        """Whether they run their script, or have come to where it needs the job."""
-        return self._rehearsal is not None
+        return bool(self._replicas)
 
     @property
     def spares(self) -> list[int]:
@@ -103,22 +106,18 @@ class Successors:
     @property
     def num_ready_spares(self) -> int:
         """How many of the spares have come to where their script needs the job."""
-        if self._rehearsal is None or self._use is not _Use.SPARES:
+        if self._use is not _Use.SPARES or not self.is_rehearsing:
             return 0
-        return self._rehearsal.num_waiting
+        return self._size - len(self._preparing)
 
     @property
     def pids(self) -> set[int]:
         """The process numbers of all, those included that were offered."""
-        return {each.pid for each in (*self._parked, *self.offered)}
+        return {each.pid for each in (*self._replicas, *self.offered)}
 
     def note_start(self, seconds: float) -> None:
         """Note how long it took until replicas had made their job, or needed it."""
         self._longest_start = max(self._longest_start, seconds)
-
-    @property
-    def _limit(self) -> float:
-        return max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start)
 
     def prepare(self, size: int, *, beside: Generation | None = None) -> None:
         """Have so many wait: the spares if these are as many, else others.
@@ -126,65 +125,37 @@ class Successors:
         Args:
             beside: The generation that gives way to them.
         """
-        if beside is None and self._has_spares(size):
+        if beside is None and self._use is _Use.SPARES and self._size == size:
             self._use = _Use.NEXT
             return
         self.discard()
-        self._use = _Use.NEXT
         if beside is not None and not self._can_rehearse(
             size, beside, otherwise="these stop first"
         ):
             beside = None
-        self._park(size, beside)
-
-    def rehearse(self) -> None:
-        """Let them run their script as if beside a generation: it is elsewhere."""
-        rehearsal = self._rehearsal
-        if rehearsal is None and self.may_rehearse:
-            self._is_told_to_rehearse = True
-            for each in self._parked:
-                self._rehearse(each)
-        elif rehearsal is None or rehearsal.num_waiting == self._size:
-            self._on_able()
+        self._ask(size, _Use.NEXT, beside)
 
     def prepare_spares(self, beside: Generation) -> None:
         """Have as many wait as run, for a crash."""
         self.discard()
         if self._can_rehearse(beside.size, beside, otherwise="there are no spares"):
-            self._use = _Use.SPARES
-            self._park(beside.size, beside)
+            self._ask(beside.size, _Use.SPARES, beside)
 
-    def _has_spares(self, size: int) -> bool:
-        if self._use is not _Use.SPARES or self._size != size:
-            return False
-        if self._rehearsal is not None and self._rehearsal.is_outdated:
-            self._say("the program's files have changed, so its spares are discarded")
-            return False
-        return True
-
-    def _park(self, size: int, beside: Generation | None) -> None:
-        number, self._size = self._num_asked, size
-
-        def on_forked(parked: Parked) -> None:
-            if number != self._num_asked:  # Others were asked for, or none, meanwhile.
-                parked.discard()
-                return
-            self._parked.append(parked)
-            if self._is_told_to_rehearse or (beside is not None and beside.running):
-                self._rehearse(parked, beside)
-            elif beside is None:
-                self._on_able()
+    def rehearse(self) -> None:
+        """Let them run their script as if beside a generation: it is elsewhere."""
+        if not self.is_rehearsing and self.may_rehearse:
+            self._is_told_to_rehearse = True
             if self.is_ready:
-                self._on_ready()
+                self._begin_rehearsal()
+        elif not self._preparing:
+            self._on_able()
 
-        self._starter.park(size, on_forked)
-
-    def offer(self) -> list[Parked]:
+    def offer(self) -> list[WaitingReplica]:
         """Return them; until `take` they wait for the others' offers."""
         self.offered = self._release()
         return self.offered
 
-    def take(self) -> list[Parked]:
+    def take(self) -> list[WaitingReplica]:
         """Return those that were offered, to be let go."""
         taken, self.offered = self.offered, []
         return taken
@@ -192,18 +163,16 @@ class Successors:
     def take_back(self) -> None:
         """Let all end, those as well that were offered."""
         self.discard()
-        _discard(self.take())
+        discard_all(self.take())
 
     def discard(self) -> None:
         """Let them end, and those that are on their way."""
-        self._num_asked += 1
-        _discard(self._release())
+        self._num_requests += 1
+        discard_all(self._release())
 
-    def _release(self) -> list[Parked]:
-        if self._rehearsal is not None:
-            self._rehearsal.end()
-            self._rehearsal = None
-        released, self._parked = self._parked, []
+    def _release(self) -> list[WaitingReplica]:
+        self._end_rehearsal()
+        released, self._replicas = self._replicas, []
         self._use = _Use.NONE
         self._is_told_to_rehearse = False
         return released
@@ -220,33 +189,93 @@ class Successors:
         )
         return False
 
-    def _rehearse(self, parked: Parked, beside: Generation | None = None) -> None:
-        """Let one begin at once: the next ones are forked meanwhile."""
-        running = {member.pid for member in beside.running} if beside else set()
-        self._starter.note_running(sorted(running | self.pids))
-        if self._rehearsal is None:
-            self._begun_at = time.monotonic()
-            self._rehearsal = Rehearsal(
-                self._orders(self._size, parked),
-                self._loop,
-                limit=min(self._limit, self._most_patience),
-                on_waiting=self._on_waiting,
-                on_late=self._on_late,
-                on_failure=self._on_failure,
-                on_barred=self._starter.fork_no_more,
+    def _ask(self, size: int, use: _Use, beside: Generation | None) -> None:
+        number, self._size, self._use = self._num_requests, size, use
+
+        def on_forked(replicas: list[WaitingReplica]) -> None:
+            if number != self._num_requests:  # Others, or none, are needed by now.
+                discard_all(replicas)
+                return
+            self._replicas = replicas
+            if self._is_told_to_rehearse or (beside is not None and beside.running):
+                self._begin_rehearsal()
+            elif beside is None:
+                self._on_able()
+            self._on_ready()
+
+        self._starter.fork(size, on_forked)
+
+    # While they rehearse.
+
+    def _begin_rehearsal(self) -> None:
+        limit = max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start)
+        limit = min(limit, self._most_patience)
+        why = f"not all new replicas have needed the job within {limit:.0f} s"
+        self._timer = self._loop.call_later(limit, lambda: self._on_too_slow(why))
+        self._begun_at = time.monotonic()
+        self.is_rehearsing = True
+        self._preparing = set(range(self._size))
+        for each, order in zip(self._replicas, self._orders(self._size), strict=True):
+            each.begin(order)
+            self._watch(each.channel, partial(self._on_messages, each))
+            for output, printed in zip(each.outputs, each.printed, strict=True):
+                os.set_blocking(output, False)
+                self._watch(output, partial(self._keep_output, output, printed))
+
+    def _end_rehearsal(self) -> None:
+        """Hear no more of them."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for each in self._watched:
+            self._loop.forget(each)
+        self._watched = []
+        self._preparing = set()
+        self.is_rehearsing = False
+
+    def _watch(self, source: object, callback: Callable[[], None]) -> None:
+        self._watched.append(source)
+        self._loop.watch(source, callback)
+
+    def _keep_output(self, output: int, printed: bytearray) -> None:
+        try:
+            data = os.read(output, _MOST_PRINTED)
+        except BlockingIOError:
+            return
+        printed += data
+        if not data or len(printed) >= _MOST_PRINTED:
+            self._watched.remove(output)
+            self._loop.forget(output)
+
+    def _on_messages(self, replica: WaitingReplica) -> None:
+        try:
+            messages = replica.channel.receive()
+        except WireError:
+            messages, replica.channel.is_open = [], False
+        for message in messages:
+            if message["type"] == "waiting":
+                self._note_waiting(replica)
+            elif message["type"] == "failure":
+                self._fail(replica, message["trace"])
+                return
+        if not replica.channel.is_open:
+            for output, printed in zip(replica.outputs, replica.printed, strict=True):
+                if output in self._watched:
+                    self._keep_output(output, printed)
+            last = replica.printed[1][-_MOST_QUOTED:].decode(errors="replace")
+            self._fail(
+                replica, f"killed, or ended, before its generation began\n{last}"
             )
-        self._rehearsal.begin(parked)
 
-    def _on_waiting(self) -> None:
-        self.note_start(time.monotonic() - self._begun_at)
-        self._on_able()
+    def _note_waiting(self, replica: WaitingReplica) -> None:
+        if replica.rank in self._preparing:
+            self._preparing.remove(replica.rank)
+            if not self._preparing:
+                self.note_start(time.monotonic() - self._begun_at)
+                self._on_able()
 
-    def _on_failure(self, why: str, has_waited: bool) -> None:
-        """Run no script beside a generation any more: alone it may not fail."""
+    def _fail(self, replica: WaitingReplica, why: str) -> None:
+        """Rehearse no more if the script has failed: alone it may not."""
+        has_waited = replica.rank not in self._preparing
         self.may_rehearse = self.may_rehearse and has_waited
-        self._on_failed(why)
-
-
-def _discard(parked: list[Parked]) -> None:
-    for each in parked:
-        each.discard()
+        self._end_rehearsal()
+        self._on_failed(f"local rank {replica.rank}: {why.rstrip()}")

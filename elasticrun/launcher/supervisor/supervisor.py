@@ -32,31 +32,22 @@ from elasticrun.errors import STOPPED
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.imports import imports_of
-from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.many_nodes import nodes_of
-from elasticrun.launcher.nodes.nodes import (
-    END,
-    LEAVE,
-    LOOPBACK,
-    Offer,
-    Round,
-    plan_round,
-)
+from elasticrun.launcher.nodes.nodes import END, LEAVE, Offer, Round
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.replica.functions import forget_results
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.hangs import HangClock
 from elasticrun.launcher.supervisor.judge import Judge, Next, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
 from elasticrun.launcher.supervisor.progress_news import News
 from elasticrun.launcher.supervisor.takeover import Takeover
-from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import How, Verdict
 from elasticrun.replicas.signals import ANNOUNCING
-from elasticrun.replicas.wire import Message
 
 _AFTER_GRACE_SECONDS = 3.0
 _REAP_SECONDS = 1.0
@@ -131,7 +122,6 @@ class Supervisor:
             nodes=self.nodes,
             console=console,
             news=self.news,
-            orders=self._orders_ahead,
             on_ready=self._ask_for_seat,
         )
         self.successors = self.takeover.successors
@@ -159,16 +149,14 @@ class Supervisor:
     def _reap(self) -> None:
         """Forget orphans that have ended, now and then; there may be any number."""
         running = self.generation.members if self.generation is not None else []
-        processes.reap(
-            but={each.pid for each in running} | self._waiting_pids,
-            leaves_leaders=self._starter.is_forking,
-        )
+        if not self._starter.is_forking:  # Of a new replica it may not have heard yet.
+            processes.reap(but={each.pid for each in running} | self._waiting_pids)
         self.loop.call_later(_REAP_SECONDS, self._reap)
 
     @property
     def _waiting_pids(self) -> set[int]:
         """The processes that outlive the generation that runs."""
-        return {self._starter.pid} | self.successors.pids | self.nodes.pids
+        return self._starter.pids | self.successors.pids | self.nodes.pids
 
     @property
     def state(self) -> str:
@@ -230,12 +218,6 @@ class Supervisor:
 
     # From one generation to the next.
 
-    def _orders_ahead(self, size: int, first: Parked) -> list[Message]:
-        """Return the orders of the next generation, as far as they are known."""
-        offer = self._offer(size, first)
-        round_ = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
-        return make_orders(self.options, round_, is_rehearsed=True)
-
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
         """Have the generation save and exit; it may have been asked, or have ended."""
         generation = self.generation
@@ -282,10 +264,8 @@ class Supervisor:
         """Begin the next generation, or end the job."""
         round_ = self.nodes.round
         assert round_ is not None
-        is_forgiven = verdict.is_bad_fork and self._starter.fork_no_more()
         next_ = self.judge.judge(
             verdict,
-            is_forgiven=is_forgiven,
             number=round_.number,
             stop=self._stop,
             code=self._stop_code,
@@ -323,7 +303,7 @@ class Supervisor:
         offered = self.successors.offer()
         self.nodes.offer(self._offer(len(offered), offered[0]))
 
-    def _offer(self, size: int, first: Parked) -> Offer:
+    def _offer(self, size: int, first: WaitingReplica) -> Offer:
         number = max(directory.next_generation(self.options.checkpoint_dir), 0)
         last = self.nodes.round
         if self.crashes.has_trained and last is not None and number <= last.number:
@@ -340,11 +320,11 @@ class Supervisor:
     def on_round(self, round_: Round) -> None:
         """Let the replicas go that were offered."""
         processes.kill_children(but=self._waiting_pids | self._strangers)
-        parked = self.successors.take()
+        replicas = self.successors.take()
         self._phase, self._stop = Phase.TRAINING, Stop.NONE
         self.crashes.adopt(round_)
         generation = self.generation = Generation(
-            parked,
+            replicas,
             number=round_.number,
             offset=round_.offset,
             loop=self.loop,
@@ -354,7 +334,7 @@ class Supervisor:
         )
         self.takeover.begin(generation)
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
-        self._starter.note_running([each.pid for each in parked])
+        self._starter.note_running([each.pid for each in replicas])
         if self.options.program.kind == "function":
             forget_results(Path(self.options.program.target))
         self._console.event(round_.describe())
@@ -364,14 +344,6 @@ class Supervisor:
             self.takeover.prepare()
 
     # What is heard from the generation that runs.
-
-    def on_modules(self, names: list[str], variables: dict[str, str | None]) -> None:
-        """Let the forkserver import what the program did, while nobody waits for it."""
-        self._starter.learn(names, variables)
-
-    def on_barred(self) -> None:
-        """Have no more replicas forked: this one has an interpreter of its own now."""
-        self._starter.fork_no_more()
 
     def on_trouble(self) -> None:
         """End a generation in which a replica has failed."""

@@ -1,4 +1,4 @@
-"""Whether what runs gives way to successors, which prepare beside it meanwhile."""
+"""When the running generation stops, so that its successors can begin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.parked import Parked
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.nodes.many_nodes import Nodes
 from elasticrun.launcher.nodes.nodes import SCALE
@@ -18,12 +17,10 @@ from elasticrun.launcher.options import (
     check_open_files,
 )
 from elasticrun.launcher.supervisor.generation import Generation
+from elasticrun.launcher.supervisor.orders import orders_ahead
 from elasticrun.launcher.supervisor.progress_news import News
 from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.replicas.wire import Message
-
-_LEARNING_SECONDS = 1.0
 
 
 class Takeover:
@@ -34,7 +31,6 @@ class Takeover:
     other generation is asked for, the successors are spares, if the job has any.
 
     Args:
-        orders: Makes successors' orders, from their number and the first of them.
         on_ready: Called when all successors are there.
 
     Attributes:
@@ -52,7 +48,6 @@ class Takeover:
         nodes: Nodes,
         console: Console,
         news: News,
-        orders: Callable[[int, Parked], list[Message]],
         on_ready: Callable[[], None],
     ) -> None:
         self.size = options.replicas.initial
@@ -69,11 +64,11 @@ class Takeover:
             loop,
             # A node that waits for a seat gives up after a time.
             most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
-            orders=orders,
+            orders=lambda size: orders_ahead(options, size),
             say=news.tell,
             on_ready=on_ready,
             on_able=self._on_able,
-            on_late=self._on_late,
+            on_too_slow=self._on_too_slow,
             on_failed=self._on_failed,
         )
         news.on_ready.append(self._note_start)
@@ -125,7 +120,7 @@ class Takeover:
         num_running = generation.size if generation is not None else 0
         if self.is_preparing and size == num_running:
             return self._stay()
-        check_open_files(size, num_running=num_running)
+        check_open_files(size)
         if generation is not None and generation.uses_gpus:
             check_gpus(size)
         before, self.size = self.size, size
@@ -200,8 +195,7 @@ class Takeover:
         self.successors.note_start(time.monotonic() - generation.started_at)
 
     def _on_trained(self, _: Generation) -> None:
-        # What the forkserver is to learn of the program comes after the report.
-        self._loop.call_later(_LEARNING_SECONDS, self._keep_spares)
+        self._keep_spares()
 
     # What is heard from the successors.
 
@@ -212,7 +206,7 @@ class Takeover:
         elif self.is_preparing or self._generation is None:
             self._nodes.note_prepared()
 
-    def _on_late(self, why: str) -> None:
+    def _on_too_slow(self, why: str) -> None:
         """End what runs now: they may never get ready beside it."""
         if self.is_preparing:
             self._news.tell(f"{why}; those that run give way to them now")

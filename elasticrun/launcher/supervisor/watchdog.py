@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from elasticrun.launcher.event_loop import EventLoop, Timer
+from elasticrun.launcher.options import AUTO
 from elasticrun.launcher.supervisor.generation import Generation, Member
-from elasticrun.launcher.supervisor.hangs import HangClock, held_up_by
 
+_SHORTEST = 540.0  # NCCL ends processes after 600, and says nothing of who hangs.
+_TIMES_USUAL = 20.0
 _BETTER_CAUSE_SECONDS = 1.0
 _FINALIZING_SECONDS = 10.0
 _MOST_STACKS_SECONDS = 3.0
@@ -16,6 +19,45 @@ _STACKS_END_SECONDS = 0.3
 _STACKS_ELSEWHERE_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
 _TICK = 0.5
+
+
+@dataclass
+class HangClock:
+    """Learns how long boundaries usually take.
+
+    By itself ("auto") it looks at loops only, where boundaries must come: a program may
+    do anything for any time outside of them. It doubles its patience after each hang,
+    so that a job whose steps really take so long gets through.
+
+    Args:
+        setting: Seconds, which then count from the start; "auto"; None for never.
+    """
+
+    setting: float | str | None
+    _longest: float = 0.0
+    _shortest: float = _SHORTEST
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds without a boundary that count as a hang, or None."""
+        if self.setting == AUTO:
+            return max(self._shortest, _TIMES_USUAL * self._longest)
+        return None if self.setting is None else float(self.setting)
+
+    def note_gap(self, seconds: float) -> None:
+        """Learn from the time between two boundaries of a loop."""
+        self._longest = max(self._longest, seconds)
+
+    def note_hang(self) -> None:
+        """Learn that this was too long, or that the patience was too short."""
+        self._shortest *= 2
+
+    def is_hung(self, silence: float, *, is_in_loop: bool) -> bool:
+        """Return whether a replica hangs that has passed no boundary for so long."""
+        timeout = self.timeout
+        if timeout is None or (self.setting == AUTO and not is_in_loop):
+            return False
+        return silence > timeout
 
 
 class Watchdog:
@@ -136,8 +178,11 @@ class Watchdog:
             return
         self._loop.call_later(_TICK, lambda: self._tick(generation))
         now = time.monotonic()
-        self._leave_out_pause(generation, now)
+        was_suspended = now - self._looked_at > 2 * _TICK
+        self._looked_at = now
         for member in generation.running:
+            if was_suspended:  # What was said meanwhile is not read so far.
+                member.moved_at = now
             silence = now - member.moved_at
             is_in_loop = bool(member.report.get("is_in_loop"))
             if self._hang.is_hung(silence, is_in_loop=is_in_loop):
@@ -147,17 +192,6 @@ class Watchdog:
                 return
             if member.report.get("has_trained") and is_in_loop:
                 self._hang.note_gap(silence)
-
-    def _leave_out_pause(self, generation: Generation, now: float) -> None:
-        """Count no silence for the time in which this process was suspended.
-
-        The replicas were, too, or what they have said meanwhile was not read so far.
-        """
-        pause = now - self._looked_at - _TICK
-        self._looked_at = now
-        if pause > _TICK:
-            for member in generation.running:
-                member.moved_at = min(now, member.moved_at + pause)
 
     def _explain_hang(self, running: Sequence[Member], silence: float) -> str:
         # The others may have fallen silent a moment later, when they began to wait.
@@ -177,3 +211,19 @@ class Watchdog:
             self._timer.cancel()
         if seconds is not None and callback is not None:
             self._timer = self._loop.call_later(seconds, callback)
+
+
+def held_up_by(silent: Sequence[Member]) -> Member | None:
+    """Return the silent replica for which the others wait, None if none stands out.
+
+    Where one hangs, the others soon wait for it: in a collective, a step further than
+    it has come, or at a boundary that it has not reached.
+    """
+    behind = min(map(_progress, silent))
+    last = [member for member in silent if _progress(member) == behind]
+    return last[0] if len(last) < len(silent) or len(silent) == 1 else None
+
+
+def _progress(member: Member) -> tuple[list[int], int]:
+    report = member.report
+    return list(report.get("counts", ())), report.get("num_steps", 0)

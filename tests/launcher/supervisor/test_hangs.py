@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.options import (
     OptionError,
     parse_hang_timeout,
 )
 from elasticrun.launcher.supervisor.generation import Member
-from elasticrun.launcher.supervisor.hangs import HangClock, held_up_by
+from elasticrun.launcher.supervisor.watchdog import HangClock, held_up_by
 from elasticrun.launcher.terminal.output import (
     Log,
 )
@@ -67,7 +67,7 @@ def test_who_is_behind_holds_the_others_up(
         member = Member(
             rank,
             pid=0,
-            parked=Parked(rank, 0, Channel(left), (0, 0), ()),
+            replica=WaitingReplica(rank, 0, Channel(left), (0, 0), ()),
             pidfd=0,
             started_at=0.0,
             log=Log(tmp_path / str(rank), pytest.fail),

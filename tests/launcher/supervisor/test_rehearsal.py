@@ -355,7 +355,6 @@ def replica(stage: Stage, script: str) -> Iterator[tuple[Channel, Popen[str]]]:
     order = {
         "type": "start",
         "is_rehearsed": True,
-        "has_rank": True,
         "launcher": os.getpid(),
         "generation": 0,
         "rank": 3,

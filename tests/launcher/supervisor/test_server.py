@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.supervisor import server
 from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message
@@ -21,17 +22,16 @@ class Launcher:
 
     def __init__(self, control: sockets.ControlSocket) -> None:
         self.loop = EventLoop()
-        self.num_answers = 0
+        self.answer: Message = {}
         supervisor: Any = SimpleNamespace(
             loop=self.loop,
-            news=SimpleNamespace(on_started=[], on_ready=[], on_told=[]),
+            news=SimpleNamespace(on_ready=[], on_told=[]),
         )
         book: Any = self
         self.server = Server(control, supervisor, book)
 
     def status(self) -> Message:
-        self.num_answers += 1
-        return {"number": self.num_answers}
+        return self.answer
 
     def turn(self, times: int) -> None:
         for _ in range(times):
@@ -54,20 +54,21 @@ def call() -> Channel:
     return Channel(connection)
 
 
-def test_answers_stop_with_their_caller(launcher: Launcher) -> None:
-    """Each takes a look at all processes, and who has hung up reads none."""
+def test_a_caller_that_does_not_read_is_hung_up_on(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And soon: nothing else is done meanwhile."""
+    monkeypatch.setattr(server, "_READING_SECONDS", 0.05)
+    launcher.answer["text"] = "x" * (1 << 22)
     caller = call()
-    for _ in range(20):
-        caller.send({"type": "status"})
-    while launcher.num_answers < 3:
-        launcher.turn(1)
-    caller.close()
-    answered = launcher.num_answers
-    launcher.turn(50)
-    assert launcher.num_answers == answered < 20
+    caller.send({"type": "status"})
+    launcher.turn(3)
+    launcher.answer.clear()
     another = call()
     another.send({"type": "status"})
-    launcher.turn(10)
-    assert another.receive_one() == {"number": answered + 1}
+    launcher.turn(3)
+    assert another.receive_one() == {}
     another.close()
-    launcher.turn(5)
+    launcher.turn(1)
+    assert launcher.server._callers == []
+    caller.close()

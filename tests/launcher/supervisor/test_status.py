@@ -51,10 +51,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def book_of(leaders: list[int], folder: Path) -> StatusBook:
     """Return the book of a job that trains in these processes."""
-    parked: Any = None
+    replica: Any = None
     log: Any = None
     members = [
-        Member(rank, pid, parked, -1, 0.0, log) for rank, pid in enumerate(leaders)
+        Member(rank, pid, replica, -1, 0.0, log) for rank, pid in enumerate(leaders)
     ]
     members[0].report = {"position": "epoch 0, sample 6"}
     supervisor: Any = SimpleNamespace(

@@ -77,8 +77,7 @@ def test_scaling_does_not_wait_for_a_script_that_only_starts(stage: Stage) -> No
     with running(stage, *options, script=script) as job:
         wait_until((stage.root / "began").exists)
         answer = job.ask("scale", 2)
-        # It "runs" where a machine is so slow that it makes its job much later.
-        assert re.search("generation 0 (trains|runs) with 2 replicas", answer.stdout)
+        assert "generation 0 trains with 2 replicas" in answer.stdout
         assert job.wait() == 0, job.events
         wait_until_nothing_is_left(stage)
     assert sizes(stage) == {0: 2}  # Number 0 was not taken: nothing had begun.
@@ -229,18 +228,6 @@ def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
     assert answer.stdout.endswith("generation 2 trains with 2 replicas\n")
     assert sizes(stage) == {0: 2, 1: 3, 2: 2}
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
-
-
-def test_scaling_a_script_that_makes_no_job_returns(stage: Stage) -> None:
-    script = stage.root / "script.py"
-    script.write_text("import time; time.sleep(1000)")
-    with running(stage, "--replicas", 1, "--start", "exec", script=script) as job:
-        job.wait_until_said("1 replica started")
-        answer = job.ask("scale", 2)
-        assert answer.returncode == 0, answer.stderr
-        assert answer.stdout.endswith(
-            "runs with 2 replicas; its program has not made a job so far\n"
-        )
 
 
 def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:

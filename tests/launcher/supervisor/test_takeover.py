@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.nodes import SCALE
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
 from elasticrun.launcher.supervisor.crashes import CrashBook
@@ -21,7 +21,6 @@ from elasticrun.launcher.supervisor.takeover import Takeover
 from elasticrun.replicas.wire import Channel
 
 PROGRAM = Program("script", "train.py", (), ())
-AHEAD = {"type": "start"}
 
 
 class Nodes:
@@ -50,7 +49,7 @@ class Stage:
     def __init__(self, folder: Path, **given: Any) -> None:
         self.loop = EventLoop()
         self.said: list[str] = []
-        self.asked: list[tuple[int, Callable[[Parked], None]]] = []
+        self.asked: list[tuple[int, Callable[[list[WaitingReplica]], None]]] = []
         self.ends: list[Channel] = []
         self.writers: list[int] = []
         options = Options(
@@ -66,9 +65,8 @@ class Stage:
         console: Any = SimpleNamespace(event=self.said.append)
         self.news = News(console, CrashBook(3, newest_at_start=0))
         starter: Any = SimpleNamespace(
-            park=lambda size, on_forked: self.asked.append((size, on_forked)),
+            fork=lambda size, on_forked: self.asked.append((size, on_forked)),
             note_running=lambda pids: None,
-            fork_no_more=lambda: False,
         )
         nodes: Any = Nodes()
         self.nodes: Nodes = nodes
@@ -79,7 +77,6 @@ class Stage:
             nodes=nodes,
             console=console,
             news=self.news,
-            orders=lambda size, first: [AHEAD] * size,
             on_ready=lambda: None,
         )
         running: Any = [SimpleNamespace(pid=2**22 + rank) for rank in range(2)]
@@ -97,6 +94,7 @@ class Stage:
     def fork(self) -> None:
         """Fork all that were asked for last."""
         size, on_forked = self.asked.pop()
+        forked = []
         for rank in range(size):
             own, other = socket.socketpair()
             outputs = []
@@ -106,13 +104,14 @@ class Stage:
                 self.writers.append(writer)
             self.ends.append(Channel(other))
             out, err = outputs
-            parked = Parked(rank, 2**22 + 10 + rank, Channel(own), (out, err), ())
-            on_forked(parked)
+            pid = 2**22 + 10 + rank
+            forked.append(WaitingReplica(rank, pid, Channel(own), (out, err), ()))
+        on_forked(forked)
 
     def wait(self) -> None:
         """Let all successors come to where they wait."""
         for end in self.ends:
-            end.send({"type": "waiting", "files": []})
+            end.send({"type": "waiting"})
             self.loop.run_once()
 
     def fail(self) -> None:
@@ -162,7 +161,7 @@ def test_what_runs_gives_way_to_successors_that_cannot_run_beside_it(
     stage.generation.has_job = False
     stage.takeover.scale(3, stage.generation)
     stage.fork()
-    assert stage.nodes.told == [("call", SCALE), "not prepared", *["hurry"] * 3]
+    assert stage.nodes.told == [("call", SCALE), "not prepared", "hurry"]
 
 
 def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
@@ -223,8 +222,6 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     stage = opened(has_spares=True)
     for call in stage.news.on_trained:
         call(stage.generation)
-    while not stage.asked:  # A moment later: the forkserver learns first.
-        stage.loop.run_once()
     stage.fork()
     stage.wait()
     successors = stage.takeover.successors

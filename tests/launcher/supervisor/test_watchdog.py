@@ -14,12 +14,11 @@ import pytest
 
 from elasticrun.launcher import event_loop
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.parked import Parked
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.supervisor import generation, watchdog
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.hangs import HangClock
-from elasticrun.launcher.supervisor.watchdog import Watchdog
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.replicas.wire import Channel
 from tests.support.stage import wait_until
 
@@ -71,7 +70,7 @@ class World:
         self.pass_time(0.5)
         return not self.generation.running
 
-    def _start(self, rank: int, stack: ExitStack) -> Parked:
+    def _start(self, rank: int, stack: ExitStack) -> WaitingReplica:
         process = subprocess.Popen(
             ["sh", "-c", IDLE], stdout=subprocess.PIPE, start_new_session=True
         )
@@ -84,7 +83,7 @@ class World:
         (out, unused), (err, written) = os.pipe(), os.pipe()
         os.close(unused)
         self.outputs.append(written)
-        return Parked(rank, process.pid, Channel(own), (out, err), ())
+        return WaitingReplica(rank, process.pid, Channel(own), (out, err), ())
 
     def monotonic(self) -> float:
         return self.now

@@ -1,9 +1,8 @@
-"""Replicas that were forked and wait for their order to start."""
+"""A replica that was forked, and waits until its generation begins."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elasticrun.launcher import processes
@@ -11,12 +10,13 @@ from elasticrun.replicas.wire import Channel, Message
 
 
 @dataclass
-class Parked:
+class WaitingReplica:
     """A replica that waits, on the launcher's side.
 
     It waits for its order, or, once it has that, for its generation to begin.
 
     Attributes:
+        rank: On this node.
         pid: 0 until it is forked.
         channel: For orders and reports.
         outputs: The reading ends of its stdout and stderr.
@@ -49,15 +49,7 @@ class Parked:
             os.close(descriptor)
 
 
-@dataclass
-class Batch:
-    """Replicas that were asked for together.
-
-    Attributes:
-        on_forked: Called with each of them.
-        num_forked: How many there are by now.
-    """
-
-    size: int
-    on_forked: Callable[[Parked], None]
-    num_forked: int = 0
+def discard_all(replicas: list[WaitingReplica]) -> None:
+    """Let all of them end."""
+    for each in replicas:
+        each.discard()
