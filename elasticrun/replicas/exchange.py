@@ -12,6 +12,7 @@ conversation has a topic, which is the same on all replicas and used once:
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,10 @@ from typing import Any
 from elasticrun.errors import AgreementError, ElasticRunError, text_of
 from elasticrun.replicas.store import START_TIMEOUT, JobStore
 
+logger = logging.getLogger(__name__)
+
 # Topics.
+HERE = "here"  # That a replica has found the store.
 DIRECTORY = "directory"  # Whether a replica was given a checkpoint directory.
 DEVICE = "device"  # Which GPU a replica would have.
 START = "start"  # What all begin with.
@@ -48,6 +52,8 @@ def save_ended(number: int) -> str:
     return f"save/{number}/ended"
 
 
+_PATIENCE = START_TIMEOUT  # For all to come to where they agree on something.
+_QUIET_SECONDS = 15.0
 _LAST_WORD_SECONDS = 5.0  # For those who live to hear why nothing begins.
 _SHORTEST_PAUSE = 0.001  # Between two looks into the store,
 _LONGEST_PAUSE = 0.05  # which rank 0 serves: with many replicas they look less often.
@@ -156,17 +162,26 @@ class Exchange:
                 only when all have heard it.
 
         Raises:
-            AgreementError: A replica did not come to this place.
+            AgreementError: A replica did not come to this place; all others raise it.
         """
         if self._rank != 0:
             self.tell(topic, own)
             try:
-                return self.hear(topic)
+                return self.hear(topic, timeout=2 * _PATIENCE)
+            except RankZeroError as error:
+                raise AgreementError(str(error)) from error
             except TimeoutError as error:
-                raise _silence(topic, [0]) from error
-        heard = self.gather(topic, own)
+                raise self._absence(topic, [0]) from error
+        heard = self.gather(topic, own, timeout=min(_QUIET_SECONDS, _PATIENCE))
         if heard.silent:
-            raise _silence(topic, heard.silent)
+            logger.warning("waiting for %s (%s)", self._list(heard.silent), topic)
+            heard = self.gather(topic, own, timeout=_PATIENCE)
+        if heard.silent:
+            absence = self._absence(topic, heard.silent)
+            self._gone.update(dict.fromkeys(heard.silent, "it did not come"))
+            self.refuse(topic, absence)
+            self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
+            raise absence
         verdict = judge(list(heard.told.values()))
         self.say(topic, verdict, is_end=bool(is_end(verdict)))
         return verdict
@@ -361,10 +376,13 @@ class Exchange:
         time.sleep(seconds)
         return True
 
+    def _absence(self, topic: str, ranks: list[int]) -> AgreementError:
+        return AgreementError(
+            f"{self._list(ranks)} did not come to the agreement on {topic!r} within "
+            f"{_PATIENCE:g} s, as each replica does when the job starts. Look at the "
+            "log: it may have died or hang, or its program may take another path."
+        )
 
-def _silence(topic: str, ranks: list[int]) -> AgreementError:
-    return AgreementError(
-        f"rank {', '.join(map(str, ranks))} said nothing of {topic!r} within "
-        f"{START_TIMEOUT:g} s, as each replica does when the job starts. Look at its "
-        "log: it may hang, or its program may take another path."
-    )
+    def _list(self, ranks: list[int]) -> str:
+        shown = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
+        return f"rank{'s' * (len(ranks) > 1)} {shown} of {len(self._others) + 1}"
