@@ -61,7 +61,7 @@ class Links:
     def read(self) -> list[Message]:
         """Return the messages that have come, without waiting; send what was left.
 
-        The last one from a rank that is gone is {"type": "hung_up", "rank": rank}.
+        The last one from a rank that is gone is {"type": "HungUp", "rank": rank}.
         """
         messages: list[Message] = []
         for key, events in self._selector.select(0):
@@ -106,7 +106,7 @@ class Links:
             self._selector.unregister(channel.connection)
             channel.close()
             del self._channels[rank]
-            messages.append({"type": "hung_up", "rank": rank})
+            messages.append({"type": "HungUp", "rank": rank})
         return messages
 
     def _watch(self, rank: int) -> None:

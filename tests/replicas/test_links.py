@@ -94,7 +94,7 @@ def next_of(links: Links, number: int) -> list[Message]:
 
 
 def gone(rank: int) -> Message:
-    return {"type": "hung_up", "rank": rank}
+    return {"type": "HungUp", "rank": rank}
 
 
 def be_there(store_at: Address, rank: int, ready: str) -> None:

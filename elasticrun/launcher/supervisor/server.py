@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 
@@ -19,7 +18,6 @@ _MAX_CALLERS = 32
 _MAX_REQUESTS = 32  # Of one caller that waits for no answer in between.
 _READING_SECONDS = 2.0
 _FLUSH_SECONDS = 0.05
-_LOOK_SECONDS = 2.0
 _JOBLESS_SECONDS = 10.0  # After which a script that never made a job may make none.
 
 
@@ -42,7 +40,6 @@ class Server:
         self._waiting: list[tuple[Channel, int]] = []
         self._stopping: list[Channel] = []
         supervisor.loop.watch(control.listener, self._on_caller)
-        supervisor.loop.call_later(_LOOK_SECONDS, self._keep_reachable)
         supervisor.news.on_started.append(self._on_started)
         supervisor.news.on_ready.append(self._answer_waiting)
         supervisor.news.on_told.append(self._on_told)
@@ -53,18 +50,6 @@ class Server:
         for channel in self._stopping:
             channel.send({"error": problem} if problem else {"text": "ended"})
             channel.flush_until(time.monotonic() + _READING_SECONDS)
-
-    def _keep_reachable(self) -> None:
-        """Listen anew if the socket has been removed."""
-        loop = self._supervisor.loop
-        if not self._control.is_there():
-            before = self._control.listener
-            loop.forget(before)
-            # Where there is no place for it now, there may be one later.
-            with contextlib.suppress(sockets.SocketDirectoryError):
-                self._control.renew()
-            loop.watch(self._control.listener, self._on_caller)
-        loop.call_later(_LOOK_SECONDS, self._keep_reachable)
 
     def _on_caller(self) -> None:
         connection = sockets.accept(self._control.listener)
