@@ -15,7 +15,6 @@ from elasticrun.replicas.devices import choose_device
 from elasticrun.replicas.environment import Environment, keep_gloo_on_loopback
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gathering import gather
-from elasticrun.replicas.gloo import wait_for_threads_at_exit
 from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.open_files import (
     allow_open_files,
@@ -23,6 +22,7 @@ from elasticrun.replicas.open_files import (
     largest_world,
 )
 from elasticrun.replicas.opening_store import open_store
+from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
 
 _LEAVING_SECONDS = 10.0

@@ -31,7 +31,8 @@ from elasticrun.replicas.messages import (
     decode,
     encode,
 )
-from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe, exit_at_once
+from elasticrun.replicas.process_end import exit_at_once
+from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe
 from elasticrun.replicas.stop_clock import NAMING_SECONDS, StopClock
 
 logger = logging.getLogger(__name__)
