@@ -73,7 +73,7 @@ class RankZeroError(ElasticRunError):
         self.kind = kind
 
 
-class Told(Mapping[int, Any]):
+class ValuesByRank(Mapping[int, Any]):
     """What each rank has told, by rank; made of its JSON whenever it is looked at.
 
     Were all of it objects at once, Python's garbage collector would look through
@@ -104,7 +104,7 @@ class Gathered:
         seconds: How long that was.
     """
 
-    told: Told
+    told: ValuesByRank
     gone: dict[int, str] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -224,7 +224,7 @@ class Exchange:
         """Hear what every rank tells; with this one's own, as JSON carries it, too."""
         told: dict[int, str | bytes] = {0: json.dumps(own)}
         if self._store is None:
-            return Gathered(Told(told))
+            return Gathered(ValuesByRank(told))
         deadline = time.monotonic() + timeout
         for ranks in self._some_others():
             self._wait_for(self._store, topic, ranks, deadline)
@@ -236,7 +236,7 @@ class Exchange:
         missing = [rank for rank in self._others if rank not in told]
         gone = {rank: self._gone[rank] for rank in missing if rank in self._gone}
         silent = [rank for rank in missing if rank not in gone]
-        return Gathered(Told(told), gone, silent, timeout)
+        return Gathered(ValuesByRank(told), gone, silent, timeout)
 
     def fetch(self, topic: str, name: str, ranks: Iterable[int]) -> list[Any]:
         """Return a part of what each of these ranks has told, which `gather` has heard.

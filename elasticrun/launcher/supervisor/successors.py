@@ -31,7 +31,7 @@ class Successors:
 
     Beside a generation they run their script up to where it needs the job, unless that
     has failed once, or memory would not hold both. They do so, too, while this node
-    waits for a seat, if the nodes that train call for it (`rehearse`).
+    waits to join, if the nodes that train request it (`rehearse`).
 
     Args:
         most_patience: Seconds after which they are late at the latest.
