@@ -30,7 +30,6 @@ setup(
     },
     extras_require={
         "progress": ["tqdm"],
-        "rich": ["rich>=13"],
         "safetensors": ["safetensors>=0.4"],
         "remote": ["fsspec>=2024.10"],  # and s3fs, gcsfs, ...: one a kind of store
         "examples": ["scikit-learn"],

@@ -78,7 +78,7 @@ class Job:
             "ELASTICRUN_CHECKPOINT_DIR": str(folder / "checkpoints"),
             "ELASTICRUN_TRACE": str(folder / "trace"),
             "ELASTICRUN_SAVE_INTERVAL": "0.3",
-            "XDG_RUNTIME_DIR": str(folder),
+            "TMPDIR": str(folder),
         }
 
     def start(self, command: list[str]) -> psutil.Popen:
@@ -127,12 +127,12 @@ class Job:
 
     def rescale(self, process: psutil.Popen, size: int) -> Restart:
         """Request another size, as a program that is connected to the launcher."""
-        os.environ["XDG_RUNTIME_DIR"] = self.variables["XDG_RUNTIME_DIR"]
+        os.environ["TMPDIR"] = self.variables["TMPDIR"]
         with find_job(str(process.pid)) as launcher:
             return self.restart(functools.partial(next, launcher.scale(size)))
 
     def status(self, process: psutil.Popen) -> dict[str, Any]:
-        os.environ["XDG_RUNTIME_DIR"] = self.variables["XDG_RUNTIME_DIR"]
+        os.environ["TMPDIR"] = self.variables["TMPDIR"]
         with find_job(str(process.pid)) as launcher:
             return launcher.status
 

@@ -51,7 +51,7 @@ from elasticrun.replicas.exchange import (
     save_written,
 )
 from elasticrun.replicas.gate import CHECKPOINT, Decision, Gate
-from elasticrun.replicas.links import Hub, Spoke
+from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.messages import Answer, Ask, Farewell, HasLeft, decode, encode
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
@@ -129,26 +129,27 @@ class Others:
         }
         self.num_bytes = 0
         for rank in self._exchanges:
-            self._selector.register(Spoke(store, rank), selectors.EVENT_READ, rank)
+            links = connect_all(store, rank=rank, world_size=num_replicas)
+            self._selector.register(links, selectors.EVENT_READ, rank)
         threading.Thread(target=self._answer, daemon=True).start()
 
     def _answer(self) -> None:
         """Be the watchers: promise a boundary when asked, and leave with rank 0."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
-                spoke = key.fileobj
-                assert isinstance(spoke, Spoke)
-                for message in spoke.read():
+                links = key.fileobj
+                assert isinstance(links, Links)
+                for message in links.read():
                     self.num_bytes += len(json.dumps(message)) + 1
-                    self._answer_one(spoke, key.data, decode(message))
+                    self._answer_one(links, key.data, decode(message))
 
-    def _answer_one(self, spoke: Spoke, rank: int, message: object) -> None:
+    def _answer_one(self, links: Links, rank: int, message: object) -> None:
         if isinstance(message, Ask):
-            spoke.send([0], encode(Answer(message.number, rank, boundary=0)))
+            links.send([0], encode(Answer(message.number, rank, boundary=0)))
         elif isinstance(message, Farewell):
-            spoke.send([0], encode(HasLeft(rank)))
-            self._selector.unregister(spoke)
-            spoke.close(timeout=PATIENCE)
+            links.send([0], encode(HasLeft(rank)))
+            self._selector.unregister(links)
+            links.close(timeout=PATIENCE)
 
     def save(self, number: int, position: dict[str, Any]) -> None:
         """Be the writers, in one save."""
@@ -227,13 +228,20 @@ class RankZero:
         server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         address = Address("127.0.0.1", server.port)
         store = JobStore(address, server)
-        self._hub = Hub(store)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, pipe = context.Pipe()
+        self._process = context.Process(
+            target=be_the_others, args=(pipe, str(address), directory, num_replicas)
+        )
+        begun = Clocks.now()
+        self._process.start()
+        links = connect_all(store, rank=0, world_size=num_replicas, timeout=PATIENCE)
         self._gate = Gate()
         membership = Membership(
             Environment(rank=0, world_size=num_replicas),
             torch.device("cpu"),
             store,
-            self._hub,
+            links,
             owns_group=False,
         )
         self._checkpoints = CheckpointStore(directory, job="scale", keep=2)
@@ -245,26 +253,17 @@ class RankZero:
             self._gate,
             rank=0,
             world_size=num_replicas,
-            links=self._hub,
+            links=links,
             grace=PATIENCE,
             save_interval=float("inf"),
             describe=str,
             gone=self._saver.gone,
         )
         self._watcher.start()
-        context = multiprocessing.get_context("spawn")
-        self._pipe, pipe = context.Pipe()
-        self._process = context.Process(
-            target=be_the_others, args=(pipe, str(address), directory, num_replicas)
-        )
-        begun = Clocks.now()
-        self._process.start()
-        held = train_until(self._pipe.poll)
         num_calls, num_bytes = self._pipe.recv()
         self._report(
             "join",
             begun,
-            longest_hold_ms=milliseconds(held),
             store_calls_per_replica=self._each(num_calls),
             bytes_per_replica=self._each(num_bytes),
         )

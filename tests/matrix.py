@@ -80,7 +80,7 @@ def requirements_of_oldest_lightning() -> tuple[str, Path]:
     torch = re.search("(?m)^torch==.*", REQUIREMENTS.read_text())
     assert stated is not None
     assert torch is not None
-    extras = "--editable .[progress,rich,test]"
+    extras = "--editable .[progress,test]"
     # It imports pkg_resources, which newer ones do not have.
     needed = [torch[0], extras, f"lightning=={stated[1]}.0", "setuptools<81"]
     return stated[1], _written(f"lightning-{stated[1]}.txt", "\n".join(needed) + "\n")

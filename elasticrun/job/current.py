@@ -18,7 +18,7 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import ElasticRunError, JobStopped
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.replicas.signals import exit_at_once
+from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.saving.settings import Settings
 
 _job: Job | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -119,18 +118,13 @@ def of_rendezvous() -> dict[str, str]:
     }
 
 
-def runtime_directories() -> list[Path]:
-    """Return where this user's control sockets can be; first where this process's is.
+def socket_directory() -> Path:
+    """Return where this user's launchers listen.
 
-    A launcher may have been started with `XDG_RUNTIME_DIR` and be asked without, as
-    from a cron job, or the other way round.
+    It is a temporary one: cleaners of those spare sockets that somebody listens at, and
+    no logout removes it, as it does XDG_RUNTIME_DIR while the job runs on.
     """
-    temporary = Path(tempfile.gettempdir()) / f"elasticrun-{os.getuid()}"
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    if given and os.path.isdir(given):
-        return [Path(given) / "elasticrun", temporary]
-    usual = Path(f"/run/user/{os.getuid()}")
-    return [temporary, usual / "elasticrun"]
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"elasticrun-{os.getuid()}"
 
 
 def num_gpus() -> int:

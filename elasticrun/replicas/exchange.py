@@ -12,6 +12,7 @@ conversation has a topic, which is the same on all replicas and used once:
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,10 @@ from typing import Any
 from elasticrun.errors import AgreementError, ElasticRunError, text_of
 from elasticrun.replicas.store import START_TIMEOUT, JobStore
 
+logger = logging.getLogger(__name__)
+
 # Topics.
+HERE = "here"  # That a replica has found the store.
 DIRECTORY = "directory"  # Whether a replica was given a checkpoint directory.
 DEVICE = "device"  # Which GPU a replica would have.
 START = "start"  # What all begin with.
@@ -48,6 +52,8 @@ def save_ended(number: int) -> str:
     return f"save/{number}/ended"
 
 
+_PATIENCE = START_TIMEOUT  # For all to come to where they agree on something.
+_QUIET_SECONDS = 15.0
 _LAST_WORD_SECONDS = 5.0  # For those who live to hear why nothing begins.
 _SHORTEST_PAUSE = 0.001  # Between two looks into the store,
 _LONGEST_PAUSE = 0.05  # which rank 0 serves: with many replicas they look less often.
@@ -67,7 +73,7 @@ class RankZeroError(ElasticRunError):
         self.kind = kind
 
 
-class Told(Mapping[int, Any]):
+class ValuesByRank(Mapping[int, Any]):
     """What each rank has told, by rank; made of its JSON whenever it is looked at.
 
     Were all of it objects at once, Python's garbage collector would look through
@@ -98,7 +104,7 @@ class Gathered:
         seconds: How long that was.
     """
 
-    told: Told
+    told: ValuesByRank
     gone: dict[int, str] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -156,17 +162,26 @@ class Exchange:
                 only when all have heard it.
 
         Raises:
-            AgreementError: A replica did not come to this place.
+            AgreementError: A replica did not come to this place; all others raise it.
         """
         if self._rank != 0:
             self.tell(topic, own)
             try:
-                return self.hear(topic)
+                return self.hear(topic, timeout=2 * _PATIENCE)
+            except RankZeroError as error:
+                raise AgreementError(str(error)) from error
             except TimeoutError as error:
-                raise _silence(topic, [0]) from error
-        heard = self.gather(topic, own)
+                raise self._absence(topic, [0]) from error
+        heard = self.gather(topic, own, timeout=min(_QUIET_SECONDS, _PATIENCE))
         if heard.silent:
-            raise _silence(topic, heard.silent)
+            logger.warning("waiting for %s (%s)", self._list(heard.silent), topic)
+            heard = self.gather(topic, own, timeout=_PATIENCE)
+        if heard.silent:
+            absence = self._absence(topic, heard.silent)
+            self._gone.update(dict.fromkeys(heard.silent, "it did not come"))
+            self.refuse(topic, absence)
+            self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
+            raise absence
         verdict = judge(list(heard.told.values()))
         self.say(topic, verdict, is_end=bool(is_end(verdict)))
         return verdict
@@ -209,7 +224,7 @@ class Exchange:
         """Hear what every rank tells; with this one's own, as JSON carries it, too."""
         told: dict[int, str | bytes] = {0: json.dumps(own)}
         if self._store is None:
-            return Gathered(Told(told))
+            return Gathered(ValuesByRank(told))
         deadline = time.monotonic() + timeout
         for ranks in self._some_others():
             self._wait_for(self._store, topic, ranks, deadline)
@@ -221,7 +236,7 @@ class Exchange:
         missing = [rank for rank in self._others if rank not in told]
         gone = {rank: self._gone[rank] for rank in missing if rank in self._gone}
         silent = [rank for rank in missing if rank not in gone]
-        return Gathered(Told(told), gone, silent, timeout)
+        return Gathered(ValuesByRank(told), gone, silent, timeout)
 
     def fetch(self, topic: str, name: str, ranks: Iterable[int]) -> list[Any]:
         """Return a part of what each of these ranks has told, which `gather` has heard.
@@ -361,10 +376,13 @@ class Exchange:
         time.sleep(seconds)
         return True
 
+    def _absence(self, topic: str, ranks: list[int]) -> AgreementError:
+        return AgreementError(
+            f"{self._list(ranks)} did not come to the agreement on {topic!r} within "
+            f"{_PATIENCE:g} s, as each replica does when the job starts. Look at the "
+            "log: it may have died or hang, or its program may take another path."
+        )
 
-def _silence(topic: str, ranks: list[int]) -> AgreementError:
-    return AgreementError(
-        f"rank {', '.join(map(str, ranks))} said nothing of {topic!r} within "
-        f"{START_TIMEOUT:g} s, as each replica does when the job starts. Look at its "
-        "log: it may hang, or its program may take another path."
-    )
+    def _list(self, ranks: list[int]) -> str:
+        shown = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
+        return f"rank{'s' * (len(ranks) > 1)} {shown} of {len(self._others) + 1}"

@@ -15,14 +15,14 @@ from elasticrun.replicas.devices import choose_device
 from elasticrun.replicas.environment import Environment, keep_gloo_on_loopback
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gathering import gather
-from elasticrun.replicas.gloo import wait_for_threads_at_exit
-from elasticrun.replicas.links import Hub, Links, Spoke
+from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.open_files import (
     allow_open_files,
     files_of_rank_0,
     largest_world,
 )
 from elasticrun.replicas.opening_store import open_store
+from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
 
 _LEAVING_SECONDS = 10.0
@@ -118,8 +118,7 @@ def join(
     store = open_store(environment)
     exchange = Exchange(store, rank=environment.rank, world_size=environment.world_size)
     device = choose_device(environment, backend, exchange)
-    links: Links
-    links = Hub(store) if environment.rank == 0 else Spoke(store, environment.rank)
+    links = connect_all(store, rank=environment.rank, world_size=environment.world_size)
     if owns_group:
         _start_process_group(environment, store, device, timeout=timeout)
     return Membership(environment, device, store, links, owns_group)

@@ -13,10 +13,9 @@
     HasLeft   a watcher                 rank 0's     CallOff, if they were agreeing
     HungUp    a connection that ended   its watcher  on rank 0 Dead, unless it left
     Dead      rank 0's                  all          no boundary is passed any more
-    Alone     rank 0's training thread  its watcher  it waits for nobody any more
 
 `Decision` stands with the gate that keeps it. Those from one replica to another travel
-as JSON, {"type": "ask", "number": 3}.
+as JSON, {"type": "Ask", "number": 3}.
 """
 
 from __future__ import annotations
@@ -116,29 +115,18 @@ class Dead:
     rank: int
 
 
-@dataclass(frozen=True)
-class Alone:
-    """Rank 0 has waited long enough: who has not left by now is dead or hangs."""
-
-
-_NAMES: dict[type, str] = {
-    Request: "request",
-    Ask: "ask",
-    Answer: "answer",
-    Decision: "decide",
-    GiveUp: "give_up",
-    CallOff: "call_off",
-    Farewell: "farewell",
-    HasLeft: "left",
-    HungUp: "hung_up",
-    Dead: "dead",
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        *(Request, Ask, Answer, Decision, GiveUp),
+        *(CallOff, Farewell, HasLeft, HungUp, Dead),
+    )
 }
-_KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 def encode(message: object) -> Message:
     """Return a message as it travels."""
-    return {"type": _NAMES[type(message)], **vars(message)}
+    return {"type": type(message).__name__, **vars(message)}
 
 
 def decode(message: Message) -> Any:

@@ -7,7 +7,7 @@ import resource
 import sys
 
 FILES_OF_REPLICA = 64  # One that is alone, with torch, a log and a few workers.
-_FILES_OF_OTHER = 3  # Of each other one on rank 0: two at the store, one at the hub.
+_FILES_OF_OTHER = 3  # Of each other one on rank 0: two at the store, one link.
 
 
 def files_of_rank_0(world_size: int) -> int:

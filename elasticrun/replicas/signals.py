@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
-from elasticrun.replicas.files_at_end import flush_files
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ _ALWAYS = (signal.SIGTERM, signal.SIGINT)
 ANNOUNCING = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 SAME_SECONDS = 1.0  # Of one signal that is sent to a process and to its group.
-_FLUSH_SECONDS = 1.0
 _LOOK_FOR_PARENT_SECONDS = 1.0
 
 _active: SignalPipe | None = None
@@ -207,20 +205,6 @@ def _caught_signals() -> int:
 def _takes_interrupts() -> bool:
     is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     return not is_ignored and not hasattr(sys, "ps1")
-
-
-def exit_at_once(code: int) -> None:
-    """End this process now, without unwinding; what was written still comes out.
-
-    But for what nobody reads: a full pipe must not keep the process.
-    """
-    flushing = threading.Thread(target=flush_files, daemon=True)
-    try:
-        flushing.start()
-        flushing.join(_FLUSH_SECONDS)
-    except RuntimeError:  # From Python 3.12 on, no thread starts while it ends.
-        flush_files()
-    os._exit(code)
 
 
 @contextlib.contextmanager

@@ -12,12 +12,8 @@ import time
 from collections.abc import Callable
 
 from elasticrun.errors import BY_SIGNAL
-from elasticrun.replicas.signals import (
-    ANNOUNCING,
-    SAME_SECONDS,
-    exit_at_once,
-    is_impatient,
-)
+from elasticrun.replicas.process_end import exit_at_once
+from elasticrun.replicas.signals import ANNOUNCING, SAME_SECONDS, is_impatient
 
 logger = logging.getLogger(__name__)
 

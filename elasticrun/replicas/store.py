@@ -21,19 +21,11 @@ from torch.distributed import TCPStore
 START_TIMEOUT = 300.0
 
 # Keys of the store, beside those of `exchange`.
-HUB = "hub"  # Where rank 0 waits for the other watchers' connections.
-NUM_HERE = "num here"  # How many ranks have found the store,
-NUM_TOLD = "told"  # and how many of them have heard who has not.
+HUB = "links"  # Where rank 0 waits for the other watchers' connections.
 STEP = "step"  # Of Slurm's, which rank 0 is in: so that no other job joins.
-EVERYBODY = "everybody"  # Which ranks have not found the store; empty if all have.
 LEAVING = "leaving"  # How many ranks are about to end the process group,
 ALL_LEAVE = "all leave"  # and that all are.
 PROCESS_GROUP = "process-group"  # Before what torch's process group keeps there.
-
-
-def here(rank: int) -> str:
-    """Return the key that says that a rank has found the store."""
-    return f"here/{rank}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from elasticrun.replicas.agreement import Coordinator
 from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.links import Links
 from elasticrun.replicas.messages import (
-    Alone,
     Answer,
     Ask,
     CallOff,
@@ -32,7 +31,8 @@ from elasticrun.replicas.messages import (
     decode,
     encode,
 )
-from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe, exit_at_once
+from elasticrun.replicas.process_end import exit_at_once
+from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe
 from elasticrun.replicas.stop_clock import NAMING_SECONDS, StopClock
 
 logger = logging.getLogger(__name__)
@@ -111,8 +111,8 @@ class Watcher:
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
         self._present = set(range(world_size))  # The ranks that have not left.
-        self._is_closing = self._has_ended = False
-        self._others_left = threading.Event()
+        self._has_ended = False
+        self._leave_by: float | None = None  # Rank 0, once it closes.
         self._answer_by: float | None = None  # Rank 0, after this one's promise.
         self._given_up: tuple[int, float] | None = None  # The exit code, and when.
         self._save_at = time.monotonic() + save_interval
@@ -135,7 +135,6 @@ class Watcher:
             HasLeft: self._on_left,
             HungUp: self._on_hung_up,
             Dead: self._on_dead,
-            Alone: self._on_alone,
         }
 
     def start(self) -> None:
@@ -178,9 +177,7 @@ class Watcher:
         """Stop watching; rank 0, which serves the store, first waits for the others."""
         self._put(Close())
         serves_others = self._rank == 0 and self._world_size > 1
-        if serves_others and not self._others_left.wait(_OTHERS_SECONDS):
-            self._put(Alone())
-        self._thread.join(_FAREWELL_SECONDS)
+        self._thread.join(_FAREWELL_SECONDS + _OTHERS_SECONDS * serves_others)
         self._pipe.uninstall()
         if not self._thread.is_alive():
             self._pipe.close()
@@ -219,7 +216,8 @@ class Watcher:
         poll.poll(None if seconds is None else math.ceil(seconds * 1000))
 
     def _seconds_to_next_deadline(self) -> float | None:
-        deadlines = [self._clock.deadline, self._clock.warns_at, self._answer_by]
+        clock = self._clock
+        deadlines = [clock.deadline, clock.warns_at, self._answer_by, self._leave_by]
         if self._given_up is not None:
             deadlines.append(self._given_up[1])
         if self._lost is not None:
@@ -236,7 +234,7 @@ class Watcher:
     def _on_signal(self, number: int) -> None:
         if self._clock.on_signal(number):
             number = signal.Signals(number)
-            self._wish(STOP, number.name, BY_SIGNAL[number])
+            self._request(STOP, number.name, BY_SIGNAL[number])
 
     def _on_time(self, now: float) -> None:
         self._clock.on_time(now)
@@ -251,18 +249,20 @@ class Watcher:
                 "without it."
             )
             self._answer_by = None
+        if self._leave_by is not None and (not self._present or now >= self._leave_by):
+            self._has_ended = True  # Who has not left in time is dead or hangs.
         if self._coordinator is None:
             return
         self._broadcast(self._coordinator.on_time(now))
         if now >= self._save_at and self._may_save_by_time():
             self._save_at = math.inf  # Not again before this one is written.
-            self._wish(CHECKPOINT, "save_interval", 0)
+            self._request(CHECKPOINT, "save_interval", 0)
 
     def _may_save_by_time(self) -> bool:
         is_timed = self._save_interval > 0 and self._gate.number > 0
         return is_timed and not self._is_saving()
 
-    def _wish(self, kind: str, cause: str, exit_code: int) -> None:
+    def _request(self, kind: str, cause: str, exit_code: int) -> None:
         self._send({0}, Request(kind, cause, exit_code, at=self._gate.number))
 
     def _on_request(self, request: Request) -> None:
@@ -310,11 +310,10 @@ class Watcher:
     # Leaving: rank 0 serves the store, so the others must not need it any more.
 
     def _on_close(self, _: Close) -> None:
-        self._is_closing = True
         if self._rank == 0:
             self._present.discard(0)
+            self._leave_by = time.monotonic() + _OTHERS_SECONDS
             self._broadcast(Farewell())
-            self._end_when_alone()
         else:
             self._send({0}, HasLeft(self._rank))
             self._has_ended = True
@@ -341,8 +340,6 @@ class Watcher:
         self._present.discard(rank)
         self._gone[rank] = fate
         self._exit_if_alone()
-        if self._is_closing:
-            self._end_when_alone()
 
     def _exit_if_alone(self) -> None:
         if self._given_up is not None and self._present == {0}:
@@ -353,17 +350,6 @@ class Watcher:
         self._answer_by = None
         self._save_at = time.monotonic() + self._save_interval
         self._gate.settle(None)
-
-    def _on_alone(self, _: Alone) -> None:
-        """Go without the others: who has not left by now is dead or hangs."""
-        self._present.clear()
-        self._end_when_alone()
-
-    def _end_when_alone(self) -> None:
-        if self._present:
-            return
-        self._others_left.set()
-        self._has_ended = True
 
     def _on_hung_up(self, hung_up: HungUp) -> None:
         if self._rank == 0:

@@ -115,23 +115,24 @@ Start = Callable[..., Running]  # Of one node more.
 
 def variables(stage: Stage, **more: object) -> dict[str, str]:
     """Return the environment of every process of a test, by which it is known."""
-    runtime = stage.root / "runtime"
-    runtime.mkdir(exist_ok=True)
     own = {
         "PYTHONPATH": REPOSITORY,
-        "XDG_RUNTIME_DIR": runtime,
-        "TMPDIR": _temporary(),  # Where jobs without XDG_RUNTIME_DIR are found.
+        "TMPDIR": temporary(stage),  # Where its jobs are found.
         "LAUNCHER_TEST": stage.root,
     }
     return {**os.environ, **stage.variables(**{**own, **more})}
 
 
+def temporary(stage: Stage) -> Path:
+    """Return a folder of one test; its path is short, for sockets."""
+    return _temporary(stage.root)
+
+
 @functools.cache
-def _temporary() -> str:
-    """Return a folder of these tests; its path is short, for sockets."""
+def _temporary(_: Path) -> Path:
     folder = tempfile.mkdtemp(prefix="er-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return Path(folder)
 
 
 def elasticrun(

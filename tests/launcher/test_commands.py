@@ -18,7 +18,7 @@ def test_help_imports_nothing_heavy() -> None:
         "from elasticrun.__main__ import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'rich', 'psutil', 'asyncio', 'elasticrun.lint'}\n"
+        "heavy = {'torch', 'numpy', 'psutil', 'asyncio', 'elasticrun.lint'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     finished = subprocess.run(

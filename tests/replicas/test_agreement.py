@@ -38,7 +38,7 @@ def test_the_agreed_boundary_is_the_first_that_nobody_can_have_passed() -> None:
 def test_a_request_travels_as_json() -> None:
     request = stop(at=3)
     message = json.loads(json.dumps(encode(request)))
-    assert message["type"] == "request"
+    assert message["type"] == "Request"
     assert decode(message) == request
 
 

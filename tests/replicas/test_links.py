@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import multiprocessing
-import os
-import resource
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from elasticrun.errors import AgreementError
 from elasticrun.replicas import links
-from elasticrun.replicas.links import Hub, Spoke
-from elasticrun.replicas.store import Address, JobStore, serve_store_at
-from elasticrun.replicas.wire import Message
+from elasticrun.replicas.links import Links, connect_all
+from elasticrun.replicas.store import HUB, Address, JobStore, serve_store_at
+from elasticrun.replicas.wire import Message, to_line
 from tests.support.stage import DEADLINE, freeze, wait_until
+
+LAST = 3  # The rank that only shows that all others were heard.
+SIZE = 4
 
 
 @pytest.fixture
@@ -29,30 +33,48 @@ def store() -> JobStore:
     return JobStore(Address("127.0.0.1", server.port), server)
 
 
+@contextlib.contextmanager
+def accepting(store: JobStore, size: int) -> Iterator[Callable[[], Links]]:
+    """Let rank 0 wait for the others; give what returns its links."""
+    client = JobStore(store.address, None)
+    with ThreadPoolExecutor(1) as threads:
+        links = threads.submit(
+            connect_all, client, rank=0, world_size=size, timeout=DEADLINE
+        )
+        yield lambda: links.result(DEADLINE)
+
+
+class World:
+    """The links of rank 0, and of those others that are in this process."""
+
+    def __init__(self, store: JobStore, others: Sequence[int] = range(1, SIZE)) -> None:
+        with accepting(store, SIZE) as accepted:
+            self.others = {
+                rank: connect_all(store, rank=rank, world_size=SIZE) for rank in others
+            }
+            self.zero = accepted()
+
+    def drain(self) -> list[Message]:
+        """Return what has come to rank 0 before what the last rank sends now."""
+        self.others[LAST].close()
+        seen = news(self.zero)
+        while gone(LAST) not in seen:
+            seen += news(self.zero)
+        return [message for message in seen if message != gone(LAST)]
+
+    def close(self) -> None:
+        for each in (self.zero, *self.others.values()):
+            each.close()
+
+
 @pytest.fixture
-def hub(store: JobStore) -> Iterator[Hub]:
-    hub = Hub(store)
-    yield hub
-    hub.close()
+def world(store: JobStore) -> Iterator[World]:
+    world = World(store)
+    yield world
+    world.close()
 
 
-Connect = Callable[[int], Spoke]
-
-
-@pytest.fixture
-def connect(store: JobStore) -> Iterator[Connect]:
-    spokes = []
-
-    def connect(rank: int) -> Spoke:
-        spokes.append(Spoke(store, rank))
-        return spokes[-1]
-
-    yield connect
-    for spoke in spokes:
-        spoke.close()
-
-
-def news(links: Hub | Spoke) -> list[Message]:
+def news(links: Links) -> list[Message]:
     """Return what comes next."""
     poll = select.poll()
     poll.register(links, select.POLLIN)
@@ -63,112 +85,109 @@ def news(links: Hub | Spoke) -> list[Message]:
     return messages
 
 
-def drain(hub: Hub) -> list[Message]:
-    """Return everything that was sent before this."""
-    marker = {"token": hub._token, "rank": 999}
-    with socket.create_connection(hub._listener.getsockname()) as caller:
-        caller.sendall(json.dumps(marker).encode() + b"\n")
-    seen: list[Message] = []
-    while gone(999) not in seen:
-        seen += news(hub)
-    return [message for message in seen if message != gone(999)]
+def next_of(links: Links, number: int) -> list[Message]:
+    """Return so many messages."""
+    received: list[Message] = []
+    while len(received) < number:
+        received += news(links)
+    return received
 
 
 def gone(rank: int) -> Message:
-    return {"type": "hung_up", "rank": rank}
+    return {"type": "HungUp", "rank": rank}
 
 
 def be_there(store_at: Address, rank: int, ready: str) -> None:
-    spoke = Spoke(JobStore(store_at, None), rank)
+    links = connect_all(JobStore(store_at, None), rank=rank, world_size=SIZE)
     Path(ready).touch()
     signal.pause()
-    spoke.close()
+    links.close()
 
 
-def start(store: JobStore, rank: int, ready: Path) -> BaseProcess:
+@pytest.fixture
+def world_with_process(
+    store: JobStore, tmp_path: Path
+) -> Iterator[tuple[World, BaseProcess]]:
+    """Give a world in which rank 1 is a process of its own."""
+    ready = tmp_path / "ready"
     process = multiprocessing.get_context("spawn").Process(
-        target=be_there, args=(store.address, rank, str(ready)), daemon=True
+        target=be_there, args=(store.address, 1, str(ready)), daemon=True
     )
     process.start()
+    world = World(store, others=[2, LAST])
     wait_until(ready.exists)
-    return process
+    yield world, process
+    process.kill()
+    process.join()
+    world.close()
 
 
-def test_who_calls_late_hears_what_was_sent_before_and_who_is_gone_nothing(
-    hub: Hub, connect: Connect
-) -> None:
-    hub.send([1], {"type": "ask", "number": 1})
-    spoke = connect(1)
-    assert drain(hub) == []
-    assert news(spoke) == [{"type": "ask", "number": 1}]
-    spoke.close()
-    assert news(hub) == [gone(1)]
-    hub.send([1], {"type": "ask", "number": 2})
-    assert hub._early == {}
+def test_who_is_gone_gets_nothing(world: World) -> None:
+    world.others[1].close()
+    assert news(world.zero) == [gone(1)]
+    world.zero.send([1, 2], {"type": "ask", "number": 2})
+    assert news(world.others[2]) == [{"type": "ask", "number": 2}]
 
 
-def test_messages_come_in_order_both_ways(connect: Connect, hub: Hub) -> None:
-    spokes = {rank: connect(rank) for rank in (1, 2)}
+def test_messages_come_in_order_both_ways(world: World) -> None:
     for number in range(3):
-        for rank, spoke in spokes.items():
-            spoke.send([0], {"from": rank, "number": number})
-    received = drain(hub)
-    for rank, spoke in spokes.items():
+        for rank in (1, 2):
+            world.others[rank].send([0], {"from": rank, "number": number})
+    received = next_of(world.zero, 6)
+    for rank in (1, 2):
         of_rank = [m["number"] for m in received if m["from"] == rank]
         assert of_rank == [0, 1, 2]
-        hub.send([rank], {"to": rank})
-        assert news(spoke) == [{"to": rank}]
+        world.zero.send([rank], {"to": rank})
+        assert news(world.others[rank]) == [{"to": rank}]
 
 
-def test_more_than_a_connection_takes_comes_later(connect: Connect, hub: Hub) -> None:
-    spoke = connect(1)
-    drain(hub)
+@pytest.mark.parametrize("is_of_rank_0", [True, False])
+def test_more_than_a_connection_takes_comes_later(
+    world: World, is_of_rank_0: bool
+) -> None:
+    ends = {0: world.zero, 1: world.others[1]}
+    there = int(is_of_rank_0)
+    sender, receiver = ends[1 - there], ends[there]
     sent = [{"number": number, "text": "x" * 30_000} for number in range(500)]
     for message in sent:
-        hub.send([1], message)  # Returns, though nobody reads.
+        sender.send([there], message)  # Returns, though nobody reads.
     received: list[Message] = []
     while len(received) < len(sent):
-        hub.read()
-        received += spoke.read()
+        sender.read()
+        received += receiver.read()
     assert received == sent
-    assert select.select([hub], [], [], 0)[0] == []  # It waits for nothing any more.
+    assert select.select([sender], [], [], 0)[0] == []  # It waits for nothing any more.
 
 
-def test_closing_sends_what_is_left(connect: Connect, hub: Hub) -> None:
-    spoke = connect(1)
+def test_closing_sends_what_is_left(world: World) -> None:
     sent = [{"number": number} for number in range(100)]
     for message in sent:
-        spoke.send([0], message)
-    spoke.close(timeout=DEADLINE)
-    assert drain(hub) == [*sent, gone(1)]
+        world.others[1].send([0], message)
+    world.others[1].close(timeout=DEADLINE)
+    assert next_of(world.zero, 101) == [*sent, gone(1)]
 
 
 @pytest.mark.slow
-def test_who_is_killed_is_gone(store: JobStore, hub: Hub, tmp_path: Path) -> None:
-    process = start(store, 3, tmp_path / "ready")
-    assert drain(hub) == []
+def test_who_is_killed_is_gone(world_with_process: tuple[World, BaseProcess]) -> None:
+    world, process = world_with_process
+    assert world.drain() == []
     process.kill()
-    assert news(hub) == [gone(3)]
-    process.join()
+    assert news(world.zero) == [gone(1)]
 
 
 @pytest.mark.slow
-def test_who_is_stopped_is_not(store: JobStore, hub: Hub, tmp_path: Path) -> None:
-    process = start(store, 3, tmp_path / "ready")
+def test_who_is_stopped_is_not(world_with_process: tuple[World, BaseProcess]) -> None:
+    world, process = world_with_process
     assert process.pid is not None
     freeze(process.pid)
-    hub.send([3], {"type": "ask"})
-    assert drain(hub) == []
-    process.kill()
-    process.join()
+    world.zero.send([1], {"type": "ask"})
+    assert world.drain() == []
 
 
-def test_rank_0_gone_is_noticed(connect: Connect, hub: Hub) -> None:
-    spoke = connect(1)
-    drain(hub)
-    hub.close()
-    assert news(spoke) == [gone(0)]
-    hub.send([1], {})  # Nothing happens.
+def test_rank_0_gone_is_noticed(world: World) -> None:
+    world.zero.close()
+    assert news(world.others[1]) == [gone(0)]
+    world.zero.send([1], {})  # Nothing happens.
 
 
 @pytest.mark.parametrize(
@@ -184,81 +203,79 @@ def test_rank_0_gone_is_noticed(connect: Connect, hub: Hub) -> None:
         b"[" * 60_000 + b"\n",  # Nested deeper than a decoder can go.
     ],
 )
-def test_a_stranger_is_no_replica(hub: Hub, said: bytes) -> None:
-    with socket.create_connection(hub._listener.getsockname()) as stranger:
-        stranger.sendall(said)
-        assert drain(hub) == []
-
-
-def test_a_child_that_outlives_its_replica_does_not_keep_it_alive(
-    connect: Connect, hub: Hub
+def test_a_stranger_is_no_replica_and_holds_nobody_up(
+    store: JobStore, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoke = connect(1)
+    monkeypatch.setattr(links, "_HELLO_SECONDS", 0.1)
+    with accepting(store, 2) as accepted, ExitStack() as stack:
+        address = Address.parse(store.take(HUB)["address"])
+        stranger = stack.enter_context(
+            socket.create_connection((address.host, address.port))
+        )
+        stranger.sendall(said)
+        replica = connect_all(store, rank=1, world_size=2)
+        zero = accepted()
+    replica.send([0], {"type": "ask"})
+    assert news(zero) == [{"type": "ask"}]
+    replica.close()
+    assert news(zero) == [gone(1)]
+    zero.close()
+
+
+def test_who_comes_twice_or_has_no_such_rank_is_no_replica(store: JobStore) -> None:
+    with accepting(store, 3) as accepted:
+        there = store.take(HUB)
+        address = Address.parse(there["address"])
+        callers = []
+        for rank in (1, 1, 0, 3, 2):
+            caller = socket.create_connection((address.host, address.port))
+            caller.sendall(to_line({"token": there["token"], "rank": rank}))
+            callers.append(caller)
+        zero = accepted()
+    for caller in callers[1:4]:
+        caller.settimeout(DEADLINE)
+        assert caller.recv(1) == b""
+    zero.send([1, 2], {"type": "ask"})
+    for caller in (callers[0], callers[4]):
+        assert caller.recv(100) == to_line({"type": "ask"})
+    zero.close()
+    for caller in callers:
+        caller.close()
+
+
+def test_who_never_comes_is_named(store: JobStore) -> None:
+    with pytest.raises(AgreementError, match=r"rank 1, 2 of 3 did not connect to rank"):
+        connect_all(store, rank=0, world_size=3, timeout=0.05)
+
+
+def test_a_child_that_outlives_its_replica_does_not_keep_it_alive(world: World) -> None:
     child = multiprocessing.get_context("fork").Process(
         target=signal.pause, daemon=True
     )
     child.start()
-    spoke.forget()  # As when the replica is killed.
-    assert news(hub) == [gone(1)]
+    world.others[1].forget()  # As when the replica is killed.
+    assert news(world.zero) == [gone(1)]
     child.kill()
     child.join()
 
 
-def test_a_fork_of_rank_0_leaves_its_connections_alone(
-    connect: Connect, hub: Hub
-) -> None:
-    spoke = connect(1)
-    drain(hub)
+def test_a_fork_of_rank_0_leaves_its_connections_alone(world: World) -> None:
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
     child.join()
-    spoke.send([0], {"type": "wish"})
-    assert news(hub) == [{"type": "wish"}]
+    world.others[1].send([0], {"type": "wish"})
+    assert news(world.zero) == [{"type": "wish"}]
 
 
-def test_it_listens_where_the_store_does(hub: Hub, store: JobStore) -> None:
-    assert hub._listener.getsockname()[0] == "127.0.0.1" == store.interface
-
-
-def test_a_caller_that_never_shows_the_token_is_hung_up_on(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
+def test_it_listens_where_the_store_does_and_only_until_all_are_there(
+    store: JobStore,
 ) -> None:
-    monkeypatch.setattr(links, "_PATIENCE", 0.0)
-    hub = Hub(store)
-    port = int(store.take("hub")["address"].rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port)) as caller:
-        caller.settimeout(DEADLINE)
-        wait_for(hub)
-        assert hub.read() == []  # It is taken,
-        assert hub.read() == []  # and has said nothing until the next look.
-        assert caller.recv(1) == b""
-    hub.close()
-
-
-def test_rank_0_survives_that_it_can_take_no_more_connections(
-    store: JobStore, hub: Hub, caplog: pytest.LogCaptureFixture
-) -> None:
-    there = store.take("hub")
-    port = int(there["address"].rpartition(":")[2])
-    hello = json.dumps({"token": there["token"], "rank": 1}).encode() + b"\n"
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.create_connection(("127.0.0.1", port)) as caller:
-        caller.sendall(hello + b'{"type": "ask"}\n')
-        next_one = os.dup(0)
-        os.close(next_one)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, limits[1]))
-            wait_for(hub)
-            assert hub.read() == hub.read() == []
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        [record] = caplog.records
-        assert "cannot take the connection of another replica" in record.message
-        assert hub.read() == []
-        assert news(hub) == [{"type": "ask"}]
-
-
-def wait_for(links: Hub) -> None:
-    poll = select.poll()
-    poll.register(links, select.POLLIN)
-    assert poll.poll(DEADLINE * 1000)
+    with accepting(store, 2) as accepted:
+        address = Address.parse(store.take(HUB)["address"])
+        assert address.host == "127.0.0.1" == store.interface
+        replica = connect_all(store, rank=1, world_size=2)
+        zero = accepted()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.host, address.port))
+    replica.close()
+    zero.close()

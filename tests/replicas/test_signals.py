@@ -215,7 +215,7 @@ print(pipe.read())
 
 def test_leaving_at_once_still_prints() -> None:
     script = """
-from elasticrun.replicas.signals import exit_at_once
+from elasticrun.replicas.process_end import exit_at_once
 print("last words", end="")
 try:
     exit_at_once(143)
@@ -229,7 +229,7 @@ finally:
 def test_leaving_at_once_does_not_wait_for_who_reads_the_output() -> None:
     script = """
 import sys, threading, time
-from elasticrun.replicas.signals import exit_at_once
+from elasticrun.replicas.process_end import exit_at_once
 def print_for_ever():
     while True:
         print("x" * 4096)

@@ -1,9 +1,9 @@
-"""The nodes of a job on many machines, by torch's rendezvous and the board of a round.
+"""The nodes of a job on many machines, by torch's rendezvous and the store of a round.
 
 A node is a member from a round of the rendezvous to the next. As long as the members
-stay the same, one generation follows another in the same round, as turns on its board:
-each node pins its offer, later perhaps a wish, and at last how its replicas ended.
-What all have pinned is the same for all, so all come to the same verdict.
+stay the same, one generation follows another in the same round, as attempts in its
+store: each node notes its offer, later perhaps a request, and at last how its replicas
+ended. What all have noted is the same for all, so all come to the same verdict.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.nodes.attempt import Attempt
 from elasticrun.launcher.nodes.meeting import Meeting
 from elasticrun.launcher.nodes.nodes import (
     END,
     JOIN,
-    WISHES,
+    REASONS,
     NodesSubscriber,
     Offer,
     OneNode,
     Round,
     plan_round,
 )
-from elasticrun.launcher.nodes.turn import Turn
 from elasticrun.launcher.options import NodeSettings, Options
 from elasticrun.launcher.verdict import How, Verdict, merged
 from elasticrun.replicas.wire import Message
@@ -39,7 +39,7 @@ class _NodePhase(enum.Enum):
     OPENING = 0  # Looking for the endpoint.
     OUTSIDE = 1
     JOINING = 2
-    SEATED = 3  # A member, without an offer.
+    MEMBER = 3  # A member of the round, without an offer.
     OFFERED = 4
     RUNNING = 5
     CONCLUDING = 6  # The replicas here have ended.
@@ -73,15 +73,15 @@ class ManyNodes:
         self._say = say
         self._meeting: Meeting | None = None
         self._phase = _NodePhase.OPENING
-        self._wants_seat = False
+        self._wants_to_join = False
         self._address: Message = {}
-        self._turn = Turn(0, node=0, num_nodes=1, hosts={})
+        self._attempt = Attempt(0, node=0, num_nodes=1, hosts={})
         self._num_nodes = 1
         self._offer: Offer | None = None
         self._verdict: Verdict | None = None
         self._lost_since: float | None = None
         self._num_waits = 0
-        self._call = ""  # Of those who run, while this node waits for a seat.
+        self._request = ""  # Of those who run, while this node waits to join.
         self._why = ""  # The last try to meet the others has failed.
         self.is_needed = False  # That is if it serves the endpoint.
         self.round: Round | None = None
@@ -109,18 +109,18 @@ class ManyNodes:
             self._on_lost(str(error))
 
     def join(self) -> None:
-        """Ask for a seat in the next generation; `on_seat` follows, each time."""
-        self._wants_seat = True
+        """Take part in the next generation; `on_joined` follows, each time."""
+        self._wants_to_join = True
         if self._phase is _NodePhase.OUTSIDE:
-            self._ask_for_seat()
-        elif self._phase is _NodePhase.SEATED:
-            self._subscriber.on_seat()
+            self._join_next_round()
+        elif self._phase is _NodePhase.MEMBER:
+            self._subscriber.on_joined()
 
     def offer(self, offer: Offer) -> None:
         """Say what this node brings; `on_round` follows once all have."""
         self._offer = offer
         self._phase = _NodePhase.OFFERED
-        self._pin(
+        self._note(
             host=socket.gethostname(),
             address=self._address["told"],
             offer=offer.encode(),
@@ -128,60 +128,67 @@ class ManyNodes:
         self._start_if_agreed()
 
     @property
-    def is_called(self) -> bool:
-        """Whether any node has called for another generation."""
-        return self._phase is _NodePhase.RUNNING and self._turn.called is not None
+    def has_request(self) -> bool:
+        """Whether any node has requested another generation."""
+        return (
+            self._phase is _NodePhase.RUNNING
+            and self._attempt.requested_preparation is not None
+        )
 
-    def call(self, kind: str, cause: str) -> None:
+    def request_preparation(self, kind: str, cause: str) -> None:
         """Have all nodes let new replicas prepare; `on_prepared` follows."""
         if self._phase is _NodePhase.RUNNING:
-            self._turn.call(kind, cause)
-            self._pin()
-            self._send({"type": "call"})
+            self._attempt.request_preparation(kind, cause)
+            self._note()
+            self._send({"type": "prepare"})
 
-    def call_off(self, kind: str) -> None:
-        """Take such a call of this node back."""
-        if self._turn.call_off(kind):
-            self._pin()
+    def withdraw_request(self, kind: str) -> None:
+        """Take such a request of this node back."""
+        if self._attempt.withdraw_request(kind):
+            self._note()
 
     def note_prepared(self, is_prepared: bool = True) -> None:
         """Tell the others whether the new replicas here wait for them."""
         if self._phase is _NodePhase.RUNNING:
-            self._pin(is_prepared=is_prepared)
+            self._note(is_prepared=is_prepared)
             self._stop_if_prepared()
-        elif is_prepared and self._call:  # It waits for a seat: the lobby counts it.
-            self._send({"type": "prepared", "call": self._call})
+        elif is_prepared and self._request:  # It waits to join; the others count it.
+            self._send({"type": "prepared", "request": self._request})
 
-    def hurry(self) -> None:
+    def skip_preparation(self) -> None:
         """Wait for nobody who prepares; `on_prepared` follows at once."""
-        called = self._turn.called
-        if self.is_called and called is not None and not self._turn.wishes:
-            self.wish(*called)
-            self._subscriber.on_prepared(called[1])
+        requested = self._attempt.requested_preparation
+        if (
+            self.has_request
+            and requested is not None
+            and not self._attempt.stop_requests
+        ):
+            self.request_stop(*requested)
+            self._subscriber.on_prepared(requested[1])
 
-    def wish(self, kind: str, cause: str) -> None:
+    def request_stop(self, kind: str, cause: str) -> None:
         """Tell the others why all are to save and exit."""
-        self._turn.wish(kind, cause)
-        self._pin()
+        self._attempt.request_stop(kind, cause)
+        self._note()
 
     def note_trouble(self, *, is_hang: bool = False) -> None:
         """Tell the others that a replica has failed, or hangs."""
-        self._pin(has_trouble=True, **({"is_hang": True} if is_hang else {}))
+        self._note(has_trouble=True, **({"is_hang": True} if is_hang else {}))
 
     def conclude(self, verdict: Verdict) -> None:
         """Say how the generation ended here; `on_verdict` follows once all have."""
         self._verdict = verdict
         if self._phase is _NodePhase.RUNNING:
             self._phase = _NodePhase.CONCLUDING
-            self._pin(ending=verdict.encode())
+            self._note(ending=verdict.encode())
             self._judge_if_all_ended()
         else:  # The others were lost meanwhile.
             self._give_verdict(self._loss)
 
     def leave(self, kind: str, cause: str) -> None:
         """Tell the others that this node waits for nothing any more."""
-        self._turn.wish(kind, cause)
-        self._pin(ending=Verdict(How.LEFT, text=cause).encode())
+        self._attempt.request_stop(kind, cause)
+        self._note(ending=Verdict(How.LEFT, text=cause).encode())
 
     def close(self, *, is_hurried: bool) -> None:
         """Leave the other nodes, who need not wait for this one."""
@@ -190,9 +197,9 @@ class ManyNodes:
         if self._phase is _NodePhase.OPENING:
             self._meeting.close()
             return
-        if self._phase is _NodePhase.SEATED:
-            self._pin(rejoins=True)  # So that nobody waits for an offer.
-        is_end = END in self._turn.wishes
+        if self._phase is _NodePhase.MEMBER:
+            self._note(rejoins=True)  # So that nobody waits for an offer.
+        is_end = END in self._attempt.stop_requests
         self._meeting.say_goodbye(
             {
                 "type": "bye",
@@ -205,16 +212,16 @@ class ManyNodes:
 
     def _on_message(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "board":
-            self._on_board(message)
+        if kind == "notes":
+            self._on_notes(message)
         elif kind == "connected":
             self._on_connected(message)
         elif kind == "failing":
             self._on_failing(message["text"], is_usual=message["is_usual"])
         elif kind == "joined":
             self._on_joined(message)
-        elif kind == "called":
-            self._on_called(message["call"])
+        elif kind == "prepare":
+            self._on_preparation_requested(message["request"])
         elif kind == "closed":
             self._subscriber.on_closed()
         elif kind != "alive":
@@ -228,12 +235,12 @@ class ManyNodes:
         self._why = ""
         self._phase = _NodePhase.OUTSIDE
         self._subscriber.on_open(message["bind"])
-        if self._wants_seat and self._phase is _NodePhase.OUTSIDE:
-            self._ask_for_seat()
+        if self._wants_to_join and self._phase is _NodePhase.OUTSIDE:
+            self._join_next_round()
 
-    def _ask_for_seat(self) -> None:
+    def _join_next_round(self) -> None:
         self._phase = _NodePhase.JOINING
-        self._call = ""
+        self._request = ""
         self._send({"type": "join"})
         text = (
             f"waiting at {self._settings.endpoint} for {self._settings.least} nodes or "
@@ -265,30 +272,32 @@ class ManyNodes:
 
         self._loop.call_later(_QUIET_SECONDS, say)
 
-    def _on_called(self, call: str) -> None:
-        """Prepare for a seat: those who have one wait for that."""
+    def _on_preparation_requested(self, request: str) -> None:
+        """Prepare to join: those who run wait for that."""
         if self._phase is _NodePhase.JOINING:
-            self._call = call
-            self._subscriber.on_call("those that train make room")
+            self._request = request
+            self._subscriber.on_preparation_requested("those that train make room")
 
     def _on_joined(self, message: Message) -> None:
-        self._call = ""
+        self._request = ""
         self._num_nodes = message["num_nodes"]
         self._lost_since = None
-        self._begin_turn(0, node=message["node"], hosts={})
+        self._begin_attempt(0, node=message["node"], hosts={})
         if self._offer is not None:
             self.offer(self._offer)
         else:
-            self._subscriber.on_seat()
+            self._subscriber.on_joined()
 
-    def _begin_turn(self, number: int, *, node: int, hosts: dict[int, str]) -> None:
-        self._phase = _NodePhase.SEATED
-        self._turn = Turn(number, node=node, num_nodes=self._num_nodes, hosts=hosts)
-        self._send({"type": "turn", "turn": number})
+    def _begin_attempt(self, number: int, *, node: int, hosts: dict[int, str]) -> None:
+        self._phase = _NodePhase.MEMBER
+        self._attempt = Attempt(
+            number, node=node, num_nodes=self._num_nodes, hosts=hosts
+        )
+        self._send({"type": "attempt", "attempt": number})
 
     def _on_lost(self, why: str) -> None:
         phase, self._phase, self._meeting = self._phase, _NodePhase.OPENING, None
-        self._wants_seat = phase not in (_NodePhase.RUNNING, _NodePhase.CONCLUDING)
+        self._wants_to_join = phase not in (_NodePhase.RUNNING, _NodePhase.CONCLUDING)
         now = time.monotonic()
         self._lost_since = self._lost_since or now
         if now - self._lost_since > self._settings.patience:
@@ -309,21 +318,21 @@ class ManyNodes:
     def _loss(self) -> str:
         return f"this node lost {self._settings.endpoint}, and with it the other nodes"
 
-    # What all pin to the board.
+    # What all note in the store of the round.
 
-    def _pin(self, **values: Any) -> None:
-        self._turn.own.update(values)
-        self._send({"type": "note", "note": self._turn.own})
+    def _note(self, **values: Any) -> None:
+        self._attempt.own.update(values)
+        self._send({"type": "note", "note": self._attempt.own})
 
     def _send(self, message: Message) -> None:
         if self._meeting is not None:
             self._meeting.send(message)
 
-    def _on_board(self, message: Message) -> None:
-        is_member = self._phase.value >= _NodePhase.SEATED.value
-        if not is_member or message["turn"] != self._turn.number:
+    def _on_notes(self, message: Message) -> None:
+        is_member = self._phase.value >= _NodePhase.MEMBER.value
+        if not is_member or message["attempt"] != self._attempt.number:
             return
-        self._turn.read(message)
+        self._attempt.read(message)
         if self._phase is _NodePhase.RUNNING:
             self._watch()
         elif self._phase is _NodePhase.CONCLUDING:
@@ -333,17 +342,17 @@ class ManyNodes:
 
     def _start_if_agreed(self) -> None:
         """Start once each node has made its offer; meet anew if one will not."""
-        turn = self._turn
-        self._hear_wishes(END)
-        if turn.is_refused:
-            if self._phase is _NodePhase.SEATED:
-                self._pin(rejoins=True)
-            self._ask_for_seat()
-        elif turn.is_agreed:
+        attempt = self._attempt
+        self._hear_stop_requests(END)
+        if attempt.is_refused:
+            if self._phase is _NodePhase.MEMBER:
+                self._note(rejoins=True)
+            self._join_next_round()
+        elif attempt.is_agreed:
             self.round = plan_round(
-                turn.offers,
-                turn.node,
-                addresses=turn.addresses,
+                attempt.offers,
+                attempt.node,
+                addresses=attempt.addresses,
                 interface=self._address["interface"],
             )
             self._phase = _NodePhase.RUNNING
@@ -351,58 +360,60 @@ class ManyNodes:
             self._subscriber.on_round(self.round)
 
     def _watch(self) -> None:
-        turn = self._turn
-        self._hear_wishes(*WISHES)
-        self._hear_calls()
-        if turn.silent and self._phase is _NodePhase.RUNNING:
-            self._subscriber.on_broken(turn.describe_silent())
-        if turn.has_trouble and not turn.has_heard_trouble:
-            turn.has_heard_trouble = True
-            self._subscriber.on_trouble_elsewhere(is_hang=turn.is_hang)
+        attempt = self._attempt
+        self._hear_stop_requests(*REASONS)
+        self._hear_preparation_requests()
+        if attempt.silent and self._phase is _NodePhase.RUNNING:
+            self._subscriber.on_broken(attempt.describe_silent())
+        if attempt.has_trouble and not attempt.has_heard_trouble:
+            attempt.has_heard_trouble = True
+            self._subscriber.on_trouble_elsewhere(is_hang=attempt.is_hang)
 
-    def _hear_calls(self) -> None:
+    def _hear_preparation_requests(self) -> None:
         """Prepare for another generation if any node needs one."""
-        turn = self._turn
-        if not turn.is_awaited:
-            self.call_off(JOIN)
-        elif JOIN not in turn.own.get("calls", {}):
-            self.call(JOIN, "another node has come")
-        if turn.called is None:
-            if turn.has_heard_call:
-                turn.has_heard_call = False
-                self._subscriber.on_called_off()
-        elif not turn.has_heard_call:
-            turn.has_heard_call = True
-            self._subscriber.on_call(turn.called[1])
+        attempt = self._attempt
+        if not attempt.is_awaited:
+            self.withdraw_request(JOIN)
+        elif JOIN not in attempt.own.get("prepare", {}):
+            self.request_preparation(JOIN, "another node has come")
+        if attempt.requested_preparation is None:
+            if attempt.has_heard_request:
+                attempt.has_heard_request = False
+                self._subscriber.on_preparation_withdrawn()
+        elif not attempt.has_heard_request:
+            attempt.has_heard_request = True
+            self._subscriber.on_preparation_requested(attempt.requested_preparation[1])
         self._stop_if_prepared()
 
     def _stop_if_prepared(self) -> None:
-        if self._turn.is_prepared:
-            self.hurry()
+        if self._attempt.is_prepared:
+            self.skip_preparation()
 
-    def _hear_wishes(self, *kinds: str) -> None:
-        for kind, cause in self._turn.new_wishes(*kinds):
-            self._subscriber.on_wish(kind, cause)
+    def _hear_stop_requests(self, *kinds: str) -> None:
+        for kind, cause in self._attempt.new_stop_requests(*kinds):
+            self._subscriber.on_stop_requested(kind, cause)
 
     def _judge_if_all_ended(self) -> None:
-        self._hear_wishes(*WISHES)
-        turn = self._turn
-        if self._phase is _NodePhase.CONCLUDING and turn.missing <= turn.silent:
-            self._give_verdict(turn.describe_silent() if turn.missing else "")
+        self._hear_stop_requests(*REASONS)
+        attempt = self._attempt
+        if self._phase is _NodePhase.CONCLUDING and attempt.missing <= attempt.silent:
+            self._give_verdict(attempt.describe_silent() if attempt.missing else "")
 
     def _give_verdict(self, gone: str) -> None:
         assert self._verdict is not None
-        turn = self._turn
-        verdict = merged([self._verdict, *turn.verdicts], gone)
+        attempt = self._attempt
+        verdict = merged([self._verdict, *attempt.verdicts], gone)
         self._verdict = None
-        if self._phase is _NodePhase.CONCLUDING and END not in turn.wishes:
-            # Stay in this round for the next turn if its members stay the same.
-            changes = turn.changes_members
-            self._begin_turn(turn.number + 1, node=turn.node, hosts=turn.hosts)
+        if self._phase is _NodePhase.CONCLUDING and END not in attempt.stop_requests:
+            # Stay in this round for the next attempt if its members stay the same.
+            changes = attempt.changes_members
+            self._begin_attempt(
+                attempt.number + 1, node=attempt.node, hosts=attempt.hosts
+            )
             if changes:
-                self._pin(rejoins=True)
+                self._note(rejoins=True)
                 self._phase = _NodePhase.OUTSIDE
-        self._wants_seat = False
+        self._wants_to_join = False
         self._subscriber.on_verdict(verdict)
 
 

@@ -10,14 +10,14 @@ from elasticrun.launcher.verdict import Verdict
 
 LOOPBACK = "127.0.0.1"
 
-# What a node may wish of all, the stronger ones later: another share, another node,
-# to leave, and the end of the job. The first two it may call for before, so that all
-# let new replicas prepare.
+# Why a node may ask all to save and exit, the stronger reasons later: another share,
+# another node, to leave, and the end of the job. For the first two it may ask all
+# before that to let new replicas prepare.
 SCALE = "scale"
 JOIN = "join"
 LEAVE = "leave"
 END = "end"
-WISHES = (SCALE, JOIN, LEAVE, END)
+REASONS = (SCALE, JOIN, LEAVE, END)
 
 
 @dataclass(frozen=True)
@@ -126,23 +126,23 @@ class NodesSubscriber(Protocol):
     def on_open(self, bind: str) -> None:
         """The others can be met; rank 0 is to listen for them at `bind`."""
 
-    def on_seat(self) -> None:
+    def on_joined(self) -> None:
         """This node is a member, and may make its offer."""
 
     def on_round(self, round_: Round) -> None:
         """All members have made their offer: let the replicas go."""
 
-    def on_call(self, cause: str) -> None:
+    def on_preparation_requested(self, cause: str) -> None:
         """Another generation is to follow: let its replicas prepare."""
 
-    def on_called_off(self) -> None:
+    def on_preparation_withdrawn(self) -> None:
         """No other generation is to follow any more."""
 
     def on_prepared(self, cause: str) -> None:
         """Its replicas wait on all nodes, or nobody waits for them: save and exit."""
 
-    def on_wish(self, kind: str, cause: str) -> None:
-        """Another node wishes something that all must save and exit for."""
+    def on_stop_requested(self, kind: str, cause: str) -> None:
+        """Another node asks all to save and exit."""
 
     def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
         """A replica has failed, or hangs, on another node."""
@@ -170,7 +170,7 @@ class OneNode:
 
     def __init__(self, subscriber: NodesSubscriber) -> None:
         self._subscriber = subscriber
-        self._calls: dict[str, str] = {}
+        self._requests: dict[str, str] = {}
         self.round: Round | None = None
 
     @property
@@ -181,32 +181,32 @@ class OneNode:
         self._subscriber.on_open("")
 
     def join(self) -> None:
-        self._subscriber.on_seat()
+        self._subscriber.on_joined()
 
     def offer(self, offer: Offer) -> None:
-        self._calls.clear()
+        self._requests.clear()
         self.round = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
         self._subscriber.on_round(self.round)
 
     @property
-    def is_called(self) -> bool:
-        return bool(self._calls)
+    def has_request(self) -> bool:
+        return bool(self._requests)
 
-    def call(self, kind: str, cause: str) -> None:
-        self._calls[kind] = cause
+    def request_preparation(self, kind: str, cause: str) -> None:
+        self._requests[kind] = cause
 
-    def call_off(self, kind: str) -> None:
-        self._calls.pop(kind, None)
+    def withdraw_request(self, kind: str) -> None:
+        self._requests.pop(kind, None)
 
     def note_prepared(self, is_prepared: bool = True) -> None:
         if is_prepared:
-            self.hurry()
+            self.skip_preparation()
 
-    def hurry(self) -> None:
-        for cause in self._calls.values():
+    def skip_preparation(self) -> None:
+        for cause in self._requests.values():
             self._subscriber.on_prepared(cause)
 
-    def wish(self, kind: str, cause: str) -> None:
+    def request_stop(self, kind: str, cause: str) -> None:
         pass
 
     def note_trouble(self, *, is_hang: bool = False) -> None:

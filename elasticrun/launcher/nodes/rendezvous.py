@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
-from elasticrun.launcher.nodes.board import SILENT_SECONDS, Board, Lobby
+from elasticrun.launcher.nodes.round_store import SILENT_SECONDS, RoundStore, WaitList
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 class Rendezvous:
-    """One node's part in the rendezvous, and in the board of the round."""
+    """One node's part in the rendezvous, and in the store of the round."""
 
     def __init__(self, channel: Channel, order: Message) -> None:
         self._channel = channel
@@ -78,12 +78,12 @@ class Rendezvous:
         self._is_host = self._server is not None
         # A client that waits blocks its other users, so the handler has its own.
         self._store = self._new_client()
-        self._lobby = Lobby(self._store, str(order["name"]))
-        self._called = ""
+        self._wait_list = WaitList(self._store, str(order["name"]))
+        self._requested = ""
         self._handler: Any = self._make_handler(self._new_client())
-        self._board: Board | None = None
+        self._round_store: RoundStore | None = None
         self._token = ""
-        self._turn = 0
+        self._attempt = 0
         self._joining: threading.Thread | None = None
         self._joined: Message | None = None
 
@@ -210,19 +210,20 @@ class Rendezvous:
 
     def _obey(self, message: Message) -> None:
         if message["type"] == "join":
-            self._board, self._turn, self._joined = None, 0, None
-            self._called = ""
+            self._round_store, self._attempt, self._joined = None, 0, None
+            self._requested = ""
             self._joining = threading.Thread(target=self._join, daemon=True)
             self._joining.start()
-        elif message["type"] == "note" and self._board is not None:
-            self._board.pin(self._turn, message["note"])
-        elif message["type"] == "turn":
-            self._turn = message["turn"]
-            self._lobby.call("")  # Nobody calls before all have offered in this one.
-        elif message["type"] == "call":
-            self._lobby.call(self._name_of_turn)
+        elif message["type"] == "note" and self._round_store is not None:
+            self._round_store.put_note(self._attempt, message["note"])
+        elif message["type"] == "attempt":
+            self._attempt = message["attempt"]
+            # Nothing is requested before all have made their offers.
+            self._wait_list.request_preparation("")
+        elif message["type"] == "prepare":
+            self._wait_list.request_preparation(self._name_of_attempt)
         elif message["type"] == "prepared":
-            self._lobby.note("prepared", message["call"])
+            self._wait_list.note("prepared", message["request"])
         elif message["type"] == "bye":
             self._leave(closes=message["closes"], is_hurried=message["is_hurried"])
             os._exit(0)
@@ -236,39 +237,39 @@ class Rendezvous:
             joined, self._joined, self._joining = self._joined, None, None
             if joined["type"] == "joined":
                 self._token = joined["token"]
-                self._board = Board(
+                self._round_store = RoundStore(
                     self._store,
                     token=self._token,
                     node=joined["node"],
                     num_nodes=joined["num_nodes"],
                 )
             self._channel.send(joined)
-        if self._board is None:
+        if self._round_store is None:
             self._tell("alive")
             if self._joining is not None:
-                self._hear_call()
+                self._hear_request()
             return
-        silent = self._board.beat()
+        silent = self._round_store.beat()
         self._tell(
-            "board",
-            turn=self._turn,
-            notes=self._board.read(self._turn),
+            "notes",
+            attempt=self._attempt,
+            notes=self._round_store.read(self._attempt),
             silent=silent,
             num_waiting=self._handler.num_nodes_waiting(),
-            num_called=self._lobby.count("called", self._name_of_turn),
-            num_prepared=self._lobby.count("prepared", self._name_of_turn),
+            num_asked=self._wait_list.count("asked", self._name_of_attempt),
+            num_prepared=self._wait_list.count("prepared", self._name_of_attempt),
         )
 
     @property
-    def _name_of_turn(self) -> str:
-        return f"{self._token}/{self._turn}"
+    def _name_of_attempt(self) -> str:
+        return f"{self._token}/{self._attempt}"
 
-    def _hear_call(self) -> None:
-        called = self._lobby.called
-        if called and called != self._called:
-            self._called = called
-            self._lobby.note("called", called)
-            self._tell("called", call=called)
+    def _hear_request(self) -> None:
+        requested = self._wait_list.requested
+        if requested and requested != self._requested:
+            self._requested = requested
+            self._wait_list.note("asked", requested)
+            self._tell("prepare", request=requested)
 
     def _join(self) -> None:
         """Become a member of the next round; in a thread, since it takes its time."""
@@ -307,17 +308,17 @@ class Rendezvous:
                     _HEARING_SECONDS
                 )  # Who waits for a round looks every second.
         elif self._joining is None:
-            self._give_up_seat()
-        if self._board is None:
+            self._leave_round()
+        if self._round_store is None:
             return
-        self._board.say_goodbye()
+        self._round_store.say_goodbye()
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while self._is_host and not is_hurried and time.monotonic() < deadline:
-            if self._board.num_staying(self._board.beat()) == 0:
+            if self._round_store.num_staying(self._round_store.beat()) == 0:
                 return
             time.sleep(LOOK_SECONDS / 5)
 
-    def _give_up_seat(self) -> None:
+    def _leave_round(self) -> None:
         """Let the others form a round before this node's heartbeats look too old.
 
         torch has no public way to do that; without this they wait for some seconds.

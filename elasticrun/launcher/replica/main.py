@@ -31,9 +31,8 @@ from elasticrun.launcher.replica.reporter import (
     has_failed_save,
     modules_of_program,
 )
-from elasticrun.replicas.files_at_end import close_files
-from elasticrun.replicas.gloo import wait_for_threads
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
+from elasticrun.replicas.process_end import close_files, wait_for_threads
 from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.options import OptionError
@@ -15,7 +14,6 @@ from elasticrun.replicas.wire import Channel, Message, WireError
 _MAX_REQUEST = 1 << 14
 _MAX_CALLERS = 32
 _READING_SECONDS = 2.0
-_LOOK_SECONDS = 2.0
 
 
 class Server:
@@ -34,7 +32,6 @@ class Server:
         self._waiting: list[tuple[Channel, int]] = []
         self._stopping: list[Channel] = []
         supervisor.loop.watch(control.listener, self._on_caller)
-        supervisor.loop.call_later(_LOOK_SECONDS, self._keep_reachable)
         supervisor.news.on_ready.append(self._answer_waiting)
         supervisor.news.on_told.append(self._on_told)
 
@@ -43,18 +40,6 @@ class Server:
         problem = self._supervisor.problem
         for channel in self._stopping:
             channel.send({"error": problem} if problem else {"text": "ended"})
-
-    def _keep_reachable(self) -> None:
-        """Listen anew if the socket has been removed."""
-        loop = self._supervisor.loop
-        if not self._control.is_there():
-            before = self._control.listener
-            loop.forget(before)
-            # Where there is no place for it now, there may be one later.
-            with contextlib.suppress(sockets.SocketDirectoryError):
-                self._control.renew()
-            loop.watch(self._control.listener, self._on_caller)
-        loop.call_later(_LOOK_SECONDS, self._keep_reachable)
 
     def _on_caller(self) -> None:
         connection = sockets.accept(self._control.listener)

@@ -35,7 +35,7 @@ class Successors:
     Beside a generation they rehearse: they run their script up to where it needs the
     job, and wait there, unless a script has failed so once, or memory would not hold
     both. They do so, too, while this node waits to take part, if the nodes that train
-    call for it (`rehearse`). What they print is kept until their generation begins. One
+    request it (`rehearse`). What they print is kept until their generation begins. One
     that prints more than a MiB comes no further before that.
 
     Args:

@@ -4,7 +4,7 @@ A generation ends and the next one begins in these steps. All of them run in the
 launcher's one thread, called back by its loop; in brackets, who works meanwhile.
 
     request        `scale`, from a command over the control socket; or a replica has
-                   crashed, or another node wishes it
+                   crashed, or another node asks for it
     TRAINING       `Takeover.prepare`: successors are forked [the forkserver]; they run
                    their script beside the generation, up to where it needs the job, and
                    wait there [their main threads]
@@ -14,8 +14,8 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
                    there and exit]
     JUDGING        `on_all_ended`: the kernel has said of each that it has; the nodes
                    tell each other how
-    GATHERING      `on_verdict`: this node asks for a seat in the next generation
-    OFFERED        `on_seat`: it offers the successors that wait
+    GATHERING      `on_verdict`: this node asks to join the next generation
+    OFFERED        `on_joined`: it offers the successors that wait
     TRAINING       `on_round`: all nodes have offered, so the successors get their
                    orders and run the program, or on, which loads what was saved
 
@@ -59,7 +59,7 @@ class Phase(enum.Enum):
 
     # Without a generation:
     PAUSED = "the delay before the restart after a crash"
-    GATHERING = "replicas that wait, and a seat for them"
+    GATHERING = "replicas that wait, and membership for them"
     OFFERED = "the offers of the other nodes"
     # With one, from its start to the end of its last replica:
     TRAINING = "a request, successors that can take over, or an end"
@@ -122,7 +122,7 @@ class Supervisor:
             nodes=self.nodes,
             console=console,
             news=self.news,
-            on_ready=self._ask_for_seat,
+            on_ready=self._join_round,
         )
         self.successors = self.takeover.successors
 
@@ -199,21 +199,21 @@ class Supervisor:
             self.exit_code = self._stop_code
             return
         self._stop_code = code
-        wish = END if is_for_all or self.nodes.is_needed else LEAVE
+        reason = END if is_for_all or self.nodes.is_needed else LEAVE
         generation = self.generation
         if self._phase is Phase.JUDGING:
             self._stop = Stop.END
-            self.nodes.wish(wish, cause)
+            self.nodes.request_stop(reason, cause)
         elif generation is None or not self._may_train(generation):
             self.judge.note_idle_end(cause)
-            self.nodes.leave(wish, cause)
+            self.nodes.leave(reason, cause)
             self.exit_code = code
         else:
             self._console.event(
                 f"{cause}: saving at the next boundary"
                 + ("" if cause in _ANNOUNCED else " (again: ends at once)")
             )
-            self.nodes.wish(wish, cause)
+            self.nodes.request_stop(reason, cause)
             self._ask_to_stop(Stop.END, cause)
 
     # From one generation to the next.
@@ -285,17 +285,17 @@ class Supervisor:
             self.loop.call_later(next_.delay, self._end_pause)
         if not self.successors.is_asked:
             self.takeover.prepare()
-        self._ask_for_seat()
+        self._join_round()
 
     def _end_pause(self) -> None:
         self._phase = Phase.GATHERING
-        self._ask_for_seat()
+        self._join_round()
 
-    def _ask_for_seat(self) -> None:
+    def _join_round(self) -> None:
         if self._phase is Phase.GATHERING:
             self.nodes.join()
 
-    def on_seat(self) -> None:
+    def on_joined(self) -> None:
         """Offer the successors, or ask again when they wait."""
         if self._phase is not Phase.GATHERING or not self.successors.is_ready:
             return
@@ -352,17 +352,17 @@ class Supervisor:
 
     # What is heard from the other nodes.
 
-    def on_call(self, cause: str) -> None:
+    def on_preparation_requested(self, cause: str) -> None:
         """Have successors prepare for a generation with other nodes."""
         if self._phase is Phase.GATHERING:
             self._console.event(f"{cause}: new replicas prepare here, too")
             self.successors.rehearse()
         else:
-            self.takeover.on_call(cause)
+            self.takeover.on_preparation_requested(cause)
 
-    def on_called_off(self) -> None:
+    def on_preparation_withdrawn(self) -> None:
         """Go on with what runs: nobody needs another generation any more."""
-        self.takeover.on_called_off()
+        self.takeover.on_preparation_withdrawn()
 
     def on_prepared(self, cause: str) -> None:
         """Have what runs save and exit: others can take over."""
@@ -386,9 +386,9 @@ class Supervisor:
         is_between = self.generation is None and self._phase is not Phase.OFFERED
         if is_between and not self.successors.is_asked:
             self.takeover.prepare()
-            self._ask_for_seat()
+            self._join_round()
 
-    def on_wish(self, kind: str, cause: str) -> None:
+    def on_stop_requested(self, kind: str, cause: str) -> None:
         """Save and exit because of another node."""
         if self._stop is Stop.END:
             return
@@ -443,4 +443,4 @@ class Supervisor:
             self._console.event(why)
         if self.generation is None and self._phase is not Phase.JUDGING:
             self.takeover.prepare()
-            self._ask_for_seat()
+            self._join_round()

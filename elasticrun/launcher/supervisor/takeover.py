@@ -62,7 +62,7 @@ class Takeover:
         self.successors = Successors(
             starter,
             loop,
-            # A node that waits for a seat gives up after a time.
+            # A node that waits to join gives up after a time.
             most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
             orders=lambda size: orders_ahead(options, size),
             say=news.tell,
@@ -98,7 +98,7 @@ class Takeover:
         self.is_preparing = True
         if self.is_rescaling:
             text = f"rescaling from {generation.size} to {self.size} replicas"
-            self._nodes.call(SCALE, text)
+            self._nodes.request_preparation(SCALE, text)
         self._nodes.note_prepared(False)
         self.successors.prepare(self.size, beside=generation)
 
@@ -136,8 +136,8 @@ class Takeover:
         """Give up a rescaling of which what runs knows nothing yet."""
         assert self._generation is not None
         before, self.size = self.size, self._generation.size
-        self._nodes.call_off(SCALE)
-        if self._nodes.is_called:
+        self._nodes.withdraw_request(SCALE)
+        if self._nodes.has_request:
             self.prepare()
         else:
             self._call_off()
@@ -150,15 +150,15 @@ class Takeover:
         self.successors.discard()
         if self.is_preparing:
             self.is_preparing = False
-            self._nodes.call_off(SCALE)
+            self._nodes.withdraw_request(SCALE)
 
-    def on_call(self, cause: str) -> None:
+    def on_preparation_requested(self, cause: str) -> None:
         """Prepare for a generation with other nodes."""
         if self._generation is not None and not self.is_preparing:
             self._console.event(f"{cause}: new replicas prepare beside those that run")
             self.prepare()
 
-    def on_called_off(self) -> None:
+    def on_preparation_withdrawn(self) -> None:
         """Go on with what runs: no node needs another generation any more."""
         if self.is_preparing:
             self._console.event("nothing is to change any more; those that run go on")
@@ -167,7 +167,7 @@ class Takeover:
     def _call_off(self) -> None:
         assert self._generation is not None
         self.is_preparing = False
-        self._nodes.call_off(SCALE)
+        self._nodes.withdraw_request(SCALE)
         self._nodes.note_prepared(False)
         self._discard_successors()
         self.size = self._generation.size
@@ -202,7 +202,7 @@ class Takeover:
     def _on_able(self) -> None:
         """Tell the nodes that they wait; if they do not rehearse, end what runs now."""
         if self.is_preparing and not self.successors.is_rehearsing:
-            self._nodes.hurry()
+            self._nodes.skip_preparation()
         elif self.is_preparing or self._generation is None:
             self._nodes.note_prepared()
 
@@ -210,7 +210,7 @@ class Takeover:
         """End what runs now: they may never get ready beside it."""
         if self.is_preparing:
             self._news.tell(f"{why}; those that run give way to them now")
-            self._nodes.hurry()
+            self._nodes.skip_preparation()
 
     def _on_failed(self, why: str) -> None:
         """Go on with what runs if it has not been asked to give way.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import socket
@@ -23,10 +22,6 @@ class SocketDirectoryError(OptionError):
     """The directory for sockets cannot be trusted, or not be used."""
 
 
-class _UnusableError(SocketDirectoryError):
-    """It takes no sockets; another place may do."""
-
-
 class ControlSocket:
     """Where this process listens for requests, until `close`.
 
@@ -40,51 +35,15 @@ class ControlSocket:
     def __init__(self) -> None:
         # Containers that share the directory may have the same process numbers.
         namespace = os.stat("/proc/self/ns/pid").st_ino
-        self._name = f"{os.getpid()}-{namespace}.sock"
-        self._path, self.listener = self._bind()
-        self._inode = self._find()
-
-    def is_there(self) -> bool:
-        """Return whether callers still find it.
-
-        The directory may go while the job runs: at a logout, or to a cleaner of
-        temporary files.
-        """
-        return self._inode is not None and self._find() == self._inode
-
-    def renew(self) -> None:
-        """Listen anew, with another `listener`; what was accepted stays connected.
-
-        Raises:
-            SocketDirectoryError: There is no place for that any more.
-        """
-        path, listener = self._bind()
-        self.listener.close()
-        self._path, self.listener = path, listener
-        self._inode = self._find()
+        name = f"{os.getpid()}-{namespace}.sock"
+        folder = environment.socket_directory()
+        self._path = folder / name
+        self.listener = _listen_in(folder, name)
 
     def close(self) -> None:
         self.listener.close()
-        if self.is_there():
-            with contextlib.suppress(OSError):
-                os.unlink(self._path / self._name)
-
-    def _find(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self._path / self._name, follow_symlinks=False)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _bind(self) -> tuple[Path, socket.socket]:
-        """Listen in the first place that takes a socket."""
-        refusals = []
-        for path in environment.runtime_directories():
-            try:
-                return path, _listen_in(path, self._name)
-            except _UnusableError as error:
-                refusals.append(error)
-        raise refusals[0]
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
 
 
 def _listen_in(path: Path, name: str) -> socket.socket:
@@ -132,17 +91,9 @@ def connections() -> Iterator[tuple[int, socket.socket | None]]:
     that nobody listens at was left by one that was killed, and is removed.
 
     Raises:
-        SocketDirectoryError: The first place to look at cannot be trusted; a further
-            one is passed over.
+        SocketDirectoryError: Somebody else could give orders there.
     """
-    first, *others = environment.runtime_directories()
-    yield from _connections_in(first)
-    for path in others:
-        with contextlib.suppress(SocketDirectoryError):
-            yield from _connections_in(path)
-
-
-def _connections_in(path: Path) -> Iterator[tuple[int, socket.socket | None]]:
+    path = environment.socket_directory()
     if not path.is_dir():
         return
     with _opened(path) as folder:
@@ -181,7 +132,7 @@ def _opened(path: Path) -> Iterator[int]:
                 f"{path} belongs to user {status.st_uid} with mode "
                 f"{stat.S_IMODE(status.st_mode):o}, so others could give orders to "
                 "your jobs. It must be yours with mode 700: remove it, or set "
-                "XDG_RUNTIME_DIR to a directory of your own."
+                "TMPDIR to a directory of your own."
             )
         yield folder
     finally:
@@ -189,10 +140,9 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _refusal(path: Path, error: OSError) -> SocketDirectoryError:
-    is_odd = error.errno in (errno.ELOOP, errno.ENOTDIR)  # Somebody has put it there.
-    return (SocketDirectoryError if is_odd else _UnusableError)(
+    return SocketDirectoryError(
         f"{path} cannot hold the sockets of elasticrun: {error.strerror}. Remove it, "
-        "or set XDG_RUNTIME_DIR to a directory of your own."
+        "or set TMPDIR to a directory of your own."
     )
 
 

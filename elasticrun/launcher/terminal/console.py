@@ -6,7 +6,6 @@ thread writes. What it cannot write in time is left out, and said to be; logs ha
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 from collections import deque
@@ -134,6 +133,6 @@ class Console:
 
 
 def open_console() -> Console:
-    """Return one that fits: rich's on a terminal that has it, else plain lines."""
-    is_live = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    """Return one for a terminal, or else for files."""
+    is_live = sys.stderr.isatty()
     return Console(LiveScreen if is_live else Screen, is_live=is_live)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import select
-from typing import Any
 
 _SEQUENCES = re.compile(
     r"\x1b\[[0-9;:]*m"  # Colours, which stay.
@@ -79,47 +78,42 @@ class Screen:
 
 
 class LiveScreen(Screen):
-    """Has rich keep one line at the bottom of the terminal: where the job is."""
+    """Keeps one line at the bottom of the terminal: where the job is."""
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
         super().__init__(out, err)
-        rich_console: Any = __import__("rich.console", fromlist=["Console"])
-        rich_live: Any = __import__("rich.live", fromlist=["Live"])
-        rich_text: Any = __import__("rich.text", fromlist=["Text"])
-        self._text = rich_text.Text
-        self._console = rich_console.Console(file=self._err, highlight=False)
-        self._live = rich_live.Live(
-            "",
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start()
-
-    def event(self, text: str) -> None:
-        # The terminal itself may break the line.
-        text = self._text(only_colours(f"elasticrun: {text}"), style="bold")
-        self._console.print(text, soft_wrap=True)
-
-    def detail(self, text: str) -> None:
-        for line in text.rstrip("\n").split("\n"):
-            self._console.out(only_colours(line), highlight=False)
-
-    def output(self, text: str, *, is_error: bool) -> None:
-        if is_error or self._out.isatty():
-            self._console.out(only_colours(text), highlight=False)
-        else:
-            super().output(text, is_error=is_error)
+        self._line = ""
 
     def live(self, text: str) -> None:
         """Show where the job is, on one line however narrow the terminal is."""
-        line = self._text(text, no_wrap=True, overflow="ellipsis")
-        self._live.update(line, refresh=True)
+        columns = self._num_columns()
+        if len(text) >= columns:
+            text = f"{text[: columns - 2]}\N{HORIZONTAL ELLIPSIS}"
+        self._show(text)
 
     def close(self) -> None:
-        self._live.stop()
+        self._show("")
+
+    def _write(self, stream: Stream, text: str) -> None:
+        if not stream.isatty():
+            super()._write(stream, text)
+            return
+        line = self._line
+        self._show("")
+        super()._write(stream, text)
+        self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self._line:
+            self._err.write(f"\r{' ' * len(self._line)}\r")
+        self._err.write(line)
+        self._line = line
+
+    def _num_columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._err.fileno()).columns or 80
+        except OSError:  # It is no terminal any more.
+            return 80
 
 
 def only_colours(text: str) -> str:

@@ -42,7 +42,7 @@ def test_a_torch_that_lets_no_node_leave_is_told(
 ) -> None:
     rendezvous = Rendezvous.__new__(Rendezvous)  # Whose torch has none of the names.
     rendezvous._handler = object()
-    rendezvous._give_up_seat()
+    rendezvous._leave_round()
     assert "lets no node leave at once ('object' object has no attribute" in (
         capsys.readouterr().err
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,8 +40,7 @@ class Launcher:
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Others' are elsewhere.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Others' are elsewhere.
     control = sockets.ControlSocket()
     yield Launcher(control)
     control.close()

@@ -28,19 +28,19 @@ class Nodes:
 
     def __init__(self) -> None:
         self.told: list[object] = []
-        self.is_called = False  # By another one.
+        self.has_request = False  # By another one.
 
-    def call(self, kind: str, cause: str) -> None:
-        self.told.append(("call", kind))
+    def request_preparation(self, kind: str, cause: str) -> None:
+        self.told.append(("prepare", kind))
 
-    def call_off(self, kind: str) -> None:
-        self.told.append(("call off", kind))
+    def withdraw_request(self, kind: str) -> None:
+        self.told.append(("withdraw", kind))
 
     def note_prepared(self, is_prepared: bool = True) -> None:
         self.told.append("prepared" if is_prepared else "not prepared")
 
-    def hurry(self) -> None:
-        self.told.append("hurry")
+    def skip_preparation(self) -> None:
+        self.told.append("skip")
 
 
 class Stage:
@@ -149,7 +149,7 @@ def test_all_nodes_are_told_once_the_successors_wait(opened: Open) -> None:
     assert text == "rescaling from 2 to 3 replicas"
     assert stage.takeover.is_preparing
     stage.fork()
-    assert stage.nodes.told == [("call", SCALE), "not prepared"]
+    assert stage.nodes.told == [("prepare", SCALE), "not prepared"]
     stage.wait()
     assert stage.nodes.told[2:] == ["prepared"]
 
@@ -161,7 +161,7 @@ def test_what_runs_gives_way_to_successors_that_cannot_run_beside_it(
     stage.generation.has_job = False
     stage.takeover.scale(3, stage.generation)
     stage.fork()
-    assert stage.nodes.told == [("call", SCALE), "not prepared", "hurry"]
+    assert stage.nodes.told == [("prepare", SCALE), "not prepared", "skip"]
 
 
 def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
@@ -172,17 +172,17 @@ def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
     assert text == "staying at 2 replicas, not 3"
     assert (stage.takeover.size, stage.takeover.is_preparing) == (2, False)
     assert stage.takeover.successors.pids == set()
-    assert ("call off", SCALE) in stage.nodes.told
+    assert ("withdraw", SCALE) in stage.nodes.told
 
 
 def test_successors_that_another_node_needs_go_on_to_prepare(opened: Open) -> None:
     stage = opened()
     stage.takeover.scale(3, stage.generation)
-    stage.nodes.is_called = True
+    stage.nodes.has_request = True
     stage.takeover.scale(2, stage.generation)
     assert stage.takeover.is_preparing
     assert [size for size, _ in stage.asked] == [3, 2]
-    assert ("call off", SCALE) in stage.nodes.told  # This node needs none.
+    assert ("withdraw", SCALE) in stage.nodes.told  # This node needs none.
 
 
 def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
@@ -200,7 +200,7 @@ def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     assert (told, stage.said[-1]) == ([(text, True)], text)
     stage.takeover.scale(3, stage.generation)
     stage.fork()  # Not beside what runs any more.
-    assert stage.nodes.told[-1] == "hurry"
+    assert stage.nodes.told[-1] == "skip"
 
 
 def test_among_nodes_others_follow_a_successor_that_fails(opened: Open) -> None:
@@ -213,7 +213,7 @@ def test_among_nodes_others_follow_a_successor_that_fails(opened: Open) -> None:
         "a new replica failed, so those that run stop first."
     )
     stage.fork()
-    assert stage.nodes.told[-1] == "hurry"
+    assert stage.nodes.told[-1] == "skip"
 
 
 def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
@@ -237,12 +237,12 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
 def test_no_call_is_heard_by_who_stops_already(opened: Open) -> None:
     stage = opened()
     stage.takeover.end()
-    stage.takeover.on_call("another node has come")
+    stage.takeover.on_preparation_requested("another node has come")
     assert (stage.takeover.is_preparing, stage.asked) == (False, [])
     stage.takeover.begin(stage.generation)
-    stage.takeover.on_call("another node has come")
+    stage.takeover.on_preparation_requested("another node has come")
     assert stage.takeover.is_preparing
-    stage.takeover.on_called_off()
+    stage.takeover.on_preparation_withdrawn()
     assert not stage.takeover.is_preparing
     assert stage.said == [
         "another node has come: new replicas prepare beside those that run",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from pathlib import Path
 
@@ -12,46 +11,45 @@ import pytest
 from elasticrun.launcher.talk import sockets
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path / f"elasticrun-{os.getuid()}"
+
+
 def test_a_directory_that_others_own_or_enter_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    own = tmp_path / "elasticrun"
-    own.mkdir(mode=0o750)
+    folder.mkdir(mode=0o750)
     with pytest.raises(sockets.SocketDirectoryError, match="mode 750"):
         list(sockets.connections())
-    own.rmdir()
+    folder.rmdir()
     (tmp_path / "real").mkdir(mode=0o700)
-    own.symlink_to(tmp_path / "real")
+    folder.symlink_to(tmp_path / "real")
     with pytest.raises(sockets.SocketDirectoryError):
         sockets.ControlSocket()
 
 
-def test_where_one_place_takes_no_socket_another_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with tempfile.TemporaryDirectory(prefix="er-") as temporary:
-        monkeypatch.setattr(tempfile, "tempdir", temporary)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/self")
-        control = sockets.ControlSocket()
-        assert control.is_there()
-        [(_, connection)] = sockets.connections()
-        assert connection is not None
-        connection.close()
-        control.close()
-        assert list(sockets.connections()) == []
-        Path(temporary, f"elasticrun-{os.getuid()}").rmdir()
-        monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
-        with pytest.raises(sockets.SocketDirectoryError, match="/proc/self/elasticrun"):
-            sockets.ControlSocket()
+def test_a_place_that_takes_no_socket_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/proc/self")
+    assert list(sockets.connections()) == []
+    with pytest.raises(sockets.SocketDirectoryError, match="/proc/self/elasticrun"):
+        sockets.ControlSocket()
 
 
-def test_whoever_looks_meanwhile_takes_none_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_is_found_until_it_ends(folder: Path) -> None:
+    control = sockets.ControlSocket()
+    [(pid, connection)] = sockets.connections()
+    assert pid == os.getpid()
+    assert connection is not None
+    connection.close()
+    control.close()
+    assert [*folder.iterdir()] == [*sockets.connections()] == []
+
+
+def test_whoever_looks_meanwhile_takes_none_away(folder: Path) -> None:
     """A socket that takes nobody yet would be removed as one that was left behind."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    control, is_over = sockets.ControlSocket(), threading.Event()
+    is_over = threading.Event()
 
     def look() -> None:
         while not is_over.is_set():
@@ -63,9 +61,9 @@ def test_whoever_looks_meanwhile_takes_none_away(
     looking.start()
     try:
         for _ in range(200):
-            control.renew()
-            assert control.is_there()
+            control = sockets.ControlSocket()
+            assert [path.suffix for path in folder.iterdir()] == [".sock"]
+            control.close()
     finally:
         is_over.set()
         looking.join()
-        control.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
+import termios
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,22 +91,17 @@ class Terminal:
         return text.decode()
 
 
-def on_terminal(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Screen]
-) -> tuple[Screen, Terminal]:
-    if kind is LiveScreen:
-        pytest.importorskip("rich")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "40")
+def on_terminal(kind: type[Screen]) -> tuple[Screen, Terminal]:
     master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     return kind(slave, slave), Terminal(master, slave)
 
 
 @pytest.mark.parametrize("kind", [Screen, LiveScreen])
 def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Screen]
+    kind: type[Screen],
 ) -> None:
-    screen, terminal = on_terminal(monkeypatch, kind)
+    screen, terminal = on_terminal(kind)
     path = str(Path("/") / ("long" * 20))
     screen.event(f"[job] :smile: in {path}")
     screen.output("[0] \x1b[31mred\x1b[2J\x1b]0;title\x07\x07 not", is_error=False)
@@ -114,13 +112,27 @@ def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
     assert "title" not in text
 
 
-def test_the_line_that_lives_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen, terminal = on_terminal(monkeypatch, LiveScreen)
+def test_the_line_that_lives_fits_the_terminal() -> None:
+    screen, terminal = on_terminal(LiveScreen)
     screen.live("y" * 200)
     screen.close()
     text = terminal.close()
-    assert "y" * 39 + "\N{HORIZONTAL ELLIPSIS}" in text
-    assert "y" * 40 not in text
+    assert "y" * 38 + "\N{HORIZONTAL ELLIPSIS}" in text
+    assert "y" * 39 not in text
+
+
+def test_the_line_that_lives_stays_below_what_is_written() -> None:
+    screen, terminal = on_terminal(LiveScreen)
+    screen.live("first")
+    screen.output("[0] a line", is_error=False)
+    screen.live("and")
+    screen.event("an event")
+    screen.close()
+    # The terminal itself writes a return before each new line.
+    assert terminal.close().split("\r") == [
+        *("first", "     ", "[0] a line", "\nfirst", "     ", "and"),
+        *("   ", "elasticrun: an event", "\nand", "   ", "END"),
+    ]
 
 
 def test_what_does_something_to_a_terminal_is_taken_out() -> None:

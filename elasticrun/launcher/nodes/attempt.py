@@ -1,30 +1,30 @@
-"""One turn on the board of a round, as one of its nodes sees it."""
+"""One attempt to run a generation, as one of the nodes of a round sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, WISHES, Offer
+from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, REASONS, Offer
 from elasticrun.launcher.verdict import How, Verdict
 from elasticrun.replicas.wire import Message
 
 Note = dict[str, Any]
 
 
-class Turn:
-    """What this node has pinned, and what it knows of the others.
+class Attempt:
+    """What this node has noted, and what it knows of the others.
 
     Args:
-        number: Of the turn, from 0 in each round.
+        number: Of the attempt, from 0 in each round.
         node: This node's number, of `num_nodes`.
         hosts: Names of nodes that are known from before.
 
     Attributes:
         own: This node's note.
         silent: Nodes of whom nothing is heard.
-        is_awaited: Whether somebody waits for the next round.
-        has_heard_call: Whether this node has passed on that one was called for.
+        is_awaited: Whether a node waits for the next round.
+        has_heard_request: Whether this node has passed on that one was requested.
         has_heard_trouble: Whether this node has passed on that others failed.
     """
 
@@ -36,32 +36,32 @@ class Turn:
         self.own: Note = {}
         self.silent: set[int] = set()
         self.is_awaited = False
-        self._are_guests_prepared = True
-        self.has_heard_call = False
+        self._is_wait_list_prepared = True
+        self.has_heard_request = False
         self.has_heard_trouble = False
         self.hosts = dict(hosts)
         self._others = set(range(num_nodes)) - {node}
         self._notes: dict[int, Note] = {}
         self._heard: set[tuple[int, str]] = set()
 
-    def read(self, board: Message) -> None:
-        """Take what the board shows."""
-        self._notes = {int(node): note for node, note in board["notes"].items()}
+    def read(self, message: Message) -> None:
+        """Take what the others have noted."""
+        self._notes = {int(node): note for node, note in message["notes"].items()}
         for node, note in self._notes.items():
             if "host" in note:
                 self.hosts[node] = note["host"]
-        self.silent = set(board["silent"])
-        self.is_awaited = board["num_waiting"] > 0
-        num_guests = max(board["num_waiting"], board["num_called"])
-        self._are_guests_prepared = num_guests <= board["num_prepared"]
+        self.silent = set(message["silent"])
+        self.is_awaited = message["num_waiting"] > 0
+        num_waiting = max(message["num_waiting"], message["num_asked"])
+        self._is_wait_list_prepared = num_waiting <= message["num_prepared"]
 
     # Before the generation.
 
     @property
     def is_refused(self) -> bool:
-        """Whether a node makes no offer in this turn.
+        """Whether a node makes no offer in this attempt.
 
-        A node pins either its offer or that it meets the others anew, and never takes
+        A node notes either its offer or that it meets the others anew, and never takes
         that back, so all come to the same.
         """
         return bool(self.silent) or any("offer" not in n for n in self._notes.values())
@@ -88,48 +88,48 @@ class Turn:
 
     # While it runs.
 
-    def call(self, kind: str, cause: str) -> None:
-        """Put into the own note that another generation is to follow, and why."""
-        self.own.setdefault("calls", {})[kind] = cause
+    def request_preparation(self, kind: str, cause: str) -> None:
+        """Ask all nodes to prepare for another generation, and say why."""
+        self.own.setdefault("prepare", {})[kind] = cause
 
-    def call_off(self, kind: str) -> bool:
-        """Take such a call back, if it is there; return whether it was."""
-        return self.own.get("calls", {}).pop(kind, None) is not None
+    def withdraw_request(self, kind: str) -> bool:
+        """Take such a request back, if it is there; return whether it was."""
+        return self.own.get("prepare", {}).pop(kind, None) is not None
 
     @property
-    def called(self) -> tuple[str, str] | None:
-        """The strongest call of any node, with its cause."""
-        calls: dict[str, str] = {}
+    def requested_preparation(self) -> tuple[str, str] | None:
+        """The strongest such request of any node, with its cause."""
+        requests: dict[str, str] = {}
         for node, note in sorted(self._notes.items()):
-            for kind, cause in note.get("calls", {}).items():
+            for kind, cause in note.get("prepare", {}).items():
                 who = "" if kind == JOIN else f"{self.label(node)}: "
-                calls[kind] = who + cause
-        calls.update(self.own.get("calls", {}))
-        kind = max(calls, key=WISHES.index, default="")
-        return (kind, calls[kind]) if kind else None
+                requests[kind] = who + cause
+        requests.update(self.own.get("prepare", {}))
+        kind = max(requests, key=REASONS.index, default="")
+        return (kind, requests[kind]) if kind else None
 
     @property
     def is_prepared(self) -> bool:
         """Whether new replicas wait on all nodes, on those that are to come as well."""
         notes = (self.own, *self._notes.values())
         is_prepared = all(note.get("is_prepared") for note in notes)
-        return is_prepared and self._are_guests_prepared
+        return is_prepared and self._is_wait_list_prepared
 
-    def wish(self, kind: str, cause: str) -> None:
-        """Put a wish into the own note, unless a stronger one is there."""
-        there = self.own.get("wish")
-        if there is None or WISHES.index(kind) >= WISHES.index(there["kind"]):
-            self.own["wish"] = {"kind": kind, "cause": cause}
+    def request_stop(self, kind: str, cause: str) -> None:
+        """Ask all nodes to save and exit, unless this one has a stronger reason."""
+        there = self.own.get("stop")
+        if there is None or REASONS.index(kind) >= REASONS.index(there["kind"]):
+            self.own["stop"] = {"kind": kind, "cause": cause}
 
-    def new_wishes(self, *kinds: str) -> Iterator[tuple[str, str]]:
-        """Yield each wish of another node, with its cause, once."""
+    def new_stop_requests(self, *kinds: str) -> Iterator[tuple[str, str]]:
+        """Yield each such request of another node, with its cause, once."""
         for node, note in sorted(self._notes.items()):
-            wish = note.get("wish", {"kind": ""})
-            key = node, str(wish["kind"])
+            request = note.get("stop", {"kind": ""})
+            key = node, str(request["kind"])
             if key[1] in kinds and key not in self._heard:
                 self._heard.add(key)
                 who = "" if key[1] == JOIN else f"{self.label(node)}: "
-                yield key[1], who + wish["cause"]
+                yield key[1], who + request["cause"]
 
     @property
     def has_trouble(self) -> bool:
@@ -163,17 +163,17 @@ class Turn:
         ]
 
     @property
-    def wishes(self) -> set[str]:
-        """What anybody wishes."""
+    def stop_requests(self) -> set[str]:
+        """The kinds of stop that any node has requested."""
         notes = (self.own, *self._notes.values())
-        return {str(note["wish"]["kind"]) for note in notes if "wish" in note}
+        return {str(note["stop"]["kind"]) for note in notes if "stop" in note}
 
     @property
     def changes_members(self) -> bool:
         """Whether the next generation needs another round."""
         has_left = any(verdict.kind == How.LEFT for verdict in self.verdicts)
-        is_wished = bool(self.wishes & {JOIN, LEAVE})
-        return is_wished or has_left or bool(self.silent) or self.is_awaited
+        is_requested = bool(self.stop_requests & {JOIN, LEAVE})
+        return is_requested or has_left or bool(self.silent) or self.is_awaited
 
     # For people.
 

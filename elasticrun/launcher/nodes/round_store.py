@@ -8,19 +8,19 @@ from typing import Literal
 
 from torch.distributed import TCPStore
 
-from elasticrun.launcher.nodes.turn import Note
+from elasticrun.launcher.nodes.attempt import Note
 
 SILENT_SECONDS = 8.0
 
-Answer = Literal["called", "prepared"]
+Answer = Literal["asked", "prepared"]
 
 
-class Board:
+class RoundStore:
     """Keys under a name that only the members of one round know.
 
-    Each node pins one note a turn, and shows that it lives. A turn is one generation:
-    its offers, wishes and endings. Notes of earlier turns stay, so that a node which is
-    ahead takes nothing from one that is not.
+    Each node has one note in each attempt, and shows that it lives. An attempt is one
+    generation: its offers, stop requests and endings. Notes of earlier attempts stay,
+    so that a node which is ahead takes nothing from one that is not.
 
     Args:
         token: A name that no other round has.
@@ -38,13 +38,13 @@ class Board:
         now = time.monotonic()
         self._heard = dict.fromkeys(self._others, (b"", now))
 
-    def pin(self, turn: int, note: Note) -> None:
-        """Show a note to all, in place of this turn's earlier one."""
-        self._store.set(f"{self._prefix}/{turn}/{self._node}", json.dumps(note))
+    def put_note(self, attempt: int, note: Note) -> None:
+        """Show a note to all, in place of this attempt's earlier one."""
+        self._store.set(f"{self._prefix}/{attempt}/{self._node}", json.dumps(note))
 
-    def read(self, turn: int) -> dict[int, Note]:
-        """Return the other nodes' notes of a turn, as far as they are there."""
-        found = self._read(turn)
+    def read(self, attempt: int) -> dict[int, Note]:
+        """Return the other nodes' notes of an attempt, as far as they are there."""
+        found = self._read(attempt)
         return {other: json.loads(text) for other, text in found.items()}
 
     def beat(self) -> list[int]:
@@ -80,11 +80,11 @@ class Board:
         return {other: bytes(v) for other, v in zip(known, values, strict=True)}
 
 
-class Lobby:
-    """Keys that all nodes of a job know, by which those hear that wait for a seat.
+class WaitList:
+    """Keys that all nodes of a job know, by which those hear that wait to join.
 
-    There is one call at a time: the name of the turn that is to end once the replicas
-    of those who wait are prepared.
+    There is one request at a time: the name of the attempt that is to end once the
+    replicas of those who wait are prepared.
 
     Args:
         name: Of the job.
@@ -92,24 +92,24 @@ class Lobby:
 
     def __init__(self, store: TCPStore, name: str) -> None:
         self._store = store
-        self._prefix = f"elasticrun/lobby/{name}"
+        self._prefix = f"elasticrun/waiting/{name}"
 
-    def call(self, turn: str) -> None:
+    def request_preparation(self, attempt: str) -> None:
         """Have those who wait prepare; with an empty name, no more."""
-        self._store.set(f"{self._prefix}/call", turn)
+        self._store.set(f"{self._prefix}/prepare", attempt)
 
     @property
-    def called(self) -> str:
-        """The call, if there is one."""
-        return self._read(f"{self._prefix}/call")
+    def requested(self) -> str:
+        """The request, if there is one."""
+        return self._read(f"{self._prefix}/prepare")
 
-    def note(self, what: Answer, turn: str) -> None:
-        """Tell that this node has heard such a call, or is prepared for it."""
-        self._store.add(f"{self._prefix}/{what}/{turn}", 1)
+    def note(self, what: Answer, attempt: str) -> None:
+        """Tell that this node has heard such a request, or is prepared."""
+        self._store.add(f"{self._prefix}/{what}/{attempt}", 1)
 
-    def count(self, what: Answer, turn: str) -> int:
+    def count(self, what: Answer, attempt: str) -> int:
         """Return how many nodes have told so; the rendezvous may not count them yet."""
-        return int(self._read(f"{self._prefix}/{what}/{turn}") or 0)
+        return int(self._read(f"{self._prefix}/{what}/{attempt}") or 0)
 
     def _read(self, key: str) -> str:
         """Return a value if it is there; to ask for another one would block."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.replicas.gloo import wait_for_threads
+from elasticrun.replicas.process_end import wait_for_threads
 from tests.support.stage import wait_until
 
 pytestmark = pytest.mark.skipif(

@@ -1,0 +1,129 @@
+"""The end of a replica's process: what it wrote comes out, and no thread aborts it.
+
+The launcher's part of a replica imports this, and the program may do without torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+_FLUSH_SECONDS = 1.0
+_TASKS = Path("/proc/self/task")
+_NAME = "pt_gloo_runloop"  # The threads in which gloo runs collectives.
+
+
+def exit_at_once(code: int) -> None:
+    """End this process now, without unwinding; what was written still comes out.
+
+    But for what nobody reads: a full pipe must not keep the process.
+    """
+    flushing = threading.Thread(target=flush_files, daemon=True)
+    try:
+        flushing.start()
+        flushing.join(_FLUSH_SECONDS)
+    except RuntimeError:  # From Python 3.12 on, no thread starts while it ends.
+        flush_files()
+    os._exit(code)
+
+
+def flush_files() -> None:
+    """Write out what waits in this process's buffers, also in those of C."""
+    for file in [*_open_files(), *_standard_streams()]:
+        with contextlib.suppress(Exception):  # It goes on with the others.
+            file.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def close_files() -> None:
+    """Close what is open but for the standard streams, as Python does at its end.
+
+    So compressed files get their last bytes, too.
+    """
+    flush_files()
+    streams = _standard_streams()
+    kept = [*streams, *(getattr(each, "buffer", None) for each in streams)]
+    for file in _open_files():
+        if not any(file is each for each in kept):
+            with contextlib.suppress(Exception):  # Python says nothing, either.
+                file.close()
+
+
+def _standard_streams() -> list[Any]:
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return [each for each in streams if each is not None]
+
+
+def _open_files() -> list[io.IOBase]:
+    """Return what buffers, what writes into another one before that."""
+    # By type: objects that stand for others answer for these, or raise.
+    files: list[Any] = [
+        each for each in gc.get_objects() if issubclass(type(each), io.IOBase)
+    ]
+    inner = (io.BufferedWriter, io.BufferedRandom)
+    texts = [each for each in files if isinstance(each, io.TextIOWrapper)]
+    others = [
+        each
+        for each in files
+        if not isinstance(each, (io.TextIOWrapper, *inner, io.FileIO))
+    ]
+    return [*texts, *others, *(each for each in files if isinstance(each, inner))]
+
+
+def wait_for_threads(timeout: float = 10.0) -> None:
+    """Wait until gloo's threads have let go of the tensors of the last collectives.
+
+    A collective has returned before they do, and they take the interpreter's lock for
+    it. Before CPython 3.14, a thread that waits for the lock while the interpreter ends
+    is made to exit, from C++ that does not bear it: the process aborts, "terminate
+    called without an active exception". Nothing is known of these threads but what the
+    system says: those that neither run nor have run while the lock was free for a while
+    do not wait for it.
+
+    Args:
+        timeout: After so many seconds it is left to chance.
+    """
+    end = time.monotonic() + timeout
+    before = _threads()
+    while before and time.monotonic() < end:
+        # A thread that waits for the lock looks at it once in each interval.
+        time.sleep(2 * sys.getswitchinterval())
+        now = _threads()
+        if now == before and all(state.startswith("S") for state, *_ in now.values()):
+            break
+        before = now
+
+
+def wait_for_threads_at_exit() -> None:
+    """Have `wait_for_threads` called when the interpreter is about to end."""
+    atexit.unregister(wait_for_threads)
+    atexit.register(wait_for_threads)
+
+
+def _threads() -> dict[str, tuple[str, str, str]]:
+    """Return each one's state, and how often it gave up a core and was put off one."""
+    threads = {}
+    for task in os.listdir(_TASKS):
+        try:
+            text = (_TASKS / task / "status").read_text(errors="replace")
+        except OSError:  # It has ended.
+            continue
+        fields = dict(
+            line.split(":\t", 1) for line in text.splitlines() if ":\t" in line
+        )
+        if fields.get("Name") == _NAME:
+            threads[task] = (
+                fields.get("State", ""),
+                fields.get("voluntary_ctxt_switches", ""),
+                fields.get("nonvoluntary_ctxt_switches", ""),
+            )
+    return threads
