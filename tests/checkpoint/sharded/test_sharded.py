@@ -220,17 +220,6 @@ def test_a_count_of_steps_stays_plain_beside_a_parameter_like_it(
 # What others make of them
 
 
-def test_an_import_replaces_all_shards(tmp_path: Path) -> None:
-    run_once(lambda: script(1), tmp_path)
-    net = build(is_sharded=False)
-    torch.save(net.state_dict(), tmp_path / "other.pt")
-    assert run(tmp_path, "import", tmp_path / "other.pt", "--state", "model").code == 0
-    names = {each.name for each in (tmp_path / "checkpoint-00000002").iterdir()}
-    assert names == {"manifest.json", "random.ranks-0", *FILES} - {"model.rank-0"}
-    loaded, _ = run_once(lambda: script(0), tmp_path)
-    same(loaded, dict(net.state_dict()))
-
-
 def test_a_size_is_that_of_all_files(tmp_path: Path) -> None:
     run_once(lambda: script(1), tmp_path)
     path = tmp_path / "checkpoint-00000001"
