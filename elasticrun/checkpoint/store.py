@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ from elasticrun.checkpoint.listing import (
     find_manifest,
     is_own,
     is_torn,
-    list_notes,
     list_numbers,
     number_of,
     read_checkpoint,
@@ -29,7 +26,7 @@ from elasticrun.checkpoint.listing import (
 from elasticrun.checkpoint.manifest import Manifest, check_job
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.checkpoint.storage.storage import NOTE_PREFIX, StoreUnreachableError
+from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 logger = logging.getLogger(__name__)
@@ -39,9 +36,6 @@ T = TypeVar("T")
 LAG_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _COUNTER = "generation"
-# A generation numbers its checkpoints on from the first, without looking again, so that
-# many numbers behind that one must be free.
-_ROOM = 1_000_000
 
 
 class CheckpointStore:
@@ -104,22 +98,21 @@ class CheckpointStore:
         What is only named like a checkpoint is left alone, with a CheckpointWarning.
         """
         left_behind = number_of(self.storage.left_behind() or "")
-        torn = {n for n in list_numbers(self.storage) if is_torn(self.storage, n)}
-        noted = set(list_notes(self.storage)) - {left_behind}
-        for number in sorted(torn & noted, reverse=True):
+        others = []
+        for number in list_numbers(self.storage):
             path = self._path(number)
-            logger.warning("removing %s, which was never committed", path)
-            self._remove_or_warn(number, _warn)
-        for number in noted - torn:
-            with contextlib.suppress(OSError):  # The next start will do it.
-                self.storage.remove_note(checkpoint_name(number))
-        others = torn - noted - {left_behind}
+            if number == left_behind or not is_torn(self.storage, number):
+                continue
+            if self.storage.is_draft(path.name):
+                logger.warning("removing %s, which was never committed", path)
+                self._remove_or_warn(number, _warn)
+            else:
+                others.append(str(path))
         if others:
             _warn(
-                f"{', '.join(str(self._path(number)) for number in sorted(others))}: "
-                "named like a checkpoint, but elasticrun did not make it, or its "
-                "manifest was taken away. It is left alone. Give it another name or "
-                "place."
+                f"{', '.join(sorted(others))}: named like a checkpoint, but elasticrun "
+                "did not make it, or its manifest was taken away. It is left alone. "
+                "Give it another name or place."
             )
 
     def find_newest(self) -> Checkpoint | None:
@@ -211,24 +204,17 @@ class CheckpointStore:
             )
 
     def next_number(self) -> int:
-        """Return a number above all checkpoints, whatever their condition; first 1.
+        """Return a number above all that is named like a checkpoint; first 1.
 
         Also above that of a checkpoint which may still be being written: by a job whose
-        claim on an object store was taken over. What only is named like a checkpoint,
-        and was made by somebody else, does not raise the number; it is stepped over
-        where it would be in the way.
+        claim on an object store was taken over.
         """
         left = number_of(self.storage.left_behind() or "")
-        free = 1 + max(left or 0, self.newest_number())
-        for number in reversed(list_numbers(self.storage)):
-            if free <= number < free + _ROOM:
-                free = number + 1
-        return free
+        return 1 + max(left or 0, self.highest_number())
 
-    def newest_number(self) -> int:
-        """Return the highest number of a checkpoint, whatever its condition, or 0."""
-        numbers = list_numbers(self.storage)
-        return next((n for n in numbers if is_own(self.storage, n)), 0)
+    def highest_number(self) -> int:
+        """Return the highest number of what is named like a checkpoint, or 0."""
+        return max(list_numbers(self.storage), default=0)
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.
@@ -243,16 +229,11 @@ class CheckpointStore:
             raise ValueError(
                 f"{self._path(number)} is committed; begin(next_number()) instead"
             )
-        token = secrets.token_hex(8)
-        self.storage.begin(name, token=token)
-        return Draft(self.storage, name, number, token)
+        self.storage.begin(name)
+        return Draft(self.storage, name, number)
 
-    def join(self, number: int, *, token: str | None = None) -> Draft:
+    def join(self, number: int) -> Draft:
         """Return the draft that rank 0 has begun.
-
-        Args:
-            token: That of rank 0's draft, where nothing else has told that the
-                directory is the same.
 
         Raises:
             CheckpointError: This replica does not see it.
@@ -262,11 +243,6 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"
-            )
-        if token is not None and self._token_of(name) != token.encode():
-            raise CheckpointError(
-                f"{self._path(number)} on host {socket.gethostname()} is not the one "
-                f"that rank 0 has begun. {MUST_BE_SHARED}"
             )
         return Draft(self.storage, name, number)
 
@@ -291,12 +267,6 @@ class CheckpointStore:
         for number in numbers:
             if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
-
-    def _token_of(self, folder: str) -> bytes | None:
-        try:
-            return self.storage.read(NOTE_PREFIX + folder)
-        except (CheckpointError, OSError):
-            return None
 
     def _path(self, number: int) -> Place:
         return self.storage.locate(checkpoint_name(number))

@@ -99,7 +99,7 @@ def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | 
         checkpoint = read_checkpoint(storage, number)
         checkpoint.check_sizes()
     except FileNotFoundError:
-        if not storage.has_note(name):  # Somebody else's, or just removed.
+        if not storage.is_draft(name):  # Somebody else's, or just removed.
             return None
         condition = WRITING if may_be_written else TORN
     except (CheckpointError, OSError) as error:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elasticrun import current_job
+from elasticrun.checkpoint.manifest import DRAFT_NAME
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.checkpoint.inspection.running import run, save_some
 from tests.crash import test_remote_crashes as failures
@@ -67,8 +68,8 @@ def test_old_ones_are_removed_and_a_job_at_work_keeps_its_own(url: str) -> None:
     save_some(url, 1.0, 2.0, 3.0)
     with generation(url):
         draft = CheckpointStore(url, job="test").storage
-        draft.replace("draft.checkpoint-00000004", b"")
-        draft.write("checkpoint-00000004", "model", lambda file: file.write(b"half"))
+        for name in (DRAFT_NAME, "model"):
+            draft.write("checkpoint-00000004", name, lambda file: file.write(b"half"))
         assert ", in use by process " in run(url).lines[0]
         assert run(url).lines[2].endswith("being written")
         said = run(url, "prune", "--keep", 2)
