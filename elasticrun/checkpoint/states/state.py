@@ -59,6 +59,13 @@ class BaseState(ABC):
         It may have been called twice: into memory that ran out, then into the file.
         """
 
+    def committed(self) -> None:  # noqa: B027 (as `sync`)
+        """Act on the commit of the save in which this state was captured.
+
+        Called on every replica in the training thread: at the end of a save that is
+        awaited, else at the first boundary after it. Never for a save that has failed.
+        """
+
     def values(self) -> Mapping[str, Any]:
         """Return the values by which `keep_best` may tell the best, by their names."""
         return {}
