@@ -24,7 +24,6 @@ from elasticrun.checkpoint.files.recorded import (
     measure_file,
 )
 from elasticrun.checkpoint.files.replacing import replace_file
-from elasticrun.checkpoint.keeping import parse_keep
 from elasticrun.checkpoint.listing import (
     is_torn,
     list_numbers,
@@ -36,6 +35,7 @@ from elasticrun.checkpoint.manifest import (
     Manifest,
     version,
 )
+from elasticrun.checkpoint.retention import parse_keep
 from elasticrun.checkpoint.storage.lock import LockedError
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.store import CheckpointStore

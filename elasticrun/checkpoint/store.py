@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
 from elasticrun.checkpoint.files.recorded import DamagedFileError
-from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
@@ -24,6 +23,7 @@ from elasticrun.checkpoint.listing import (
     write_counter,
 )
 from elasticrun.checkpoint.manifest import Manifest, check_job
+from elasticrun.checkpoint.retention import RetentionPolicy
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
@@ -64,7 +64,7 @@ class CheckpointStore:
     ) -> None:
         self.storage = storage_at(directory)
         self.job = job
-        self.keeping = Keeping(keep, keep_every, keep_best)
+        self.policy = RetentionPolicy(keep, keep_every, keep_best)
         self._values: dict[int, float | None] = {}  # By number, as far as looked up.
         self._bad_numbers: set[int] = set()  # Of those that were found damaged.
 
@@ -97,7 +97,7 @@ class CheckpointStore:
 
         What is only named like a checkpoint is left alone, with a CheckpointWarning.
         """
-        left_behind = number_of(self.storage.left_behind() or "")
+        left_behind = number_of(self.storage.folder_of_lost_owner() or "")
         others = []
         for number in list_numbers(self.storage):
             path = self._path(number)
@@ -209,7 +209,7 @@ class CheckpointStore:
         Also above that of a checkpoint which may still be being written: by a job whose
         claim on an object store was taken over.
         """
-        left = number_of(self.storage.left_behind() or "")
+        left = number_of(self.storage.folder_of_lost_owner() or "")
         return 1 + max(left or 0, self.highest_number())
 
     def highest_number(self) -> int:
@@ -261,7 +261,7 @@ class CheckpointStore:
         except StoreUnreachableError as error:
             warn(f"old checkpoints stay until the next save: {error}.")
             return
-        stay = self.keeping.choose(
+        stay = self.policy.choose(
             numbers, is_good=self._is_good, value_of=self._value_of
         )
         for number in numbers:
@@ -300,7 +300,7 @@ class CheckpointStore:
 
     def _value_of(self, number: int) -> float | None:
         """Return what the best one is told by; a committed manifest does not change."""
-        if self.keeping.best is None:
+        if self.policy.best is None:
             return None
         if number not in self._values:
             try:
@@ -308,7 +308,7 @@ class CheckpointStore:
             except (CheckpointError, OSError):
                 self._values[number] = None
             else:
-                self._values[number] = manifest.value_of(self.keeping.best[0])
+                self._values[number] = manifest.value_of(self.policy.best[0])
         return self._values[number]
 
     def _committed_generations(self) -> Iterator[int]:

@@ -48,7 +48,7 @@ from elasticrun.replicas.store import JobStore
 from elasticrun.saving.capturing import Capture, Capturer
 from elasticrun.saving.flight import Flight, SaveOutcome
 from elasticrun.saving.opening import Start
-from elasticrun.saving.writing import CheckpointWriter, SaveFailed, Written
+from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Saver:
         self._registry = registry
         self._rank = membership.rank
         self._capturer = Capturer(
-            registry, membership, best=checkpoints.keeping.best, is_async=is_async
+            registry, membership, best=checkpoints.policy.best, is_async=is_async
         )
         self._writer = CheckpointWriter(
             checkpoints, membership, generation=start.generation
@@ -161,7 +161,9 @@ class Saver:
                 if (
                     not is_awaited
                     and capture.is_in_memory
-                    and self._take_off(capture, states, timeout=timeout, begun=begun)
+                    and self._write_in_thread(
+                        capture, states, timeout=timeout, begun=begun
+                    )
                 ):
                     return None  # It is concluded at a boundary after its end.
                 outcome = self._write_here(capture, timeout=timeout, begun=begun)
@@ -218,7 +220,7 @@ class Saver:
         except Exception as error:
             return error
 
-    def _take_off(
+    def _write_in_thread(
         self,
         capture: Capture,
         states: Sequence[BaseState],
@@ -277,11 +279,11 @@ class Saver:
                 self._exchange.refuse(save_begun(number), error)
                 self._asked = self._exchange.asked
             else:
-                report = Written(Capture(number, position), error=error)
+                report = WriteReport(Capture(number, position), error=error)
                 self._exchange.tell(save_written(number), report.encode())
             raise
 
-    def _report(self, own: Written, number: int, exchange: Exchange) -> None:
+    def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
         """Tell rank 0 what this one has written, and raise a mistake in its states."""
         topic = save_written(number)
         exchange.tell(topic, own.encode(), parts=own.encode_gathered())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from elasticrun.checkpoint.keeping import (
+from elasticrun.checkpoint.retention import (
     parse_keep,
     parse_keep_best,
     parse_keep_every,

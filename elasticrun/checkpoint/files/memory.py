@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.streams import NotingWriter, write_through
+from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
 
 CHUNK_SIZE = 64 << 20
 _PAGE_SIZE = 4096
@@ -89,7 +89,7 @@ class Memory:
         """
         self._end += -self._end % _PAGE_SIZE
         begin = self._end
-        write_through(NotingWriter(self.append), write)
+        write_through(ErrorKeepingWriter(self.append), write)
         return Captured(list(self._blocks(begin, self._end)))
 
     def append(self, data: memoryview) -> None:

@@ -15,7 +15,11 @@ from elasticrun.checkpoint.inspection.entries import (
     choose_checkpoint,
     choose_storage,
 )
-from elasticrun.checkpoint.keeping import Keeping, parse_keep_best, parse_keep_every
+from elasticrun.checkpoint.retention import (
+    RetentionPolicy,
+    parse_keep_best,
+    parse_keep_every,
+)
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import ElasticRunError
@@ -173,13 +177,13 @@ def _diff(arguments: argparse.Namespace) -> Iterator[str]:
 def _prune(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.pruning import prune
 
-    keeping = Keeping(
+    policy = RetentionPolicy(
         arguments.keep,
         parse_keep_every(arguments.keep_every, setting="--keep-every"),
         parse_keep_best(arguments.keep_best, setting="--keep-best"),
     )
     storage = _storage(arguments)
-    return prune(storage, keeping, is_dry=arguments.dry_run, as_json=arguments.json)
+    return prune(storage, policy, is_dry=arguments.dry_run, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> Iterator[str]:

@@ -109,7 +109,7 @@ class BaseState(ABC):
         """Return what is saved with it in files of its own, and not loaded alone."""
         return ()
 
-    def meet(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
+    def note_states(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
         """Take note of the registered states, once, before this one joins them.
 
         Args:

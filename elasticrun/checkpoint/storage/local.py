@@ -48,14 +48,14 @@ class LocalStorage(Storage):
     def find_owner(self) -> OwnerProcess | None:
         return find_owner(self._directory)
 
-    def left_behind(self) -> str | None:
+    def folder_of_lost_owner(self) -> str | None:
         return None  # A lock ends with its process, which then writes no more.
 
     def list_names(self) -> list[str]:
-        return _insist(lambda: os.listdir(self._directory))
+        return _retry(lambda: os.listdir(self._directory))
 
     def read(self, *names: str) -> bytes:
-        return _insist(lambda: recorded.read_small(self.locate(*names)))
+        return _retry(lambda: recorded.read_small(self.locate(*names)))
 
     def replace(self, name: str, data: bytes) -> None:
         durable.write_atomically(self.locate(name), data)
@@ -79,7 +79,7 @@ class LocalStorage(Storage):
         path = self.locate(folder)
         try:
             # An empty one was just made, or is about to go.
-            names = _insist(lambda: os.listdir(path))
+            names = _retry(lambda: os.listdir(path))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return not names or DRAFT_NAME in names
@@ -127,18 +127,18 @@ class LocalStorage(Storage):
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         path = self.locate(folder, record.name)
-        return _insist(lambda: recorded.open_checked(path, record))
+        return _retry(lambda: recorded.open_checked(path, record))
 
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         names = tuple(names)  # Not their paths: a garbage collection would follow.
-        return _insist(
+        return _retry(
             lambda: {
                 name: durable.find_size(self.locate(folder, name)) for name in names
             }
         )
 
 
-def _insist(look: Callable[[], _Found]) -> _Found:
+def _retry(look: Callable[[], _Found]) -> _Found:
     """Return what a look at the file system finds, which may fail once or twice.
 
     Raises:

@@ -18,8 +18,7 @@ from elasticrun.checkpoint.files.recorded import (
     missing,
 )
 from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
-from elasticrun.checkpoint.storage.claim import StoreClaim
-from elasticrun.checkpoint.storage.claimant import find_claimant
+from elasticrun.checkpoint.storage.claim import StoreClaim, find_claimant
 from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.objects import Objects, open_objects
@@ -66,8 +65,8 @@ class RemoteStorage(Storage):
     def find_owner(self) -> OwnerProcess | None:
         return find_claimant(self._objects)
 
-    def left_behind(self) -> str | None:
-        return self._claim.left_behind
+    def folder_of_lost_owner(self) -> str | None:
+        return self._claim.folder_of_lost_owner
 
     def list_names(self) -> list[str]:
         """Return what is there, and not before that shows this process's own claim.

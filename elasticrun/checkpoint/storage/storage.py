@@ -67,7 +67,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def left_behind(self) -> str | None:
+    def folder_of_lost_owner(self) -> str | None:
         """Return the folder that a job may still write into though it has lost this."""
 
     # Files beside the folders, which are replaced as a whole.

@@ -165,7 +165,7 @@ def test_more_parameters_are_loaded_too() -> None:
     net = build()
     sgd = torch.optim.SGD(net[2].parameters(), 0.1, momentum=0.9)
     state = ShardedOptimizerState("optimizer", sgd)
-    state.meet([ShardedModuleState("model", net)])
+    state.note_states([ShardedModuleState("model", net)])
     plain = torch.optim.SGD(build(is_sharded=False).parameters(), 0.1, momentum=0.9)
     sgd.add_param_group({"params": [*net[0].parameters(), *net[1].parameters()]})
     plain.param_groups[:] = [

@@ -22,9 +22,9 @@ from elasticrun import (
     request_checkpoint,
     save_all_states,
 )
-from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import list_numbers, read_checkpoint
 from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.retention import RetentionPolicy
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.saving.schedule import (
@@ -58,7 +58,9 @@ def test_the_rule_keeps_what_it_says_and_nothing_else(
     every: int | None,
     best: str | None,
 ) -> None:
-    stay = Keeping(last, every, None if best is None else ("loss", best)).choose(
+    stay = RetentionPolicy(
+        last, every, None if best is None else ("loss", best)
+    ).choose(
         sorted(found, reverse=True),
         is_good=lambda number: found[number][0],
         value_of=lambda number: found[number][1],
