@@ -136,8 +136,6 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", metavar="OUT", help="a file; safetensors if it ends so, else torch's")
     add("--state", default="model", help="default: model")
-    add("--prefix", action=argparse.BooleanOptionalAction,
-        help="whether keys begin with `module.`; default: as they are")  # fmt: skip
     add("--force", action="store_true", help="replace a file that is there")
 
 
@@ -193,9 +191,7 @@ def _export(arguments: argparse.Namespace) -> Iterator[str]:
     if target.exists() and not arguments.force:
         raise InspectionError(f"{target} is there already; --force replaces it")
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
-    text = export_state(
-        checkpoint, target, state=arguments.state, has_prefix=arguments.prefix
-    )
+    text = export_state(checkpoint, target, state=arguments.state)
     yield json.dumps({"path": str(target)}) if arguments.json else text
 
 

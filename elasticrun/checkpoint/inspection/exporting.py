@@ -18,17 +18,11 @@ from elasticrun.checkpoint.inspection.entries import InspectionError
 from elasticrun.checkpoint.states.nested import map_leaves
 from elasticrun.checkpoint.states.numpy_scalars import plain_number
 
-_PREFIX = "module."
 _SAFETENSORS = ".safetensors"
 
 
-def export_state(
-    checkpoint: Checkpoint, target: Path, *, state: str, has_prefix: bool | None
-) -> str:
+def export_state(checkpoint: Checkpoint, target: Path, *, state: str) -> str:
     """Write one state into a file of its own, durably; return what was done.
-
-    Args:
-        has_prefix: Whether the keys are to begin with `module.`; None leaves them.
 
     Raises:
         InspectionError: There is no such state, or it cannot be written like that.
@@ -46,33 +40,13 @@ def export_state(
             f"{checkpoint.path / name} holds no tensors, but {values.kind}. Copy the "
             "file as it is."
         )
-    values = map_leaves(set_prefix(values, has_prefix), plain_number)
+    values = map_leaves(values, plain_number)
     if target.suffix == _SAFETENSORS:
         data = _encode_safetensors(values, name)
         replace_file(target, lambda file: file.write(data))
     else:
         replace_file(target, lambda file: torch.save(values, file))
     return f"{checkpoint.path / name} is now {target}"
-
-
-def set_prefix(values: Any, has_prefix: bool | None) -> Any:
-    """Return a state dictionary whose keys begin with `module.`, or do not.
-
-    Raises:
-        InspectionError: It has no keys that could.
-    """
-    if has_prefix is None:
-        return values
-    if not isinstance(values, Mapping) or not all(isinstance(k, str) for k in values):
-        raise InspectionError(
-            f"a prefix needs a dictionary with names as keys, not {type(values)}"
-        )
-    plain = {key.removeprefix(_PREFIX): value for key, value in values.items()}
-    if len(plain) < len(values):
-        raise InspectionError(
-            f"without {_PREFIX!r}, two names would be the same; export it as it is"
-        )
-    return {f"{_PREFIX * has_prefix}{key}": value for key, value in plain.items()}
 
 
 def _encode_safetensors(values: Any, name: str) -> bytes:

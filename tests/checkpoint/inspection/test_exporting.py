@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from elasticrun import (
     register,
     save_all_states,
 )
-from elasticrun.checkpoint.inspection.exporting import set_prefix
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.checkpoint.inspection.running import flip_byte, make_model, run, save_some
 from tests.support.generations import generation, run_once
@@ -33,20 +31,15 @@ def test_a_model_is_exported_for_plain_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.pt", "out.safetensors"])
-def test_keys_get_a_prefix_or_lose_it(tmp_path: Path, name: str) -> None:
+def test_the_ending_says_which_kind_of_file(tmp_path: Path, name: str) -> None:
     save_some(tmp_path / "job", 0.5)
     target = tmp_path / name
-
-    def exported(*words: object) -> list[str]:
-        said = run(tmp_path / "job", "export", "newest", target, "--force", *words)
-        assert said.code == 0, said.errors
-        is_torchs = name.endswith(".pt")
-        values = torch.load(target) if is_torchs else load_file(target)
-        assert values[next(iter(values))].tolist() in ([[0.5] * 3] * 2, [-0.5] * 2)
-        return sorted(values)
-
-    assert exported() == exported("--no-prefix") == ["bias", "weight"]
-    assert exported("--prefix") == ["module.bias", "module.weight"]
+    target.write_bytes(b"old")
+    said = run(tmp_path / "job", "export", "newest", target, "--force")
+    assert said.code == 0, said.errors
+    values = torch.load(target) if name.endswith(".pt") else load_file(target)
+    assert sorted(values) == ["bias", "weight"]
+    assert values["weight"].tolist() == [[0.5] * 3] * 2
 
 
 def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
@@ -86,14 +79,6 @@ def test_a_file_may_be_named_by_url(tmp_path: Path) -> None:
     save_some(tmp_path / "job", 0.5)
     assert run(tmp_path / "job", "export", 1, f"file://{tmp_path}/x.pt").code == 0
     assert (tmp_path / "x.pt").is_file()
-
-
-def test_a_prefix_must_not_merge_names() -> None:
-    values: dict[str, Any] = {"module.a": 1, "a": 2}
-    with pytest.raises(Exception, match="two names would be the same"):
-        set_prefix(values, False)
-    assert set_prefix({"module.module.a": 1}, True) == {"module.module.a": 1}
-    assert set_prefix(values, None) is values
 
 
 def test_any_layout_is_exported_to_safetensors(tmp_path: Path) -> None:
