@@ -1,4 +1,4 @@
-"""What a storage holds: checkpoints, by name and manifest, and a count beside them."""
+"""Listing and opening the checkpoints in a storage; the counter beside them."""
 
 from __future__ import annotations
 

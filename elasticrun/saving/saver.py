@@ -1,4 +1,4 @@
-"""Saving: a checkpoint's way from the boundary at which it is asked for to its end.
+"""The steps of a save, from its boundary to the committed checkpoint.
 
 In brackets, the thread; the writer's is the training thread itself where a save is
 awaited or does not fit into memory. "All" are all replicas, in step with each other.

@@ -1,4 +1,4 @@
-"""Host memory that files are captured into: warm, and reused from save to save.
+"""Host memory into which files are captured, reused from save to save.
 
 Touching memory for the first time costs ten times what copying into it does. So it is
 kept, and what is captured next goes where the last capture was.
@@ -61,7 +61,7 @@ class Captured:
 
 
 class Memory:
-    """Takes the content of files, one after another, until all of it is on the disk.
+    """Keeps the content of captured files until it is on the disk.
 
     Filled in the training thread, while training waits; read in the writer's. One save
     is over before the next one begins, so the two never meet.

@@ -1,4 +1,4 @@
-"""Streams in front of files, which know what became of what was written to them."""
+"""Write-only streams in front of files, which keep errors and compute checksums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ErrorKeepingWriter(io.BufferedIOBase):
-    """A write-only stream that remembers whether what takes its bytes has failed.
+    """A write-only stream that keeps the error with which a write has failed.
 
     It has no `fileno()`, which would let a writer bypass it, as the legacy format of
     `torch.save` does.

@@ -1,4 +1,4 @@
-"""What a directory holds: each checkpoint with its condition, and finding one by word.
+"""The checkpoints in a directory, with their conditions; finding one of them.
 
 Only names, manifests and sizes are looked at, so that it is quick and needs no torch.
 """

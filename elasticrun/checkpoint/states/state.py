@@ -1,4 +1,4 @@
-"""What a checkpoint holds one of per name: the interface of a state."""
+"""The interface of a state: one named thing that every checkpoint holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps checkpoints, for those who read and write them: the interface.
+"""The interface of what keeps checkpoints: a directory, or an object store.
 
 A storage has folders, one a checkpoint, with files in them; and a few files beside the
 folders. Names are plain: no slashes in them. A folder with a manifest is a checkpoint;
