@@ -16,7 +16,7 @@ from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.listing import is_torn
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointWarning
-from tests.support.places import Content
+from tests.support.places import Content, Folders, make_place
 from tests.support.stores import (
     STATES,
     acquired,
@@ -204,6 +204,30 @@ def test_half_a_removal_leaves_a_draft(
     assert store.storage.is_draft(path.name) != is_whole
     store.sweep()
     assert path.is_dir() == is_whole
+
+
+def test_half_a_removal_from_an_object_store_leaves_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place("folders", tmp_path)
+    with acquired(place) as store:
+        path = save(store).path
+        rm, num_calls = Folders.rm, 0
+
+        def fail_at_the_end(self: Folders, *arguments: Any, **keywords: Any) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            rm(self, *arguments, **keywords)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folders, "rm", fail_at_the_end)
+            with pytest.raises(OSError, match="Input/output error"):
+                store.storage.remove(path.name)
+        assert Content(path).names() == ["manifest.json.draft"]
+        store.sweep()
+    assert names(store) == []
 
 
 def test_an_empty_folder_is_a_draft(local_store: CheckpointStore) -> None:
