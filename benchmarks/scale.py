@@ -60,7 +60,7 @@ from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.capturing import Capture
 from elasticrun.saving.opening import Start
 from elasticrun.saving.saver import Saver
-from elasticrun.saving.writing import Written
+from elasticrun.saving.writing import WriteReport
 
 NUM_AGREEMENTS = 5
 NUM_SAVES = 3
@@ -158,7 +158,7 @@ class Others:
             end.hear(save_begun(number), timeout=PATIENCE)
         CheckpointStore(self._directory, job="scale").join(number)
         capture = Capture(number, position, gathered={"random": self._random})
-        written = Written(capture)
+        written = WriteReport(capture)
         report, parts = written.encode(), written.encode_gathered()
         for rank, end in self._exchanges.items():
             end.forget(said[rank])

@@ -6,26 +6,39 @@ loader, no launcher.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import time
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 
-from elasticrun.checkpoint.files.recorded import DamagedFileError
+from elasticrun.checkpoint.draft import Draft
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.recorded import (
+    DamagedFileError,
+    identity_of,
+    measure_file,
+)
 from elasticrun.checkpoint.files.replacing import replace_file
-from elasticrun.checkpoint.keeping import parse_keep
 from elasticrun.checkpoint.listing import (
-    checkpoint_name,
     is_torn,
     list_numbers,
     read_checkpoint,
 )
-from elasticrun.checkpoint.manifest import VERSIONS_JOB
+from elasticrun.checkpoint.manifest import (
+    DRAFT_NAME,
+    VERSIONS_JOB,
+    Manifest,
+    version,
+)
+from elasticrun.checkpoint.retention import parse_keep
 from elasticrun.checkpoint.storage.lock import LockedError
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.checkpoint.versions import Preparation, Ranks
 from elasticrun.errors import CheckpointError, text_of
 
 
@@ -55,6 +68,117 @@ def atomic_save(
     replace_file(path, lambda file: torch.save(obj, file, *more, **options))
 
 
+class Preparation:
+    """A version that does not exist yet; a context manager that commits or abandons it.
+
+    `preparation / "name"` is the path of a file in it, `path` that of the directory.
+
+    Attributes:
+        is_open: Whether it is neither committed nor abandoned.
+    """
+
+    def __init__(self, store: CheckpointStore, draft: Draft) -> None:
+        self._store = store
+        self._draft = draft
+        self.is_open = True
+
+    @property
+    def path(self) -> Path:
+        """The directory to write into."""
+        return Path(self._draft.path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __enter__(self) -> Preparation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.is_open:
+            return
+        if error is None:
+            self.commit()
+        else:
+            self.abandon()
+
+    def commit(self) -> Path:
+        """Make the version exist, durably, and remove those that are too old.
+
+        Every file is read once for its checksum, so all must be closed.
+
+        Returns:
+            Its directory.
+
+        Raises:
+            ValueError: It holds something else than plain files, or one that this
+                process still has open for writing.
+            CheckpointError: Another process has taken the directory over.
+            OSError: It could not be written.
+        """
+        self._check_open()
+        try:
+            names = self._force_to_disk()
+            self._draft.commit(
+                Manifest(
+                    job=VERSIONS_JOB,
+                    number=self._draft.number,
+                    generation=0,
+                    world_size=1,
+                    position={},
+                    time=time.time(),
+                    torch_version=str(torch.__version__),
+                    elasticrun_version=version(),
+                    files=tuple(measure_file(self.path / name) for name in names),
+                )
+            )
+        except BaseException:
+            self.abandon()
+            raise
+        try:
+            self._store.prune()
+        finally:
+            self._close()
+        return self.path
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        self._check_open()
+        try:
+            self._draft.abandon()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self.is_open = False
+        self._store.release()
+
+    def _force_to_disk(self) -> list[str]:
+        """Return the names of all files once their content is on the disk."""
+        names = sorted(set(os.listdir(self.path)) - {DRAFT_NAME})
+        for name in names:
+            durable.fsync_file(self.path / name)
+        unfinished = _find_open_for_writing(self.path, names)
+        if unfinished is not None:
+            raise ValueError(
+                f"{self.path / unfinished} is still open for writing in this process. "
+                "What is not flushed yet would be missing, and what is written later "
+                "would change the version. Close it before the version is committed."
+            )
+        return names
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise ValueError(f"{self.path} has been committed or abandoned already")
+
+
 class AtomicDirectory:
     """A directory of versions, each of which is whole or does not exist.
 
@@ -64,34 +188,22 @@ class AtomicDirectory:
         newest = exports.latest()
 
     Close each file before the block ends: one that this process still has open for
-    writing is refused.
-
-    With a process group its methods are collective: all ranks prepare, write their
-    files, and leave the block together; rank 0 commits when all have. If one of them
-    fails, nothing is committed and all raise.
+    writing is refused. One process prepares and commits; others may write files into
+    the version meanwhile, on a file system that all see.
 
     Args:
-        directory: Where versions are kept; all ranks must see it. It is made when the
-            first one is prepared.
+        directory: Where versions are kept. It is made when the first one is prepared.
         keep: How many good versions stay; the newest is never removed.
-        all_ranks: False for one that uses it alone, though it has a process group.
 
     Raises:
         ValueError: `directory` is an object store's URL, or `keep` no whole number
             from 1 up.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        keep: int = 3,
-        all_ranks: bool = True,
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, keep: int = 3) -> None:
         directory = local_path(directory, what="AtomicDirectory")
         keep = parse_keep(keep, setting="AtomicDirectory's keep")
         self._store = CheckpointStore(directory, job=VERSIONS_JOB, keep=keep)
-        self._ranks = Ranks(all_ranks=all_ranks)
         self._prepared: Preparation | None = None
 
     @property
@@ -104,37 +216,13 @@ class AtomicDirectory:
 
         Raises:
             CheckpointError: One is open already, here or in another process; or the
-                directory cannot be written, is a job's, or is not the same for all
-                ranks.
+                directory cannot be written, or is a job's.
         """
-        own: dict[str, Any] = {"number": 0, "error": self._why_not_now()}
-        if self._ranks.is_first and own["error"] is None:
-            own = self._begin()
-        first = self._ranks.gather(own)[0]  # What rank 0 has begun, or why not.
-        error, draft = first["error"] or own["error"], None
-        if error is None:
-            try:
-                draft = self._store.join(first["number"], token=first["token"])
-            except CheckpointError as problem:
-                error = text_of(problem)
-        errors = [text for text in self._ranks.gather(error) if text is not None]
-        if errors or draft is None:
-            if own["error"] is None:  # Else the lock is not this call's.
-                self._store.release()
-            raise CheckpointError(errors[0])
-        self._prepared = Preparation(self._store, draft, self._ranks)
-        return self._prepared
-
-    def _why_not_now(self) -> str | None:
-        if self._prepared is None or not self._prepared.is_open:
-            return None
-        return (
-            f"{self._prepared.path} has been prepared and is still open. Versions are "
-            "committed one after another. Commit or abandon that one first."
-        )
-
-    def _begin(self) -> dict[str, Any]:
-        """Take the directory and begin a version, or say why that failed."""
+        if self._prepared is not None and self._prepared.is_open:
+            raise CheckpointError(
+                f"{self._prepared.path} has been prepared and is still open. Versions "
+                "are committed one after another. Commit or abandon that one first."
+            )
         try:
             self._store.acquire()
             told = self._say_of_job()
@@ -142,12 +230,13 @@ class AtomicDirectory:
                 raise CheckpointError(told)
             self._store.sweep()
             draft = self._store.begin(self._store.next_number())
-            return {"number": draft.number, "token": draft.token, "error": None}
         except BaseException as error:
             self._store.release()
             if isinstance(error, (OSError, CheckpointError)):
-                return {"number": 0, "error": self._say(error)}
+                raise CheckpointError(self._say(error)) from error
             raise
+        self._prepared = Preparation(self._store, draft)
+        return self._prepared
 
     def _say(self, error: Exception) -> str:
         """Return what went wrong in words of versions, which no job has made."""
@@ -193,37 +282,26 @@ class AtomicDirectory:
         once newer ones are committed, `keep` of them at the earliest.
 
         Raises:
-            CheckpointError: There are versions, but none is whole; or the ranks see
-                different ones.
+            CheckpointError: There are versions, but none is whole.
+            OSError: It cannot be told.
         """
-        message: list[Any] = [None, None, None]
-        if self._ranks.is_first:
-            message = self._find()
-        number, digest, error = self._ranks.gather(message)[0]
-        if error is not None:
-            raise CheckpointError(error)
-        if number is None:
-            return None
-        if self._ranks.is_first:
-            return self.directory / checkpoint_name(number)
-        return Path(self._store.open(number, digest).path)
-
-    def _find(self) -> list[Any]:
         if not self.directory.is_dir():
-            return [None, None, None]
+            return None
         while True:
-            before, error = self._list(), None
+            before, problem = self._list(), None
             try:
                 newest = self._store.find_newest()
-            except OSError as problem:  # Nobody can tell; the other ranks wait.
-                return [None, None, text_of(problem)]
-            except CheckpointError as problem:
-                newest, error = None, self._say_of_job() or self._say(problem)
+            except CheckpointError as error:
+                newest, problem = None, error
             if newest is not None:
-                return [newest.number, newest.manifest.digest, None]
+                return self.directory / newest.path.name
             # Another process may have committed a version and removed what was there.
-            if self._list() == before:
-                return [None, None, error]
+            if self._list() != before:
+                continue
+            if problem is not None:
+                told = self._say_of_job() or self._say(problem)
+                raise CheckpointError(told) from problem
+            return None
 
     def _list(self) -> list[tuple[int, bool]]:
         """Return what there is and whether it is committed, the oldest first.
@@ -234,3 +312,21 @@ class AtomicDirectory:
         storage = self._store.storage
         numbers = reversed(list_numbers(storage))
         return [(number, not is_torn(storage, number)) for number in numbers]
+
+
+def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:
+    """Return the first of these files that this process may still write into.
+
+    Raises:
+        OSError: A file is not there.
+    """
+    being_written = set()
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # It has just been closed.
+            if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+                being_written.add(identity_of(os.fstat(descriptor)))
+    for name in names:
+        status = os.stat(directory / name, follow_symlinks=False)
+        if identity_of(status) in being_written:
+            return name
+    return None

@@ -98,17 +98,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint being written, which does not exist until it is committed.
-
-    Attributes:
-        token: A random text, which no other draft has; empty on ranks that only write
-            files into it.
-    """
+    """A checkpoint being written, which does not exist until it is committed."""
 
     storage: Storage
     folder: str
     number: int
-    token: str = ""
 
     @property
     def path(self) -> Place:

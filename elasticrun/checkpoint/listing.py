@@ -1,20 +1,15 @@
-"""What a storage holds: checkpoints, by name and manifest, and a count beside them."""
+"""Listing and opening the checkpoints in a storage; the counter beside them."""
 
 from __future__ import annotations
 
 import errno
 import re
 import zlib
-from collections.abc import Iterable
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files.recorded import DamagedFileError
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, decode
-from elasticrun.checkpoint.storage.storage import (
-    NOTE_PREFIX,
-    Storage,
-    StoreUnreachableError,
-)
+from elasticrun.checkpoint.storage.storage import Storage, StoreUnreachableError
 from elasticrun.errors import CheckpointError
 
 _NAME = re.compile("checkpoint-([0-9]{8,})")
@@ -37,28 +32,18 @@ def list_numbers(storage: Storage) -> list[int]:
 
     In any condition; it may even be somebody else's: see `is_own`.
     """
-    return _numbers_of(storage.list_names())
-
-
-def list_notes(storage: Storage) -> list[int]:
-    """Return the numbers of checkpoints that have a note."""
-    notes = (name for name in storage.list_names() if name.startswith(NOTE_PREFIX))
-    return _numbers_of(name.removeprefix(NOTE_PREFIX) for name in notes)
-
-
-def _numbers_of(names: Iterable[str]) -> list[int]:
-    found = (number_of(name) for name in names)
+    found = map(number_of, storage.list_names())
     return sorted((number for number in found if number is not None), reverse=True)
 
 
 def is_own(storage: Storage, number: int) -> bool:
-    """Return whether elasticrun made this: it is committed, or there is a note of it.
+    """Return whether elasticrun made this: it is a checkpoint, or a draft.
 
     Raises:
         StoreUnreachableError: It cannot be told.
     """
     has_manifest = find_manifest(storage, number) is not None
-    return has_manifest or storage.has_note(checkpoint_name(number))
+    return has_manifest or storage.is_draft(checkpoint_name(number))
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:

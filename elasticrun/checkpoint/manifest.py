@@ -20,6 +20,7 @@ from elasticrun.errors import CheckpointError
 FORMAT = 2
 _OLDEST_FORMAT = 1  # Of which this elasticrun can read the states.
 MANIFEST_NAME = "manifest.json"
+DRAFT_NAME = "manifest.json.draft"  # In its place while a folder is no checkpoint.
 _END_OF_TIME = 253402300800  # The year 10000, which nothing can show.
 VERSIONS_JOB = "AtomicDirectory"  # In the place of a job's name: no job has them.
 
@@ -182,7 +183,7 @@ def check_file_name(name: str) -> None:
             f"{name!r} is not a plain file name. A checkpoint's files lie in its own "
             "directory; use a name without path separators."
         )
-    if name in (MANIFEST_NAME, MANIFEST_NAME + TEMPORARY_SUFFIX):
+    if name in (MANIFEST_NAME, MANIFEST_NAME + TEMPORARY_SUFFIX, DRAFT_NAME):
         raise ValueError(
             f"{name!r} is where a checkpoint keeps its manifest. Use another name."
         )

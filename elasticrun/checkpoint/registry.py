@@ -48,7 +48,7 @@ class Registry:
                     "Two states of one name would overwrite each other in each "
                     "checkpoint. Give one of them another name."
                 )
-        state.meet(self)
+        state.note_states(self)
         self._states[state.name] = state
 
     def load(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:

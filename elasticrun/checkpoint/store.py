@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +11,11 @@ from typing import TypeVar
 
 from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
 from elasticrun.checkpoint.files.recorded import DamagedFileError
-from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
     is_own,
     is_torn,
-    list_notes,
     list_numbers,
     number_of,
     read_checkpoint,
@@ -27,9 +23,10 @@ from elasticrun.checkpoint.listing import (
     write_counter,
 )
 from elasticrun.checkpoint.manifest import Manifest, check_job
+from elasticrun.checkpoint.retention import RetentionPolicy
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.checkpoint.storage.storage import NOTE_PREFIX, StoreUnreachableError
+from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 logger = logging.getLogger(__name__)
@@ -39,9 +36,6 @@ T = TypeVar("T")
 LAG_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _COUNTER = "generation"
-# A generation numbers its checkpoints on from the first, without looking again, so that
-# many numbers behind that one must be free.
-_ROOM = 1_000_000
 
 
 class CheckpointStore:
@@ -70,7 +64,7 @@ class CheckpointStore:
     ) -> None:
         self.storage = storage_at(directory)
         self.job = job
-        self.keeping = Keeping(keep, keep_every, keep_best)
+        self.policy = RetentionPolicy(keep, keep_every, keep_best)
         self._values: dict[int, float | None] = {}  # By number, as far as looked up.
         self._bad_numbers: set[int] = set()  # Of those that were found damaged.
 
@@ -103,23 +97,22 @@ class CheckpointStore:
 
         What is only named like a checkpoint is left alone, with a CheckpointWarning.
         """
-        left_behind = number_of(self.storage.left_behind() or "")
-        torn = {n for n in list_numbers(self.storage) if is_torn(self.storage, n)}
-        noted = set(list_notes(self.storage)) - {left_behind}
-        for number in sorted(torn & noted, reverse=True):
+        left_behind = number_of(self.storage.folder_of_lost_owner() or "")
+        others = []
+        for number in list_numbers(self.storage):
             path = self._path(number)
-            logger.warning("removing %s, which was never committed", path)
-            self._remove_or_warn(number, _warn)
-        for number in noted - torn:
-            with contextlib.suppress(OSError):  # The next start will do it.
-                self.storage.remove_note(checkpoint_name(number))
-        others = torn - noted - {left_behind}
+            if number == left_behind or not is_torn(self.storage, number):
+                continue
+            if self.storage.is_draft(path.name):
+                logger.warning("removing %s, which was never committed", path)
+                self._remove_or_warn(number, _warn)
+            else:
+                others.append(str(path))
         if others:
             _warn(
-                f"{', '.join(str(self._path(number)) for number in sorted(others))}: "
-                "named like a checkpoint, but elasticrun did not make it, or its "
-                "manifest was taken away. It is left alone. Give it another name or "
-                "place."
+                f"{', '.join(sorted(others))}: named like a checkpoint, but elasticrun "
+                "did not make it, or its manifest was taken away. It is left alone. "
+                "Give it another name or place."
             )
 
     def find_newest(self) -> Checkpoint | None:
@@ -211,24 +204,17 @@ class CheckpointStore:
             )
 
     def next_number(self) -> int:
-        """Return a number above all checkpoints, whatever their condition; first 1.
+        """Return a number above all that is named like a checkpoint; first 1.
 
         Also above that of a checkpoint which may still be being written: by a job whose
-        claim on an object store was taken over. What only is named like a checkpoint,
-        and was made by somebody else, does not raise the number; it is stepped over
-        where it would be in the way.
+        claim on an object store was taken over.
         """
-        left = number_of(self.storage.left_behind() or "")
-        free = 1 + max(left or 0, self.newest_number())
-        for number in reversed(list_numbers(self.storage)):
-            if free <= number < free + _ROOM:
-                free = number + 1
-        return free
+        left = number_of(self.storage.folder_of_lost_owner() or "")
+        return 1 + max(left or 0, self.highest_number())
 
-    def newest_number(self) -> int:
-        """Return the highest number of a checkpoint, whatever its condition, or 0."""
-        numbers = list_numbers(self.storage)
-        return next((n for n in numbers if is_own(self.storage, n)), 0)
+    def highest_number(self) -> int:
+        """Return the highest number of what is named like a checkpoint, or 0."""
+        return max(list_numbers(self.storage), default=0)
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.
@@ -243,16 +229,11 @@ class CheckpointStore:
             raise ValueError(
                 f"{self._path(number)} is committed; begin(next_number()) instead"
             )
-        token = secrets.token_hex(8)
-        self.storage.begin(name, token=token)
-        return Draft(self.storage, name, number, token)
+        self.storage.begin(name)
+        return Draft(self.storage, name, number)
 
-    def join(self, number: int, *, token: str | None = None) -> Draft:
+    def join(self, number: int) -> Draft:
         """Return the draft that rank 0 has begun.
-
-        Args:
-            token: That of rank 0's draft, where nothing else has told that the
-                directory is the same.
 
         Raises:
             CheckpointError: This replica does not see it.
@@ -262,11 +243,6 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"
-            )
-        if token is not None and self._token_of(name) != token.encode():
-            raise CheckpointError(
-                f"{self._path(number)} on host {socket.gethostname()} is not the one "
-                f"that rank 0 has begun. {MUST_BE_SHARED}"
             )
         return Draft(self.storage, name, number)
 
@@ -285,18 +261,12 @@ class CheckpointStore:
         except StoreUnreachableError as error:
             warn(f"old checkpoints stay until the next save: {error}.")
             return
-        stay = self.keeping.choose(
+        stay = self.policy.choose(
             numbers, is_good=self._is_good, value_of=self._value_of
         )
         for number in numbers:
             if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
-
-    def _token_of(self, folder: str) -> bytes | None:
-        try:
-            return self.storage.read(NOTE_PREFIX + folder)
-        except (CheckpointError, OSError):
-            return None
 
     def _path(self, number: int) -> Place:
         return self.storage.locate(checkpoint_name(number))
@@ -330,7 +300,7 @@ class CheckpointStore:
 
     def _value_of(self, number: int) -> float | None:
         """Return what the best one is told by; a committed manifest does not change."""
-        if self.keeping.best is None:
+        if self.policy.best is None:
             return None
         if number not in self._values:
             try:
@@ -338,7 +308,7 @@ class CheckpointStore:
             except (CheckpointError, OSError):
                 self._values[number] = None
             else:
-                self._values[number] = manifest.value_of(self.keeping.best[0])
+                self._values[number] = manifest.value_of(self.policy.best[0])
         return self._values[number]
 
     def _committed_generations(self) -> Iterator[int]:

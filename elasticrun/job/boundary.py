@@ -135,7 +135,7 @@ class Boundary:
 
     # Boundaries.
 
-    def reach(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
+    def reach(self, *, ends_epoch: bool = False) -> None:
         """Count the boundary that the program is at, and do what is due there.
 
         Most of the time that is nothing, and costs a few comparisons: no lock, no
@@ -143,7 +143,6 @@ class Boundary:
 
         Args:
             ends_epoch: Whether it is that of an epoch, not of a batch.
-            may_end: Whether the job may end for good here.
 
         Raises:
             JobStopped: The job stops here; the checkpoint is written.
@@ -159,7 +158,7 @@ class Boundary:
             self._schedule.note_epoch(self._gate.number)
         is_due = self._gate.number >= self._schedule.due_at
         if decision is not None or is_due or self._put_off is not None:
-            self._act(decision, may_end=may_end)
+            self._act(decision)
 
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""
@@ -168,7 +167,7 @@ class Boundary:
             self._saver.finish()
             if not self._saver.has_failed:
                 return
-        self.save(may_end=True)
+        self.save()
 
     def put_off_while(self, reason: Callable[[], bool]) -> None:
         """Put saves and stops off to a later boundary while `reason()` holds.
@@ -177,7 +176,7 @@ class Boundary:
         """
         self._reasons.append(reason)
 
-    def _act(self, decision: Decision | None, *, may_end: bool) -> None:
+    def _act(self, decision: Decision | None) -> None:
         """Do what is agreed on, or the save that is due, or put it off once more."""
         # A stop goes before a save that was put off.
         if self._put_off is not None and (decision is None or decision.kind != STOP):
@@ -188,7 +187,7 @@ class Boundary:
         self._num_put_off, self._put_off = 0, None
         if decision is not None and decision.kind == STOP:
             self._stop(decision)
-        self.save(is_awaited=False, may_end=may_end)
+        self.save(is_awaited=False)
 
     def _may_put_off(self) -> bool:
         """Count one more boundary; a reason that does not pass counts for nothing."""
@@ -206,11 +205,7 @@ class Boundary:
     # Saves.
 
     def save(
-        self,
-        *,
-        timeout: float | None = None,
-        is_awaited: bool = True,
-        may_end: bool = False,
+        self, *, timeout: float | None = None, is_awaited: bool = True
     ) -> Place | None:
         """Save here. Collective.
 
@@ -218,7 +213,6 @@ class Boundary:
             timeout: Seconds to wait for other ranks; None for half an hour.
             is_awaited: Whether to return only when the checkpoint is committed, not
                 once all states are captured.
-            may_end: Whether the job may end for good here, without a failure.
 
         Returns:
             Its directory; None if it is not awaited, could not be written, or there is
@@ -228,7 +222,7 @@ class Boundary:
             return None
         self._before_save()
         position = self._progress.position
-        with self._schedule.saving(may_end=may_end):
+        with self._schedule.saving():
             checkpoint = self._saver.save(
                 position.encode(), timeout=timeout, is_awaited=is_awaited
             )
@@ -268,7 +262,7 @@ class Boundary:
         """
         self._watcher.note_stopping()  # The boundary came in time: its clock stops.
         try:
-            path = self.save(timeout=self._grace, may_end=True)
+            path = self.save(timeout=self._grace)
         except AgreementError as error:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None

@@ -80,8 +80,8 @@ def init(
             see; or the URL of an object store, as s3://bucket/job. Default:
             ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
         save_interval: Seconds between checkpoints; 0 saves at every boundary, "auto" by
-            what saves cost and how often the job fails, "off" only on a stop, at the
-            end and on request. Default: ELASTICRUN_SAVE_INTERVAL, or 300.
+            what saves cost, "off" only on a stop, at the end and on request. Default:
+            ELASTICRUN_SAVE_INTERVAL, or 300.
         save_every: Also after so many global batches since the last checkpoint, at the
             end of each "epoch", or both as "500,epoch". Default:
             ELASTICRUN_SAVE_EVERY.

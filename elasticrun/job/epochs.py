@@ -81,8 +81,7 @@ def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
                 job.leave_epoch()
             raise
         job.end_epoch()
-        is_last = job.progress.finished_epochs >= num_epochs
-        job.boundary.reach(ends_epoch=True, may_end=is_last)
+        job.boundary.reach(ends_epoch=True)
         epoch = job.progress.finished_epochs
     job.progress.end_epoch_loop()
     job.boundary.finish_epochs()

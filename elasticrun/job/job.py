@@ -111,13 +111,7 @@ class Job:
         self.progress = Progress(start.position)
         self._generators = Generators(self.device)
         self.register(self._generators)
-        self._schedule = Schedule(
-            self.settings,
-            generation=self.generation,
-            is_saving=self._saver is not None,
-        )
-        if self._schedule.auto is not None:
-            self.register(self._schedule.auto)
+        self._schedule = Schedule(self.settings, is_saving=self._saver is not None)
         self.trace = self._open_trace()
         self._gate = Gate()
         self._watcher = self._make_watcher()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.states.state import BaseState
 
 SaveOutcome = Checkpoint | str | BaseException
 
@@ -17,6 +18,7 @@ class Flight(threading.Thread):
     and dies if one that it does not wait for is in C++.
 
     Args:
+        states: Those that were captured for it.
         write: Writes the checkpoint, and returns it, or why it could not be written. It
             is given what is set when it is to wait for other ranks no more.
         on_end: Called in the thread when there is an outcome, unless it was given up.
@@ -29,12 +31,14 @@ class Flight(threading.Thread):
     def __init__(
         self,
         number: int,
+        states: Sequence[BaseState],
         write: Callable[[threading.Event], Checkpoint | str],
         *,
         on_end: Callable[[], object],
     ) -> None:
         super().__init__(name="elasticrun-writer", daemon=True)
         self.number = number
+        self.states = states
         self.outcome: SaveOutcome | None = None
         self._write = write
         self._on_end = on_end

@@ -78,7 +78,7 @@ def open_checkpoints(checkpoints: CheckpointStore, membership: Membership) -> St
     """
     exchange = membership.exchange
     if membership.rank != 0:
-        return _begin_like_rank_0(checkpoints, exchange)
+        return _begin_on_other_ranks(checkpoints, exchange)
     try:
         start = _begin_on_rank_0(checkpoints, exchange)
         _check_all_see_it(exchange, None)
@@ -115,10 +115,10 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
     """Return what to begin with, and the highest number of a checkpoint there."""
     checkpoints.acquire()
     try:
-        newest = checkpoints.find_newest()
+        newest, highest = checkpoints.find_newest(), checkpoints.highest_number()
         checkpoints.sweep()
         generation, number = checkpoints.next_generation(), checkpoints.next_number()
-        return Start(generation, number, newest), checkpoints.newest_number()
+        return Start(generation, number, newest), highest
     except StoreUnreachableError as error:
         raise CheckpointError(
             f"what is in {checkpoints.place} cannot be told: {error}. A "
@@ -128,7 +128,7 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
         ) from error
 
 
-def _begin_like_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
+def _begin_on_other_ranks(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
     """Open what rank 0 has found, and tell it whether that is to be seen here."""
     try:
         begun = exchange.decide(START, dict)
@@ -164,7 +164,9 @@ def check_all_have_directory(membership: Membership, *, has_one: bool) -> None:
     Raises:
         CheckpointError: Some have none; every replica raises.
     """
-    without = membership.exchange.agree(DIRECTORY, has_one, _who_lacks, is_end=bool)
+    without = membership.exchange.agree(
+        DIRECTORY, has_one, _ranks_without_directory, is_end=bool
+    )
     if without:
         raise CheckpointError(
             f"rank {', '.join(map(str, without))} of {membership.world_size} has no "
@@ -173,7 +175,7 @@ def check_all_have_directory(membership: Membership, *, has_one: bool) -> None:
         )
 
 
-def _who_lacks(told: list[bool]) -> list[int]:
+def _ranks_without_directory(told: list[bool]) -> list[int]:
     """Return the ranks without a directory, unless nobody has one."""
     without = [rank for rank, has_one in enumerate(told) if not has_one]
     return without if len(without) < len(told) else []
@@ -226,7 +228,7 @@ def _find_what_rank_0_has(
 
 def _check_sees_no_more(checkpoints: CheckpointStore, highest: int) -> None:
     """Refuse to start over what rank 0 does not see, whose generation may be equal."""
-    number = checkpoints.newest_number()
+    number = checkpoints.highest_number()
     if number > highest:
         raise CheckpointError(
             f"{checkpoints.place} on host {socket.gethostname()} has a "

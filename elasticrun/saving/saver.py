@@ -1,4 +1,4 @@
-"""Saving: a checkpoint's way from the boundary at which it is asked for to its end.
+"""The steps of a save, from its boundary to the committed checkpoint.
 
 In brackets, the thread; the writer's is the training thread itself where a save is
 awaited or does not fit into memory. "All" are all replicas, in step with each other.
@@ -11,8 +11,9 @@ awaited or does not fit into memory. "All" are all replicas, in step with each o
                  rank 0 has all reports: it writes the manifest and
                  commits, and all have heard                           [writer]
                  rank 0 prunes                                         [writer]
-    _conclude    a failure is a warning, or raised: at once, or of a
-                 save in flight by `settle` at the next boundary       [training]
+    _conclude    all: states are told of the commit; a failure is a
+                 warning, or raised: at once, or of a save in flight
+                 by `settle` at the next boundary                      [training]
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.registry import Registry, hint_of_renaming
+from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import (
     AgreementError,
@@ -46,7 +48,7 @@ from elasticrun.replicas.store import JobStore
 from elasticrun.saving.capturing import Capture, Capturer
 from elasticrun.saving.flight import Flight, SaveOutcome
 from elasticrun.saving.opening import Start
-from elasticrun.saving.writing import CheckpointWriter, SaveFailed, Written
+from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Saver:
         self._registry = registry
         self._rank = membership.rank
         self._capturer = Capturer(
-            registry, membership, best=checkpoints.keeping.best, is_async=is_async
+            registry, membership, best=checkpoints.policy.best, is_async=is_async
         )
         self._writer = CheckpointWriter(
             checkpoints, membership, generation=start.generation
@@ -151,21 +153,24 @@ class Saver:
             self.finish(timeout=timeout)  # There is one save at a time.
             number = self._take_number()
             begun = time.perf_counter()
+            states = list(self._registry)
             try:
-                for state in self._registry:
+                for state in states:
                     state.sync()  # Collective: what all replicas have a part of.
                 capture = self._capture(number, position)
                 if (
                     not is_awaited
                     and capture.is_in_memory
-                    and self._take_off(capture, timeout=timeout, begun=begun)
+                    and self._write_in_thread(
+                        capture, states, timeout=timeout, begun=begun
+                    )
                 ):
                     return None  # It is concluded at a boundary after its end.
                 outcome = self._write_here(capture, timeout=timeout, begun=begun)
             finally:
-                for state in self._registry:
+                for state in states:
                     state.after_save()
-            return self._conclude(number, outcome)
+            return self._conclude(number, outcome, states)
 
     def _write(
         self, capture: Capture, exchange: Exchange, *, timeout: float, begun: float
@@ -215,7 +220,14 @@ class Saver:
         except Exception as error:
             return error
 
-    def _take_off(self, capture: Capture, *, timeout: float, begun: float) -> bool:
+    def _write_in_thread(
+        self,
+        capture: Capture,
+        states: Sequence[BaseState],
+        *,
+        timeout: float,
+        begun: float,
+    ) -> bool:
         """Begin to write in a thread; return whether there could be one."""
         exchange = self._exchange_in_flight
 
@@ -223,7 +235,7 @@ class Saver:
             exchange.given_up = given_up
             return self._write(capture, exchange, timeout=timeout, begun=begun)
 
-        flight = Flight(capture.number, write, on_end=self.on_end)
+        flight = Flight(capture.number, states, write, on_end=self.on_end)
         try:
             flight.start()
         except RuntimeError:  # So many threads already, or the interpreter ends.
@@ -267,11 +279,11 @@ class Saver:
                 self._exchange.refuse(save_begun(number), error)
                 self._asked = self._exchange.asked
             else:
-                report = Written(Capture(number, position), error=error)
+                report = WriteReport(Capture(number, position), error=error)
                 self._exchange.tell(save_written(number), report.encode())
             raise
 
-    def _report(self, own: Written, number: int, exchange: Exchange) -> None:
+    def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
         """Tell rank 0 what this one has written, and raise a mistake in its states."""
         topic = save_written(number)
         exchange.tell(topic, own.encode(), parts=own.encode_gathered())
@@ -285,7 +297,7 @@ class Saver:
             return
         flight.wait()  # What is left of its thread.
         self._flight = None
-        self._conclude(flight.number, flight.outcome)
+        self._conclude(flight.number, flight.outcome, flight.states)
 
     def finish(self, *, timeout: float = 2 * _PATIENCE) -> None:
         """Wait until no save is in flight, and settle it.
@@ -339,15 +351,20 @@ class Saver:
             self._has_hinted = True
             warn_at_program(text, CheckpointWarning)
 
-    def _conclude(self, number: int, outcome: SaveOutcome) -> Checkpoint | None:
+    def _conclude(
+        self, number: int, outcome: SaveOutcome, states: Sequence[BaseState]
+    ) -> Checkpoint | None:
         """Return or raise what became of a save; in the training thread.
 
-        A failure that leaves the training intact is a warning.
+        A failure that leaves the training intact is a warning. Of a commit the states
+        that were captured are told.
         """
         self.has_failed = not isinstance(outcome, Checkpoint)
         self.num_failed += self.has_failed
         if isinstance(outcome, BaseException):
             raise outcome
+        for state in states if isinstance(outcome, Checkpoint) else ():
+            state.committed()
         told, self._writer.warnings[:] = list(self._writer.warnings), []
         for text in told:
             warn_at_program(text, CheckpointWarning)

@@ -1,4 +1,4 @@
-"""The settings of a job: each one's default, variable, reading and refusal, in a line.
+"""The settings of a job: their defaults, environment variables and validation.
 
 They come from what a program gives, else from the variables of its process. What parses
 one is told what to call it in a refusal: as it was given.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from elasticrun.checkpoint.keeping import (
+from elasticrun.checkpoint.retention import (
     parse_keep,
     parse_keep_best,
     parse_keep_every,

@@ -33,7 +33,7 @@ class SaveFailed(ElasticRunError):
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteReport:
     """What a rank has written of what it has captured.
 
     Attributes:
@@ -111,7 +111,7 @@ class CheckpointWriter:
                 raise SaveFailed(capture.problem)
             self._draft = self._checkpoints.begin(capture.number)
 
-    def write_files(self, capture: Capture, newest: Checkpoint | None) -> Written:
+    def write_files(self, capture: Capture, newest: Checkpoint | None) -> WriteReport:
         """Write this rank's files, with rank 0 also those that are carried over.
 
         Args:
@@ -119,9 +119,9 @@ class CheckpointWriter:
         """
         try:
             with _failing_softly():
-                return Written(capture, tuple(self._write_files(capture, newest)))
+                return WriteReport(capture, tuple(self._write_files(capture, newest)))
         except Exception as error:
-            return Written(capture, error=error)
+            return WriteReport(capture, error=error)
 
     def _write_files(
         self, capture: Capture, newest: Checkpoint | None
@@ -140,7 +140,7 @@ class CheckpointWriter:
         return files
 
     def commit(
-        self, own: Written, exchange: Exchange, *, timeout: float
+        self, own: WriteReport, exchange: Exchange, *, timeout: float
     ) -> dict[str, Any]:
         """Commit what all ranks have written; rank 0 only.
 
@@ -278,7 +278,7 @@ def _files_of_others(heard: Gathered, own: Capture) -> list[FileRecord]:
                 f"rank {rank} at {Position.decode(report['position'])}. "
                 + _what_to_do(position, report["position"])
             )
-        _check_alike(rank, own.samples, report["samples"])
+        _check_same_parameters(rank, own.samples, report["samples"])
         files += [FileRecord(*record) for record in report["files"]]
     for rank, fate in heard.gone.items():
         raise SaveFailed(f"rank {rank}: {fate}")
@@ -303,7 +303,9 @@ def _gathered(
     return found
 
 
-def _check_alike(rank: int, own: Samples, told: dict[str, list[list[float]]]) -> None:
+def _check_same_parameters(
+    rank: int, own: Samples, told: dict[str, list[list[float]]]
+) -> None:
     """Refuse to save rank 0's parameters for all when another rank has others."""
     for name, parts in own.items():
         others = told.get(name, [])

@@ -102,6 +102,6 @@ def test_what_is_new_or_comes_later_is_not_told(tmp_path: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run_once(first, tmp_path, save_interval="auto")
+        run_once(first, tmp_path)
         run_once(second, tmp_path)
         run_once(third, tmp_path)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
 from elasticrun.checkpoint.files import recorded
 from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.listing import is_torn
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointWarning
-from tests.support.places import Content
+from tests.support.places import Content, Folders, make_place
 from tests.support.stores import (
     STATES,
     acquired,
@@ -137,17 +139,17 @@ def test_what_is_only_named_like_a_checkpoint_is_left_alone(
         assert len(caught) == 1
         assert store.find_newest() is None
         saved = [save(store).number for _ in range(3)]
-        assert saved == [8, 9, 10]
+        assert saved == [DATE + 1, DATE + 2, DATE + 3]
         store.prune()
-        store.begin(11).write("model", lambda file: file.write(b"half"))
+        store.begin(DATE + 4).write("model", lambda file: file.write(b"half"))
     assert_mine(content)
     with acquired(place, keep=1) as store:
         with pytest.warns(CheckpointWarning, match=told):
             store.sweep()
         newest = store.find_newest()
         assert newest is not None
-        assert newest.number == 10
-        assert store.next_number() == 11
+        assert newest.number == DATE + 3
+        assert store.next_number() == DATE + 4
     assert_mine(content)
     assert len(names(store)) == 4
 
@@ -176,15 +178,63 @@ def test_one_whose_manifest_was_taken_away_is_left_alone(
     assert save(store).number == 3
 
 
-def test_a_note_of_what_is_committed_or_gone_is_removed(
-    store: CheckpointStore, content: Content
+@pytest.mark.parametrize("name", ["manifest.json", "model"])
+def test_half_a_removal_leaves_a_draft(
+    local_store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    save(store)
-    for number in (1, 2):
-        content.write(f"draft.checkpoint-0000000{number}", b"")
+    store = local_store
+    path = save(store).path
+    replace, unlink = os.replace, os.unlink
+
+    def fail(act: Callable[..., None]) -> Callable[..., None]:
+        def operation(source: Any, *others: Any, **keywords: Any) -> None:
+            if os.path.basename(source) == name:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            act(source, *others, **keywords)
+
+        return operation
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail(replace))
+        patch.setattr(os, "unlink", fail(unlink))
+        with pytest.raises(OSError, match="Input/output error"):
+            store.storage.remove(path.name)
+    is_whole = name == "manifest.json"
+    assert is_torn(store.storage, 1) != is_whole
+    assert store.storage.is_draft(path.name) != is_whole
     store.sweep()
-    assert not [name for name in content.names() if name.startswith("draft.")]
-    assert load(store.find_newest()) == STATES
+    assert path.is_dir() == is_whole
+
+
+def test_half_a_removal_from_an_object_store_leaves_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place("folders", tmp_path)
+    with acquired(place) as store:
+        path = save(store).path
+        rm, num_calls = Folders.rm, 0
+
+        def fail_at_the_end(self: Folders, *arguments: Any, **keywords: Any) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            rm(self, *arguments, **keywords)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folders, "rm", fail_at_the_end)
+            with pytest.raises(OSError, match="Input/output error"):
+                store.storage.remove(path.name)
+        assert Content(path).names() == ["manifest.json.draft"]
+        store.sweep()
+    assert names(store) == []
+
+
+def test_an_empty_folder_is_a_draft(local_store: CheckpointStore) -> None:
+    path = local_store.place / "checkpoint-00000001"
+    path.mkdir()
+    local_store.sweep()
+    assert not path.exists()
 
 
 def test_a_link_is_removed_but_not_what_it_leads_to(

@@ -335,7 +335,7 @@ def test_commit_forces_all_before_the_manifest_has_its_name(tmp_path: Path) -> N
     fsync_directory = ["open", "fsync"]
     assert done == [
         *fsync_directory,
-        *("create", "write", "fsync", "replace"),
+        *("unlink", "create", "write", "fsync", "replace"),
         *fsync_directory,
         *fsync_directory,
         "unlink",
@@ -347,10 +347,15 @@ def test_manifest_is_gone_for_good_before_the_rest(tmp_path: Path) -> None:
     store, _, _ = start(tmp_path)
     done: list[str] = []
     with before_each_operation(done.append):
-        durable.remove_tree(store.place / "checkpoint-00000002", first="manifest.json")
+        durable.remove_tree(
+            store.place / "checkpoint-00000002",
+            first="manifest.json",
+            last="manifest.json.draft",
+        )
     store.release()
-    assert done[:3] == ["unlink", "open", "fsync"]
-    assert done.count("unlink") == 4
+    assert done[:3] == ["replace", "open", "fsync"]
+    assert done[3:8] == ["unlink", "unlink", "unlink", "open", "fsync"]
+    assert done[-2:] == ["unlink", "rmdir"]
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.checkpoint.storage.claim import Rhythm
-from elasticrun.checkpoint.storage.claimant import Claim
+from elasticrun.checkpoint.storage.claim import Claim, ClaimTiming
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.launcher.directory import local_directory
@@ -94,7 +93,7 @@ def test_a_job_of_a_machine_that_is_gone_is_taken_over_after_a_while(
     begun = time.monotonic()
     job = run(stage, "--replicas", 2, "--checkpoint-dir", bucket.url)
     assert job.process.returncode == 0, job.events
-    assert time.monotonic() - begun > Rhythm().silence
+    assert time.monotonic() - begun > ClaimTiming().silence
     assert f"{bucket.url} is taken over from process 12 on gone" in job.events
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 

@@ -250,7 +250,7 @@ def test_everything_that_others_change_is_seen(objects: Objects) -> None:
     assert objects.list("a") == {"b": 1, "c": 2}
     other.write("a/b", b"333")
     assert objects.find_size("a/b") == 3
-    objects.remove("a")
+    objects.remove("a", last="b")
     assert objects.list() == {}
     with pytest.raises(FileNotFoundError, match=r"No such file .*digits/a/b"):
         objects.get("a/b")

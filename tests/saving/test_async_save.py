@@ -265,7 +265,7 @@ def test_a_save_by_time_comes_after_the_one_in_flight(
 
 
 def test_the_interval_is_no_shorter_than_a_save_takes() -> None:
-    interval = AutoInterval(0)
+    interval = AutoInterval()
     interval.note_cost(0.001)
     assert interval.next_interval() < 100
     interval.note_duration(1000.0)

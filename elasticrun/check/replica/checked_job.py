@@ -164,20 +164,20 @@ class CheckedBoundary(Boundary):
         self._is_doomed = False
         self._perturbation = Perturbation() if plan.is_perturbed else None
 
-    def reach(self, *, ends_epoch: bool = False, may_end: bool = False) -> None:
+    def reach(self, *, ends_epoch: bool = False) -> None:
         if self._is_doomed:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._job.next_place() == self._plan.until:
             self._job.note("stop")
             if self._plan.is_killed:
                 self._is_doomed = True
-                super().reach(ends_epoch=ends_epoch, may_end=may_end)
+                super().reach(ends_epoch=ends_epoch)
                 self.save()
                 return
             self._gate.schedule(STOP, "elasticrun check", STOPPED)
         if self._perturbation is not None:
             self._perturbation.apply(self._job.states)
-        super().reach(ends_epoch=ends_epoch, may_end=may_end)
+        super().reach(ends_epoch=ends_epoch)
 
 
 class Perturbation:

@@ -77,7 +77,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     its name, which would have another file written over.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with _create(temporary) as file:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    with open(temporary, "xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -85,20 +87,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     fsync_directory(path.parent)
 
 
-def write_note(path: Path, data: bytes) -> None:
-    """Make a file whose name is durable, and whose content matters only to the living.
+def make_empty_file(path: Path) -> None:
+    """Make a file durably.
 
-    One that is there already goes, and so does a link of its name.
+    Raises:
+        OSError: The file exists or could not be made.
     """
-    with _create(path) as file:
-        file.write(data)
+    open(path, "xb").close()
     fsync_directory(path.parent)
-
-
-def remove_file(path: Path) -> None:
-    """Remove a file, which may be gone already; a crash may bring it back."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
@@ -183,24 +179,35 @@ def make_directory(path: Path) -> None:
     fsync_directory(path.parent)
 
 
-def remove_tree(path: Path, *, first: str) -> None:
-    """Remove the directory with everything in it, and durably `first` before the rest.
+def remove_tree(path: Path, *, first: str, last: str) -> None:
+    """Remove the directory with everything in it.
 
-    Half a removal then leaves a directory without the file that makes it count. A link
-    to a directory is removed, not what it leads to; and others may remove it too.
+    The file `first` is renamed to `last` before anything is removed, and that goes
+    after everything else. So half a removal leaves a directory without the one file
+    and with the other, or an empty one. A link to a directory is removed, not what it
+    leads to; and others may remove it too.
     """
     if path.is_symlink():
         os.unlink(path)
         return
-    try:
-        os.unlink(path / first)
-    except FileNotFoundError:
-        pass
-    else:
+    with contextlib.suppress(FileNotFoundError):  # Here and below: gone already.
+        os.replace(path / first, path / last)
         fsync_directory(path)
     while path.exists():
-        with contextlib.suppress(FileNotFoundError):  # Somebody else was faster.
+        with contextlib.suppress(FileNotFoundError):
+            with os.scandir(path) as found:
+                others = [each for each in found if each.name != last]
+            for each in others:
+                _remove(each)
+            fsync_directory(path)
             shutil.rmtree(path)
+
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path)
+    else:
+        os.unlink(entry.path)
 
 
 def fsync_file(path: Path) -> None:
@@ -225,15 +232,6 @@ def fsync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _create(path: Path) -> BinaryIO:
-    """Open a new file, in the place of one, or of a link, that has its name already."""
-    try:
-        return open(path, "xb")
-    except FileExistsError:
-        os.unlink(path)
-        return open(path, "xb")
 
 
 _sync_file_range = ctypes.CDLL(None).sync_file_range

@@ -1,4 +1,4 @@
-"""Host memory that files are captured into: warm, and reused from save to save.
+"""Host memory into which files are captured, reused from save to save.
 
 Touching memory for the first time costs ten times what copying into it does. So it is
 kept, and what is captured next goes where the last capture was.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.streams import NotingWriter, write_through
+from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
 
 CHUNK_SIZE = 64 << 20
 _PAGE_SIZE = 4096
@@ -61,7 +61,7 @@ class Captured:
 
 
 class Memory:
-    """Takes the content of files, one after another, until all of it is on the disk.
+    """Keeps the content of captured files until it is on the disk.
 
     Filled in the training thread, while training waits; read in the writer's. One save
     is over before the next one begins, so the two never meet.
@@ -89,7 +89,7 @@ class Memory:
         """
         self._end += -self._end % _PAGE_SIZE
         begin = self._end
-        write_through(NotingWriter(self.append), write)
+        write_through(ErrorKeepingWriter(self.append), write)
         return Captured(list(self._blocks(begin, self._end)))
 
     def append(self, data: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Files that must hold what was written: they are opened, measured and compared."""
+"""Files of a recorded size and checksum: opening, measuring and comparing them."""
 
 from __future__ import annotations
 

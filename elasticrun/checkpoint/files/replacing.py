@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX, fsync_directory
-from elasticrun.checkpoint.files.streams import NotingWriter, write_through
+from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
 
 _LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.
 
@@ -40,7 +40,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
-            write_through(NotingWriter(file.write), write)
+            write_through(ErrorKeepingWriter(file.write), write)
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)

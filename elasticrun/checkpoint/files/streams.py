@@ -1,4 +1,4 @@
-"""Streams in front of files, which know what became of what was written to them."""
+"""Write-only streams in front of files, which keep errors and compute checksums."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class NotingWriter(io.BufferedIOBase):
-    """A write-only stream that remembers whether what takes its bytes has failed.
+class ErrorKeepingWriter(io.BufferedIOBase):
+    """A write-only stream that keeps the error with which a write has failed.
 
     It has no `fileno()`, which would let a writer bypass it, as the legacy format of
     `torch.save` does.
@@ -41,7 +41,7 @@ class NotingWriter(io.BufferedIOBase):
             return view.nbytes
 
 
-class ChecksumWriter(NotingWriter):
+class ChecksumWriter(ErrorKeepingWriter):
     """One that measures the bytes it hands on, too."""
 
     def __init__(self, take: Callable[[memoryview], object]) -> None:
@@ -56,7 +56,7 @@ class ChecksumWriter(NotingWriter):
         return size
 
 
-_Writer = TypeVar("_Writer", bound=NotingWriter)
+_Writer = TypeVar("_Writer", bound=ErrorKeepingWriter)
 
 
 def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writer:

@@ -15,7 +15,11 @@ from elasticrun.checkpoint.inspection.entries import (
     choose_checkpoint,
     choose_storage,
 )
-from elasticrun.checkpoint.keeping import Keeping, parse_keep_best, parse_keep_every
+from elasticrun.checkpoint.retention import (
+    RetentionPolicy,
+    parse_keep_best,
+    parse_keep_every,
+)
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import ElasticRunError
@@ -36,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
     directory, rest = _split(options.words)
     try:
         if directory is not None:
-            _refuse_mistyped(directory, rest)
+            _refuse_mistyped(directory)
         arguments = _make_parser().parse_args(rest)
         arguments.directory = directory
         has_found = _say(arguments.act(arguments))
@@ -69,10 +73,9 @@ def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(words)
 
 
-def _refuse_mistyped(word: str, rest: Sequence[str]) -> None:
+def _refuse_mistyped(word: str) -> None:
     """Refuse a word in the place of a directory that is rather a mistyped action."""
-    makes_directory = "import" in rest
-    if makes_directory or os.sep in word or "~" in word or os.path.exists(word):
+    if os.sep in word or "~" in word or os.path.exists(word):
         return
     similar = difflib.get_close_matches(word, _ACTIONS, n=1)
     hint = f" Did you mean {similar[0]!r}?" if similar else ""
@@ -133,18 +136,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", metavar="OUT", help="a file; safetensors if it ends so, else torch's")
     add("--state", default="model", help="default: model")
-    add("--prefix", action=argparse.BooleanOptionalAction,
-        help="whether keys begin with `module.`; default: as they are")  # fmt: skip
     add("--force", action="store_true", help="replace a file that is there")
-
-
-def _add_import(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("source", metavar="FILE", help="of torch.save, or .safetensors")
-    add("--state", default="model", help="default: model")
-    add("--job", help="the job's name; needed in a directory without checkpoints")
-    add("--new", action="store_true", help="the newest checkpoint may lack the state")
-    add("--force", action="store_true", help="other keys and shapes than there will do")
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> None:
@@ -183,43 +175,24 @@ def _diff(arguments: argparse.Namespace) -> Iterator[str]:
 def _prune(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.pruning import prune
 
-    keeping = Keeping(
+    policy = RetentionPolicy(
         arguments.keep,
         parse_keep_every(arguments.keep_every, setting="--keep-every"),
         parse_keep_best(arguments.keep_best, setting="--keep-best"),
     )
     storage = _storage(arguments)
-    return prune(storage, keeping, is_dry=arguments.dry_run, as_json=arguments.json)
+    return prune(storage, policy, is_dry=arguments.dry_run, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.import_export import export_state
+    from elasticrun.checkpoint.inspection.exporting import export_state
 
     target = local_path(arguments.target, what="export")
     if target.exists() and not arguments.force:
         raise InspectionError(f"{target} is there already; --force replaces it")
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
-    text = export_state(
-        checkpoint, target, state=arguments.state, has_prefix=arguments.prefix
-    )
+    text = export_state(checkpoint, target, state=arguments.state)
     yield json.dumps({"path": str(target)}) if arguments.json else text
-
-
-def _import(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.import_export import import_state
-
-    storage = _storage(arguments, may_be_new=True)
-    source = local_path(arguments.source, what="import")
-    made = import_state(
-        source,
-        storage,
-        state=arguments.state,
-        job=arguments.job,
-        is_new=arguments.new,
-        is_forced=arguments.force,
-    )
-    text = f"{made.path} has {arguments.state!r} from {source}"
-    yield json.dumps({"path": str(made.path)}) if arguments.json else text
 
 
 _Action = tuple[
@@ -234,13 +207,10 @@ _ACTIONS: dict[str, _Action] = {
     "diff": ("which values differ, and by how much", _add_diff, _diff),
     "prune": ("remove old ones", _add_prune, _prune),
     "export": ("write a state as a file of its own", _add_export, _export),
-    "import": ("make a checkpoint with a state from a file", _add_import, _import),
 }
 
 
-def _storage(arguments: argparse.Namespace, *, may_be_new: bool = False) -> Storage:
+def _storage(arguments: argparse.Namespace) -> Storage:
     return choose_storage(
-        arguments.directory,
-        configured=variables().get("ELASTICRUN_CHECKPOINT_DIR"),
-        may_be_new=may_be_new,
+        arguments.directory, configured=variables().get("ELASTICRUN_CHECKPOINT_DIR")
     )

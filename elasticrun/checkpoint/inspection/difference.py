@@ -35,8 +35,8 @@ class Difference:
         text: From what to what, or by how much.
         num_changed: Of a tensor: how many of its values differ.
         num_no_longer_finite: Of a tensor: how many were finite and are so no more.
-        largest: Of a tensor: the largest absolute difference of two finite values;
-            None if no two of those differ.
+        largest: Of a tensor: the largest absolute difference of two finite values, as
+            doubles; None if no two of those differ.
         relative: Of a tensor: the norm of these differences by that of the first.
     """
 
@@ -141,9 +141,8 @@ def _compare_tensors(
     is_nan = first.isnan() & second.isnan()
     has_changed = (first != second) & ~is_nan
     change = second - first
-    if old.dtype in (torch.int64, torch.uint64):
-        change = _change_of_long(old, new)
-        has_changed = change != 0
+    if old.dtype in (torch.int64, torch.uint64):  # Not all of which fit into a double.
+        has_changed = old.view(torch.int64) != new.view(torch.int64)
     num_changed = int(has_changed.sum())
     if not num_changed:
         return None
@@ -181,19 +180,3 @@ def _compare_bytes(
     if first.getvalue() == second.getvalue():
         return None
     return Difference(name, path, CHANGED, f"{kind_of(old)}, bytes differ")
-
-
-def _change_of_long(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return how whole numbers differ that do not all fit into a double."""
-    halves = zip(_halves(old), _halves(new), strict=True)
-    high, low = (after - before for before, after in halves)
-    return high * 2.0**32 + low
-
-
-def _halves(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the upper and lower 32 bits of whole numbers, each exact as a double."""
-    bits = tensor.view(torch.int64)
-    high = bits >> 32
-    if tensor.dtype == torch.uint64:
-        high = high & 0xFFFFFFFF
-    return high.double(), (bits & 0xFFFFFFFF).double()

@@ -1,4 +1,4 @@
-"""What a directory holds: each checkpoint with its condition, and finding one by word.
+"""The checkpoints in a directory, with their conditions; finding one of them.
 
 Only names, manifests and sizes are looked at, so that it is quick and needs no torch.
 """
@@ -99,7 +99,7 @@ def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | 
         checkpoint = read_checkpoint(storage, number)
         checkpoint.check_sizes()
     except FileNotFoundError:
-        if not storage.has_note(name):  # Somebody else's, or just removed.
+        if not storage.is_draft(name):  # Somebody else's, or just removed.
             return None
         condition = WRITING if may_be_written else TORN
     except (CheckpointError, OSError) as error:
@@ -163,14 +163,11 @@ def _say_what_there_is(storage: Storage) -> str:
     return f"{storage.place} has {', '.join(map(str, sorted(numbers)))}."
 
 
-def choose_storage(
-    word: str | None, *, configured: str | None, may_be_new: bool = False
-) -> Storage:
+def choose_storage(word: str | None, *, configured: str | None) -> Storage:
     """Return what keeps the directory that is meant, by a word or without one.
 
     Args:
         configured: What the job itself would use.
-        may_be_new: Whether a directory that is not there will do.
 
     Raises:
         InspectionError: There is no such directory, or none is known.
@@ -181,8 +178,7 @@ def choose_storage(
     if given is not None:
         storage = storage_at(given)
         # An object store has no directories: one without checkpoints is listed so.
-        is_path = isinstance(storage.place, Path)
-        if is_path and not may_be_new and not os.path.isdir(storage.place):
+        if isinstance(storage.place, Path) and not os.path.isdir(storage.place):
             raise InspectionError(
                 f"{given}: there is no such directory. Give the directory that holds "
                 "the checkpoints."

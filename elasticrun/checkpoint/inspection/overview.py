@@ -1,4 +1,4 @@
-"""`elasticrun checkpoints` and its `verify`: which there are, which are whole.
+"""`elasticrun checkpoints list` and `verify`: which there are, and which are whole.
 
 Needs no torch: manifests are JSON, and checksums are of bytes.
 """

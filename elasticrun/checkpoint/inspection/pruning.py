@@ -16,12 +16,12 @@ from elasticrun.checkpoint.inspection.entries import (
     owner_of,
 )
 from elasticrun.checkpoint.inspection.overview import find_problems
-from elasticrun.checkpoint.keeping import Keeping
+from elasticrun.checkpoint.retention import RetentionPolicy
 from elasticrun.checkpoint.storage.storage import Storage
 
 
 def prune(
-    storage: Storage, keeping: Keeping, *, is_dry: bool, as_json: bool
+    storage: Storage, policy: RetentionPolicy, *, is_dry: bool, as_json: bool
 ) -> Iterator[str]:
     """Remove what is older than the newest checkpoints that are whole, by a rule.
 
@@ -37,25 +37,25 @@ def prune(
     """
     with _kept_from_new_jobs(storage) as is_used:
         entries = find_entries(storage, is_used=is_used)
-        doomed = _choose_doomed(entries, keeping, is_used=is_used)
-        for entry in doomed:
+        to_remove = _choose_what_goes(entries, policy, is_used=is_used)
+        for entry in to_remove:
             if not is_dry:
                 storage.remove(entry.path.name)
             if not as_json:
                 yield f"{'would remove' if is_dry else 'removed'} {entry.path.name}"
-    size = sum(entry.size for entry in doomed)
+    size = sum(entry.size for entry in to_remove)
     if as_json:
         yield json.dumps(
             {
                 "directory": str(storage.place),
-                "removed": [entry.number for entry in doomed],
+                "removed": [entry.number for entry in to_remove],
                 "size": size,
                 "is_dry_run": is_dry,
             }
         )
     else:
         verb = "would free" if is_dry else "freed"
-        yield f"{verb} {size_text(size)}" if doomed else "nothing to remove"
+        yield f"{verb} {size_text(size)}" if to_remove else "nothing to remove"
 
 
 @contextmanager
@@ -75,8 +75,8 @@ def _kept_from_new_jobs(storage: Storage) -> Iterator[bool]:
         storage.release()
 
 
-def _choose_doomed(
-    entries: list[Entry], keeping: Keeping, *, is_used: bool
+def _choose_what_goes(
+    entries: list[Entry], policy: RetentionPolicy, *, is_used: bool
 ) -> list[Entry]:
     committed = {e.number: e for e in entries if e.condition not in (WRITING, TORN)}
 
@@ -86,13 +86,13 @@ def _choose_doomed(
 
     def value_of(number: int) -> float | None:
         checkpoint = committed[number].checkpoint
-        if checkpoint is None or keeping.best is None:
+        if checkpoint is None or policy.best is None:
             return None
-        return checkpoint.manifest.value_of(keeping.best[0])
+        return checkpoint.manifest.value_of(policy.best[0])
 
-    if keeping.best is not None:
-        _check_known(keeping.best[0], committed.values())
-    stay = keeping.choose(committed, is_good=is_whole, value_of=value_of)
+    if policy.best is not None:
+        _check_known(policy.best[0], committed.values())
+    stay = policy.choose(committed, is_good=is_whole, value_of=value_of)
     return [
         entry
         for entry in entries

@@ -69,7 +69,7 @@ def make_layout(name: str, descriptions: Sequence[Description]) -> Layout:
         CheckpointError: The replicas have different states, or chunks that overlap or
             leave a part of a tensor to nobody.
     """
-    _check_alike(name, descriptions)
+    _check_same_on_all_ranks(name, descriptions)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     try:
         plans, _ = planner.create_global_plan([_plan(each) for each in descriptions])
@@ -111,7 +111,7 @@ def _plan(description: Description) -> SavePlan:
     return SavePlan(items)
 
 
-def _check_alike(name: str, descriptions: Sequence[Description]) -> None:
+def _check_same_on_all_ranks(name: str, descriptions: Sequence[Description]) -> None:
     first = descriptions[0]
     for rank, other in enumerate(descriptions):
         for kind in ("tensors", "plain"):

@@ -119,14 +119,14 @@ class ShardedState(StatefulState):
         values = load_values_of(self, fileobj)
         saved = SavedState.decode(values) or SavedState(values, {})
         with ShardReader(self.name, saved, open_file) as reader:
-            self.take_saved(saved, reader)
+            self.set_saved(saved, reader)
 
     @abstractmethod
     def current_values(self) -> Any:
         """Return the object's state as it is saved."""
 
     @abstractmethod
-    def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
+    def set_saved(self, saved: SavedState, reader: ShardReader) -> None:
         """Give the object a saved state."""
 
 
@@ -136,7 +136,7 @@ class ShardedModuleState(ShardedState):
     def current_values(self) -> Any:
         return self.target.state_dict()
 
-    def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
+    def set_saved(self, saved: SavedState, reader: ShardReader) -> None:
         current = leaves_by_path(self.target.state_dict())
         targets: dict[str, Tensor] = {}
         sources: dict[str, TensorSource] = {}
@@ -169,7 +169,7 @@ class ShardedModuleState(ShardedState):
                 "another checkpoint directory."
             )
         fill(targets, sources, reader)
-        self.take(values)
+        self.set_values(values)
 
 
 class _Chunks(BaseState):

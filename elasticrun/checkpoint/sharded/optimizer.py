@@ -41,7 +41,7 @@ class ShardedOptimizerState(ShardedState):
         self._modules: list[tuple[str, nn.Module]] = []
         self._parameters: dict[str, Tensor] = {}
 
-    def meet(self, states: Iterable[BaseState]) -> None:
+    def note_states(self, states: Iterable[BaseState]) -> None:
         self._modules = modules_among(states)
         self._find_names()
 
@@ -52,7 +52,7 @@ class ShardedOptimizerState(ShardedState):
         self._find_names()  # `add_param_group` may have been called since.
         return by_names(self._optimizer.state_dict(), list(self._parameters))
 
-    def take_saved(self, saved: SavedState, reader: ShardReader) -> None:
+    def set_saved(self, saved: SavedState, reader: ShardReader) -> None:
         self._find_names()
         check_kind(self.name, self._optimizer, saved.values)
         if not has_names(saved.values):  # It was saved by a program without shards.
@@ -80,7 +80,7 @@ class ShardedOptimizerState(ShardedState):
         fill(targets, sources, reader)
         values = by_numbers(values, in_groups(self._parameters, self._optimizer))
         check_entries(self.name, self._optimizer, values, list(self._parameters))
-        self.take(values)
+        self.set_values(values)
 
     def _parameter_of(self, path: str) -> Tensor | None:
         """Return the parameter that `state.model.0.weight.exp_avg`, say, is of."""

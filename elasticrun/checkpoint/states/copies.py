@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elasticrun.checkpoint.states.nested import find_doubtful, is_plain, map_leaves
+from elasticrun.checkpoint.states.nested import find_maybe_unsafe, is_plain, map_leaves
 from elasticrun.checkpoint.states.numpy_scalars import encode_scalar
 
 _SMALL = 1 << 16  # Bytes; a larger tensor takes longer to copy than to write down.
@@ -133,7 +133,7 @@ def _check_attributes(attributes: dict[str, Any]) -> None:
     """Refuse attributes of a dictionary that may not load: a module's has versions."""
     versions = attributes.get("_metadata")
     if type(versions) is not OrderedDict or len(attributes) > 1:
-        if any(True for _ in find_doubtful(attributes)):
+        if any(True for _ in find_maybe_unsafe(attributes)):
             raise _NotCopied
     elif not all(
         type(row) is dict and is_plain(row.values()) for row in versions.values()

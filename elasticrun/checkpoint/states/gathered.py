@@ -1,4 +1,4 @@
-"""Small states of each rank's own: rank 0 writes them, those of many ranks a file.
+"""Small states that differ from rank to rank; rank 0 writes those of all ranks.
 
 With a file a rank, thousands of replicas would make thousands of files of some
 kilobytes in each checkpoint, and a manifest that names them all; with a single file,

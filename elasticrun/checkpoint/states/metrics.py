@@ -110,10 +110,10 @@ class MetricState(StatefulState):
         values.update(self._merged)
         return values
 
-    def take(self, values: Any) -> None:
+    def set_values(self, values: Any) -> None:
         """Give each metric its states; sums to rank 0 alone: they count once."""
         if not find_metrics(self._module):
-            super().take(values)
+            super().set_values(values)
             return
         values = type(values)(values)
         is_first = own_rank() == 0
@@ -135,7 +135,7 @@ class MetricState(StatefulState):
                 value = values[key].to(metric.device, copy=True)
                 has_it = is_first or _MERGED[kind][1]
                 values[key] = value if has_it else torch.zeros_like(value)
-        super().take(values)
+        super().set_values(values)
         for prefix, metric in find_metrics(self._module):
             metric._update_count = counts[prefix]
             metric._computed = None

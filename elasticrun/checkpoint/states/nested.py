@@ -51,7 +51,7 @@ def _of_kind(values: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     return ordered
 
 
-def find_doubtful(values: Any) -> Iterator[Any]:
+def find_maybe_unsafe(values: Any) -> Iterator[Any]:
     """Yield the parts of nested values that a safe unpickler might refuse.
 
     If it takes all of these, it takes `values`. A doubtful key is yielded as the key of
@@ -62,28 +62,28 @@ def find_doubtful(values: Any) -> Iterator[Any]:
     kind = type(values)
     if kind in (dict, OrderedDict):
         yield from ({key: None} for key in values if not is_plain((key,)))
-        yield from _doubtful_among(values.values())
-        if kind is OrderedDict and list(find_doubtful(vars(values))):
+        yield from _maybe_unsafe_among(values.values())
+        if kind is OrderedDict and list(find_maybe_unsafe(vars(values))):
             # A module's has attributes, which are saved with it as they are.
             yield _of_kind(values, {})
     elif kind in (list, tuple):
-        yield from _doubtful_among(values)
+        yield from _maybe_unsafe_among(values)
     elif kind is set:
         if not is_plain(values):
             yield values
     elif isinstance(values, torch.Tensor):
         if kind in (torch.Tensor, torch.nn.Parameter):
-            yield from find_doubtful(vars(values))
+            yield from find_maybe_unsafe(vars(values))
         else:
             yield values
     elif not is_plain((values,)):
         yield values
 
 
-def _doubtful_among(row: Collection[Any]) -> Iterator[Any]:
+def _maybe_unsafe_among(row: Collection[Any]) -> Iterator[Any]:
     if not is_plain(row):
         for value in row:
-            yield from find_doubtful(value)
+            yield from find_maybe_unsafe(value)
 
 
 def is_plain(row: Collection[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""NumPy's scalars as bytes and back, with their types.
+"""NumPy's scalars as bytes that keep their types, and back.
 
 An unpickler that executes nothing knows none of their types; and a sum in float32 that
 came back as a Python number would go on in float64.

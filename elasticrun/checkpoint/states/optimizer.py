@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from elasticrun.checkpoint.states.dtypes import SHAPED_LIKE_PARAMETER
 from elasticrun.checkpoint.states.parameter_names import (
     ADD_GROUPS_BEFORE,
-    BUILD_IT_ALIKE,
+    BUILD_AS_SAVED,
     by_names,
     by_numbers,
     has_names,
@@ -51,7 +51,7 @@ class OptimizerState(StatefulState):
         # has been registered from which the parameters have theirs.
         self._taken_by_order: list[str] | None = None
 
-    def meet(self, states: Iterable[BaseState]) -> None:
+    def note_states(self, states: Iterable[BaseState]) -> None:
         self._registered = states  # Also those that will be registered after this one.
 
     def values_to_save(self) -> Any:
@@ -62,7 +62,7 @@ class OptimizerState(StatefulState):
         self._check_order(names)
         return by_names(values, names)
 
-    def take(self, values: Any) -> None:
+    def set_values(self, values: Any) -> None:
         """Give the optimizer a state, each parameter its own.
 
         Raises:
@@ -74,7 +74,7 @@ class OptimizerState(StatefulState):
             values = self._in_own_order(values)
             self._check_groups(values)
             check_entries(self.name, self._optimizer, values, self._find_names())
-        super().take(values)
+        super().set_values(values)
 
     def _in_own_order(self, values: Mapping[str, Any]) -> Any:
         own_names = self._find_names()
@@ -106,7 +106,7 @@ class OptimizerState(StatefulState):
     def _check_groups(self, values: Mapping[str, Any]) -> None:
         saved, own = len(values["param_groups"]), len(self._optimizer.param_groups)
         if saved != own:
-            what_to_do = ADD_GROUPS_BEFORE if saved > own else BUILD_IT_ALIKE
+            what_to_do = ADD_GROUPS_BEFORE if saved > own else BUILD_AS_SAVED
             raise CheckpointError(
                 f"the saved optimizer {self.name!r} has {saved} parameter groups, but "
                 f"this one has {own}. {what_to_do}"
@@ -151,7 +151,7 @@ def check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> No
                 f"the saved state {name!r} is not that of a "
                 f"{type(optimizer).__name__}: its groups have "
                 f"{', '.join(sorted(foreign))}, and lack "
-                f"{', '.join(sorted(lacking))}. {BUILD_IT_ALIKE}"
+                f"{', '.join(sorted(lacking))}. {BUILD_AS_SAVED}"
             )
 
 
@@ -193,7 +193,7 @@ def check_entries(
         raise CheckpointError(
             f"the saved state {name!r} does not fit the {type(optimizer).__name__} of "
             f"this program: {'; '.join(misfits[:_MOST_SHOWN])}. Its parameters are "
-            f"others, or in another order, or it was changed. {BUILD_IT_ALIKE}"
+            f"others, or in another order, or it was changed. {BUILD_AS_SAVED}"
         )
 
 

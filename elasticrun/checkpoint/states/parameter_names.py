@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from elasticrun.errors import CheckpointError
 
-BUILD_IT_ALIKE = (
+BUILD_AS_SAVED = (
     "Build it as it was when it was saved, or start anew with another checkpoint "
     "directory."
 )
@@ -82,7 +82,7 @@ def by_names(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     if len(numbers) != len(names):
         raise CheckpointError(
             f"the saved optimizer has {len(numbers)} parameters, but this one has "
-            f"{len(names)}. {BUILD_IT_ALIKE}"
+            f"{len(names)}. {BUILD_AS_SAVED}"
         )
     name_of = dict(zip(numbers, names, strict=True))
     return {
@@ -109,11 +109,11 @@ def by_numbers(values: Any, groups: Sequence[Sequence[str]] | None = None) -> An
         return values
     saved = [group["params"] for group in values["param_groups"]]
     groups = saved if groups is None else groups
-    if not _are_alike(saved, groups):
+    if not _have_same_names(saved, groups):
         values = _without_wrappers(values)
         saved = [group["params"] for group in values["param_groups"]]
         groups = [list(map(_unwrapped, names)) for names in groups]
-        if not _are_alike(saved, groups):
+        if not _have_same_names(saved, groups):
             raise CheckpointError(_describe_difference(saved, groups))
     names = [name for group in groups for name in group]
     number_of = {name: number for number, name in enumerate(names)}
@@ -131,7 +131,9 @@ def by_numbers(values: Any, groups: Sequence[Sequence[str]] | None = None) -> An
     }
 
 
-def _are_alike(saved: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> bool:
+def _have_same_names(
+    saved: Sequence[Sequence[str]], own: Sequence[Sequence[str]]
+) -> bool:
     return [set(names) for names in saved] == [set(names) for names in own]
 
 
@@ -177,5 +179,5 @@ def _describe_difference(
     else:
         gone, new = sorted(before - now), sorted(now - before)
         text = f"are others (only saved: {gone[:5]}, only here: {new[:5]})"
-    what_to_do = ADD_GROUPS_BEFORE if len(saved) > len(own) else BUILD_IT_ALIKE
+    what_to_do = ADD_GROUPS_BEFORE if len(saved) > len(own) else BUILD_AS_SAVED
     return f"the saved optimizer's parameters {text}. {what_to_do}"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds one of per name: the interface of a state."""
+"""The interface of a state: one named thing that every checkpoint holds."""
 
 from __future__ import annotations
 
@@ -59,6 +59,13 @@ class BaseState(ABC):
         It may have been called twice: into memory that ran out, then into the file.
         """
 
+    def committed(self) -> None:  # noqa: B027 (as `sync`)
+        """Act on the commit of the save in which this state was captured.
+
+        Called on every replica in the training thread: at the end of a save that is
+        awaited, else at the first boundary after it. Never for a save that has failed.
+        """
+
     def values(self) -> Mapping[str, Any]:
         """Return the values by which `keep_best` may tell the best, by their names."""
         return {}
@@ -102,7 +109,7 @@ class BaseState(ABC):
         """Return what is saved with it in files of its own, and not loaded alone."""
         return ()
 
-    def meet(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
+    def note_states(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
         """Take note of the registered states, once, before this one joins them.
 
         Args:

@@ -25,7 +25,7 @@ from elasticrun.checkpoint.states.values import (
     load_values_of,
     save_values_of,
 )
-from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
+from elasticrun.errors import CheckpointError
 from elasticrun.replicas.gathering import gather, num_replicas
 
 _DTENSOR = "DTensor"
@@ -63,7 +63,6 @@ class StatefulState(BaseState):
         self.target: Stateful = target
         self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = Copies()
-        self._has_warned = False
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
@@ -84,9 +83,9 @@ class StatefulState(BaseState):
         if self._consolidate is not None:
             self._consolidate(to=0)
         elif not _is_torchs(self.target) and num_replicas() > 1:
-            self._check_alike()
+            self._check_same_on_all_ranks()
 
-    def _check_alike(self) -> None:
+    def _check_same_on_all_ranks(self) -> None:
         digests = gather(_digest_of(self.target.state_dict()))
         others = [rank for rank, each in enumerate(digests) if each != digests[0]]
         if others:
@@ -111,23 +110,7 @@ class StatefulState(BaseState):
 
     def values_to_save(self) -> Any:
         """Return what is written."""
-        values: Any = self.target.state_dict()
-        if isinstance(values, dict) and not values and not self._has_warned:
-            self._warn_of_nothing_kept()
-        return values
-
-    def _warn_of_nothing_kept(self) -> None:
-        lost = _find_lost(self.target)
-        if lost:
-            self._has_warned = True
-            warn_at_program(
-                f"register({self.name}={type(self.target).__name__}): its state_dict() "
-                f"is empty, so nothing of it is in the checkpoint, though it has "
-                f"{', '.join(lost)}. It begins anew at each restart. Let state_dict() "
-                "return what it needs (a buffer by persistent=True), or do not "
-                "register it.",
-                CheckpointWarning,
-            )
+        return self.target.state_dict()
 
     @property
     def overwrites(self) -> object:
@@ -146,7 +129,7 @@ class StatefulState(BaseState):
             CheckpointError: The saved state does not fit the object, or would execute
                 code.
         """
-        self.take(load_values_of(self, fileobj, is_copied=_copies(self.target)))
+        self.set_values(load_values_of(self, fileobj, is_copied=_copies(self.target)))
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
         """Load it; of a sharded one, put every tensor together."""
@@ -154,9 +137,9 @@ class StatefulState(BaseState):
         saved = SavedState.decode(values)
         if saved is not None:
             values = read_whole_state(self.name, saved, open_file)
-        self.take(values)
+        self.set_values(values)
 
-    def take(self, values: Any) -> None:
+    def set_values(self, values: Any) -> None:
         """Give the object loaded values.
 
         Raises:
@@ -182,20 +165,6 @@ def _is_torchs(target: object) -> bool:
     kinds = (nn.Module, Optimizer, LRScheduler)
     is_own = type(target).__module__.startswith(("torch.", "elasticrun."))
     return is_own or isinstance(target, kinds)
-
-
-def _find_lost(target: object) -> list[str]:
-    """Return the names of what an object with an empty state may have to lose."""
-    if isinstance(target, nn.Module):
-        return [name for name, _ in target.named_buffers()]
-    if _is_torchs(target):  # As a GradScaler that is not enabled.
-        return []
-    kinds = (int, float, complex, torch.Tensor, list, dict, set)
-    return [
-        name
-        for name, value in getattr(target, "__dict__", {}).items()
-        if isinstance(value, kinds) and not isinstance(value, bool)
-    ]
 
 
 def has_shards(target: Any) -> bool:

@@ -18,7 +18,7 @@ from torch.serialization import add_safe_globals, get_safe_globals
 from torch.utils.serialization import config
 
 from elasticrun.checkpoint.states.copies import Copies
-from elasticrun.checkpoint.states.nested import find_doubtful, map_leaves, map_paths
+from elasticrun.checkpoint.states.nested import find_maybe_unsafe, map_leaves, map_paths
 from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointError, text_of
@@ -210,7 +210,7 @@ def check_loads_safely(values: Any, *, name: str) -> None:
     """
     with _refusing_cycles(name):
         _refuse_shards_among(values, name)
-        doubtful = _smallest_tensors(find_doubtful(values))
+        doubtful = _smallest_tensors(find_maybe_unsafe(values))
     if not doubtful:
         return
     try:
@@ -271,7 +271,7 @@ def _smallest_tensors(values: Iterable[Any]) -> list[Any]:
     tensors: dict[type, torch.Tensor] = {}
     for value in values:
         kind = type(value)
-        if not isinstance(value, torch.Tensor) or list(find_doubtful(vars(value))):
+        if not isinstance(value, torch.Tensor) or list(find_maybe_unsafe(vars(value))):
             others.append(value)
         elif _size(value) <= _size(tensors.setdefault(kind, value)):
             tensors[kind] = value

@@ -9,31 +9,81 @@ the owner looks whether it still owns the place.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import re
 import secrets
+import socket
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from elasticrun.checkpoint.storage.claimant import (
-    Claim,
-    claim_name,
-    claim_numbers,
-    newest_claim,
-    read_claim,
-    this_machine,
-)
 from elasticrun.checkpoint.storage.lock import OwnerProcess, in_use
 from elasticrun.checkpoint.storage.objects import Objects
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 logger = logging.getLogger(__name__)
 
+_NAME = re.compile("claim-([0-9]{8,})")
+_LONG_AGO = 3600.0  # Clocks that differ by so much cannot even log in to most stores.
 _PATIENCE = 10.0  # Seconds for the last renewal, of a store that may be gone.
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class Claim:
+    """Who owns the place.
+
+    Attributes:
+        token: Tells it from every other.
+        machine: Of the owner: where its process number means something.
+        renewals: Counts up while the owner lives.
+        time: Of the last one, by the owner's clock.
+        folder: The checkpoint that it has begun last.
+        is_released: Whether the owner has given the place back.
+    """
+
+    token: str
+    machine: str
+    owner: OwnerProcess
+    renewals: int = 0
+    time: float = 0.0
+    folder: str | None = None
+    is_released: bool = False
+
+    @classmethod
+    def decode(cls, data: bytes) -> Claim:
+        """Return what `encode` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            fields = json.loads(data)
+            return cls(**{**fields, "owner": OwnerProcess(**fields["owner"])})
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"no claim: {error!r}") from error
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its owner is known to write no more."""
+        return self.is_released or (
+            self.machine == this_machine() and not _lives(self.owner)
+        )
+
+    @property
+    def is_old(self) -> bool:
+        """Whether nothing was heard of its owner for so long that clocks can tell."""
+        return abs(time.time() - self.time) > _LONG_AGO
+
+
+@dataclass(frozen=True)
+class ClaimTiming:
     """How often a claim is renewed, and when it counts as given up; in seconds.
 
     Attributes:
@@ -49,15 +99,17 @@ class Rhythm:
 class StoreClaim:
     """This process's claim on the place of some objects."""
 
-    def __init__(self, objects: Objects, *, rhythm: Rhythm = Rhythm()) -> None:
+    def __init__(
+        self, objects: Objects, *, timing: ClaimTiming = ClaimTiming()
+    ) -> None:
         self._objects = objects
-        self._rhythm = rhythm
+        self._timing = timing
         self._number = 0
         self._own: Claim | None = None
         self._guard = threading.Lock()  # A save and the renewing thread put the claim.
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self.left_behind: str | None = None
+        self.folder_of_lost_owner: str | None = None
 
     @property
     def name(self) -> str | None:
@@ -78,14 +130,14 @@ class StoreClaim:
         if self._own is not None:
             raise in_use(self._objects.place, self._own.owner)
         deadline = time.monotonic() + timeout
-        watch = _Watch(self._objects, self._rhythm.silence, deadline)
+        watch = _OwnerWatch(self._objects, self._timing.silence, deadline)
         while True:
             number, claim = newest_claim(self._objects)
             if claim is None or claim.is_over or watch.is_given_up(number, claim):
                 if self._take(number + 1):
                     break
             else:
-                time.sleep(self._rhythm.look)
+                time.sleep(self._timing.look)
         self._note_taken_from(claim)
         self._forget_older()
         self._has_ended.clear()
@@ -96,7 +148,7 @@ class StoreClaim:
 
     def _note_taken_from(self, claim: Claim | None) -> None:
         if claim is not None and not claim.is_over:
-            self.left_behind = claim.folder
+            self.folder_of_lost_owner = claim.folder
             warn_at_program(
                 f"{self._objects.place} is taken over from {claim.owner}, of which "
                 "nothing was heard for a while. If that job still lives, it stops at "
@@ -183,7 +235,7 @@ class StoreClaim:
 
     def _keep_renewing(self) -> None:
         """Renew the claim now and then, in a thread of its own."""
-        while not self._has_ended.wait(self._rhythm.renewal):
+        while not self._has_ended.wait(self._timing.renewal):
             try:
                 self.check()
                 self._renew()
@@ -194,7 +246,7 @@ class StoreClaim:
                 logger.info("the claim was not renewed: %s", error)
 
 
-class _Watch:
+class _OwnerWatch:
     """Looks whether a claim is renewed."""
 
     def __init__(self, objects: Objects, silence: float, deadline: float) -> None:
@@ -229,3 +281,67 @@ class _Watch:
                 self._silence,
             )
         return is_given_up
+
+
+def newest_claim(objects: Objects) -> tuple[int, Claim | None]:
+    """Return the highest number and its claim; 0 and None if there never was any.
+
+    Raises:
+        OSError: It cannot be told.
+    """
+    number = max(claim_numbers(objects), default=0)
+    while read_claim(objects, number + 1) is not None:  # A list may lag behind.
+        number += 1
+    return number, read_claim(objects, number)
+
+
+def find_claimant(objects: Objects) -> OwnerProcess | None:
+    """Return who owns the place now, as far as its claim tells.
+
+    Raises:
+        OSError: It cannot be told.
+    """
+    _, claim = newest_claim(objects)
+    return None if claim is None or claim.is_over or claim.is_old else claim.owner
+
+
+def claim_numbers(objects: Objects) -> list[int]:
+    """Return the numbers of the claims that there are."""
+    return [int(m[1]) for name in objects.list() if (m := _NAME.fullmatch(name))]
+
+
+def read_claim(objects: Objects, number: int) -> Claim | None:
+    """Return a claim, None if it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        data = objects.get(claim_name(number))
+        try:
+            return Claim.decode(data)
+        except ValueError:  # Perhaps of a later version; it can still be watched.
+            unknown = OwnerProcess("an unknown host", 0, 0.0, "an unknown time")
+            return Claim(str(data), "", unknown, time=time.time())
+    return None
+
+
+def claim_name(number: int) -> str:
+    """Return the name of the object that holds a claim."""
+    return f"claim-{number:08d}"
+
+
+def this_machine() -> str:
+    """Return what is the same only where process numbers mean the same processes."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # It is not Linux: nothing can be told of any process.
+        return f"{socket.gethostname()} {secrets.token_hex(8)}"
+
+
+def _lives(owner: OwnerProcess) -> bool:
+    import psutil  # Not before it is needed: the command line starts without.
+
+    try:
+        process = psutil.Process(owner.pid)
+        is_same = abs(process.create_time() - owner.process_started) < 1.0
+        return bool(is_same and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -13,10 +12,9 @@ from typing import BinaryIO, TypeVar
 from elasticrun.checkpoint.files import durable, recorded
 from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.files.recorded import FileRecord
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
 from elasticrun.checkpoint.storage.lock import DirectoryLock, OwnerProcess, find_owner
 from elasticrun.checkpoint.storage.storage import (
-    NOTE_PREFIX,
     Storage,
     StoreUnreachableError,
     in_the_way,
@@ -50,41 +48,41 @@ class LocalStorage(Storage):
     def find_owner(self) -> OwnerProcess | None:
         return find_owner(self._directory)
 
-    def left_behind(self) -> str | None:
+    def folder_of_lost_owner(self) -> str | None:
         return None  # A lock ends with its process, which then writes no more.
 
     def list_names(self) -> list[str]:
-        return _insist(lambda: os.listdir(self._directory))
+        return _retry(lambda: os.listdir(self._directory))
 
     def read(self, *names: str) -> bytes:
-        return _insist(lambda: recorded.read_small(self.locate(*names)))
+        return _retry(lambda: recorded.read_small(self.locate(*names)))
 
     def replace(self, name: str, data: bytes) -> None:
         durable.write_atomically(self.locate(name), data)
 
-    def begin(self, folder: str, *, token: str) -> None:
+    def begin(self, folder: str) -> None:
         self._lock.check()
         path = self.locate(folder)
         if durable.find_size(path) is not None:
-            if not self.has_note(folder):
+            if not self.is_draft(folder):
                 raise in_the_way(path)
             self.remove(folder)
         try:
-            durable.write_note(self._note_of(folder), token.encode())
             durable.make_directory(path)
-        except OSError:  # Else each save on a full disk would leave a note.
+            durable.make_empty_file(path / DRAFT_NAME)
+        except OSError:  # Else each save on a full disk would leave a folder.
             with contextlib.suppress(OSError):
                 self.remove(folder)
             raise
 
-    def has_note(self, folder: str) -> bool:
-        return _insist(lambda: durable.find_size(self._note_of(folder))) is not None
-
-    def remove_note(self, folder: str) -> None:
-        durable.remove_file(self._note_of(folder))
-
-    def _note_of(self, folder: str) -> Path:
-        return self.locate(NOTE_PREFIX + folder)
+    def is_draft(self, folder: str) -> bool:
+        path = self.locate(folder)
+        try:
+            # An empty one was just made, or is about to go.
+            names = _retry(lambda: os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return not names or DRAFT_NAME in names
 
     def has(self, folder: str) -> bool:
         return self.locate(folder).is_dir()
@@ -96,23 +94,13 @@ class LocalStorage(Storage):
         durable.write_atomically(path / MANIFEST_NAME, manifest)
         durable.fsync_directory(path.parent)
         with contextlib.suppress(OSError):
-            self.remove_note(folder)
+            os.unlink(path / DRAFT_NAME)
 
     def remove(self, folder: str) -> None:
         self._lock.check()
-        if not self.has_note(folder):
-            self._note_removal(folder)
-        durable.remove_tree(self.locate(folder), first=MANIFEST_NAME)
+        path = self.locate(folder)
+        durable.remove_tree(path, first=MANIFEST_NAME, last=DRAFT_NAME)
         durable.fsync_directory(self._directory)
-        self.remove_note(folder)
-
-    def _note_removal(self, folder: str) -> None:
-        try:
-            durable.write_note(self._note_of(folder), b"")
-        except OSError as error:
-            # Where nothing fits, to remove something is what helps.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
 
     def measure_folder(self, folder: str) -> int:
         try:
@@ -139,18 +127,18 @@ class LocalStorage(Storage):
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         path = self.locate(folder, record.name)
-        return _insist(lambda: recorded.open_checked(path, record))
+        return _retry(lambda: recorded.open_checked(path, record))
 
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         names = tuple(names)  # Not their paths: a garbage collection would follow.
-        return _insist(
+        return _retry(
             lambda: {
                 name: durable.find_size(self.locate(folder, name)) for name in names
             }
         )
 
 
-def _insist(look: Callable[[], _Found]) -> _Found:
+def _retry(look: Callable[[], _Found]) -> _Found:
     """Return what a look at the file system finds, which may fail once or twice.
 
     Raises:

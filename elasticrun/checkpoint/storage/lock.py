@@ -11,7 +11,6 @@ import pwd
 import socket
 import stat
 import struct
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,20 +48,17 @@ class OwnerProcess:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-# The locks of this process by device and inode, which an open file keeps from being
-# used again.
-_held: dict[tuple[int, int], tuple[OwnerProcess, io.FileIO]] = {}
-_guard = threading.Lock()
+_held: set[io.FileIO] = set()  # This process's locks, which a fork would inherit.
 
 
 class DirectoryLock:
     """A lock on the file `lock` in a directory, which names its owner.
 
-    It belongs to the open file, so that it is not lost when the program opens and
-    closes the file itself, to copy the directory for instance. It ends with the process
-    however that ends, and no forked child keeps it: a DataLoader worker which outlives
-    a killed replica blocks nobody. The file stays: removing it would let two processes
-    lock two files of one name.
+    It belongs to the open file: a second one is refused in this process, too, and
+    nothing is lost when the program opens and closes the file itself, to copy the
+    directory for instance. It ends with the process however that ends, and no forked
+    child keeps it: a DataLoader worker which outlives a killed replica blocks nobody.
+    The file stays: removing it would let two processes lock two files of one name.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -129,9 +125,8 @@ class DirectoryLock:
         """Give the lock back; it may be free already."""
         if self._file is None or self._file.closed:  # Closed in a fork.
             return
-        with _guard:
-            _held.pop(identity_of(os.fstat(self._file.fileno())), None)
-            self._file.close()
+        _held.discard(self._file)
+        self._file.close()
         self._file = None
 
 
@@ -143,7 +138,6 @@ def find_owner(directory: Path) -> OwnerProcess | None:
     """
     path = directory / "lock"
     try:
-        _refuse_own(path)  # To open and close the file would release it.
         with io.FileIO(open_plain(str(path), os.O_RDONLY | os.O_CLOEXEC)) as file:
             # Shared with other readers; given back when the file is closed, long
             # before an owner that begins just now has tired of waiting.
@@ -208,8 +202,7 @@ def _wait_for(path: Path, timeout: float) -> io.FileIO:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            with _guard:
-                return _lock(path)
+            return _lock(path)
         except LockedError:
             if time.monotonic() >= deadline:
                 raise
@@ -217,26 +210,16 @@ def _wait_for(path: Path, timeout: float) -> io.FileIO:
 
 
 def _lock(path: Path) -> io.FileIO:
-    _refuse_own(path)
     file = durable.open_shared(path)
     try:
         _lock_open_file(file, fcntl.F_WRLCK)
-        owner = OwnerProcess.this_process()
-        durable.overwrite(file, json.dumps(asdict(owner)).encode() + b"\n")
+        owner = asdict(OwnerProcess.this_process())
+        durable.overwrite(file, json.dumps(owner).encode() + b"\n")
     except BaseException:
         file.close()
         raise
-    _held[identity_of(os.fstat(file.fileno()))] = owner, file
+    _held.add(file)
     return file
-
-
-def _refuse_own(path: Path) -> None:
-    try:
-        held = _held.get(identity_of(os.stat(path)))
-    except FileNotFoundError:
-        return
-    if held is not None:
-        raise LockedError(held[0])
 
 
 def _lock_open_file(file: io.FileIO, kind: int) -> None:
@@ -251,7 +234,7 @@ def _lock_open_file(file: io.FileIO, kind: int) -> None:
 
 def _forget_in_child() -> None:
     """Close what a fork has inherited; the parent's open files stay locked."""
-    for _, file in _held.values():
+    for file in _held:
         file.close()
     _held.clear()
 

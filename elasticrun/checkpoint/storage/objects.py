@@ -122,8 +122,12 @@ class Objects:
         sizes.pop(path, None)  # Some stores keep an empty object for the folder.
         return {each.rpartition("/")[2]: size for each, size in sizes.items()}
 
-    def remove(self, name: str) -> None:
-        """Remove an object, or all below a name; it may be gone already."""
+    def remove(self, name: str, *, last: str) -> None:
+        """Remove all below a name, the object `last` after the others."""
+        others = [f"{name}/{each}" for each in self.list(name) if each != last]
+        with contextlib.suppress(FileNotFoundError), self._raising_oserrors(name):
+            if others:  # All at once, for which many stores have a call.
+                self._system.rm([self._path(each) for each in others], recursive=True)
         with contextlib.suppress(FileNotFoundError), self._raising_oserrors(name):
             self._system.invalidate_cache()
             self._system.rm(self._path(name), recursive=True)

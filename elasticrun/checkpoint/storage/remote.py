@@ -17,15 +17,13 @@ from elasticrun.checkpoint.files.recorded import (
     compare,
     missing,
 )
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
-from elasticrun.checkpoint.storage.claim import StoreClaim
-from elasticrun.checkpoint.storage.claimant import find_claimant
+from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
+from elasticrun.checkpoint.storage.claim import StoreClaim, find_claimant
 from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.objects import Objects, open_objects
 from elasticrun.checkpoint.storage.place import RemotePath, parse_place
 from elasticrun.checkpoint.storage.storage import (
-    NOTE_PREFIX,
     Storage,
     StoreUnreachableError,
     in_the_way,
@@ -67,8 +65,8 @@ class RemoteStorage(Storage):
     def find_owner(self) -> OwnerProcess | None:
         return find_claimant(self._objects)
 
-    def left_behind(self) -> str | None:
-        return self._claim.left_behind
+    def folder_of_lost_owner(self) -> str | None:
+        return self._claim.folder_of_lost_owner
 
     def list_names(self) -> list[str]:
         """Return what is there, and not before that shows this process's own claim.
@@ -95,19 +93,16 @@ class RemoteStorage(Storage):
     def replace(self, name: str, data: bytes) -> None:
         self._objects.put(name, data)
 
-    def begin(self, folder: str, *, token: str) -> None:
+    def begin(self, folder: str) -> None:
         self._claim.begin(folder)
         if self._objects.list(folder):
-            if not self.has_note(folder):
+            if not self.is_draft(folder):
                 raise in_the_way(self.locate(folder))
             self.remove(folder)
-        self._objects.put(NOTE_PREFIX + folder, token.encode())
+        self._objects.put(f"{folder}/{DRAFT_NAME}", b"")
 
-    def has_note(self, folder: str) -> bool:
-        return self._objects.find_size(NOTE_PREFIX + folder) is not None
-
-    def remove_note(self, folder: str) -> None:
-        self._objects.remove_object(NOTE_PREFIX + folder)
+    def is_draft(self, folder: str) -> bool:
+        return self._objects.find_size(f"{folder}/{DRAFT_NAME}") is not None
 
     def has(self, folder: str) -> bool:
         del folder
@@ -117,13 +112,12 @@ class RemoteStorage(Storage):
         self._claim.check()
         self._objects.put(f"{folder}/{MANIFEST_NAME}", manifest)
         with suppress(OSError):
-            self.remove_note(folder)
+            self._objects.remove_object(f"{folder}/{DRAFT_NAME}")
 
     def remove(self, folder: str) -> None:
-        self._objects.put(NOTE_PREFIX + folder, b"")
+        self._objects.put(f"{folder}/{DRAFT_NAME}", b"")
         self._objects.remove_object(f"{folder}/{MANIFEST_NAME}")
-        self._objects.remove(folder)
-        self.remove_note(folder)
+        self._objects.remove(folder, last=DRAFT_NAME)
 
     def measure_folder(self, folder: str) -> int:
         try:

@@ -1,9 +1,9 @@
-"""What keeps checkpoints, for those who read and write them: the interface.
+"""The interface of what keeps checkpoints: a directory, or an object store.
 
 A storage has folders, one a checkpoint, with files in them; and a few files beside the
-folders. Names are plain: no slashes in them. A folder is begun and
-removed under a note, a small file beside it: what has neither a note nor a manifest is
-somebody else's, whatever its name.
+folders. Names are plain: no slashes in them. A folder with a manifest is a checkpoint;
+one with `DRAFT_NAME` in its place is a draft, which is written or removed; what has
+neither is somebody else's, whatever its name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import Place
-
-NOTE_PREFIX = "draft."
 
 
 class StoreUnreachableError(OSError):
@@ -69,7 +67,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def left_behind(self) -> str | None:
+    def folder_of_lost_owner(self) -> str | None:
         """Return the folder that a job may still write into though it has lost this."""
 
     # Files beside the folders, which are replaced as a whole.
@@ -93,11 +91,8 @@ class Storage(ABC):
     # Folders.
 
     @abstractmethod
-    def begin(self, folder: str, *, token: str) -> None:
-        """Make an empty folder with a note; what was left there under a note goes.
-
-        Args:
-            token: What the note says, to know this draft from every other one.
+    def begin(self, folder: str) -> None:
+        """Make a draft without files; one that was left there goes.
 
         Raises:
             CheckpointError: Another job has taken this over.
@@ -105,16 +100,12 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def has_note(self, folder: str) -> bool:
+    def is_draft(self, folder: str) -> bool:
         """Return whether a folder was begun, or is being removed, by elasticrun.
 
         Raises:
             OSError: It cannot be told.
         """
-
-    @abstractmethod
-    def remove_note(self, folder: str) -> None:
-        """Remove the note of a folder that is committed or gone; it may be gone too."""
 
     @abstractmethod
     def has(self, folder: str) -> bool:
@@ -124,7 +115,7 @@ class Storage(ABC):
     def commit(self, folder: str, manifest: bytes) -> None:
         """Put the manifest, durably, after all other files: it makes the folder count.
 
-        The note goes then; one that cannot be removed does not matter.
+        `DRAFT_NAME` goes then; one that cannot be removed does not matter.
 
         Raises:
             CheckpointError: Another job has taken this over.
@@ -132,7 +123,7 @@ class Storage(ABC):
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder in any condition; half a removal leaves one with a note.
+        """Remove a folder in any condition; half a removal leaves a draft.
 
         Raises:
             CheckpointError: Another job has taken this over.

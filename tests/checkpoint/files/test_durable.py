@@ -150,7 +150,7 @@ def test_size_of_the_unreachable_is_not_none(tmp_path: Path) -> None:
         durable.find_size(tmp_path / "loop")
 
 
-def test_tree_is_removed_with_the_first_first(
+def test_tree_is_removed_with_the_first_first_and_the_last_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[str] = []
@@ -166,9 +166,9 @@ def test_tree_is_removed_with_the_first_first(
         (directory / name).touch()
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", record)
-        durable.remove_tree(directory, first="manifest.json")
-    assert removed[0] == "manifest.json"
-    assert sorted(removed) == ["a", "b", "manifest.json", "z"]
+        durable.remove_tree(directory, first="manifest.json", last="c")
+    assert removed[-1] == "c"  # Which was the first.
+    assert sorted(removed) == ["a", "b", "c", "z"]
     assert os.listdir(tmp_path) == []
 
 

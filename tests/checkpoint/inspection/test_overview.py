@@ -96,8 +96,8 @@ def test_what_is_wrong_is_listed(tmp_path: Path) -> None:
     short.write_bytes(b"short")
     (tmp_path / "checkpoint-00000002" / "variables").unlink()
     flip_byte(tmp_path / "checkpoint-00000003" / "manifest.json")
-    (tmp_path / "checkpoint-00000004" / "manifest.json").unlink()
-    (tmp_path / "draft.checkpoint-00000004").touch()
+    newest = tmp_path / "checkpoint-00000004"
+    (newest / "manifest.json").rename(newest / "manifest.json.draft")
     found = run(tmp_path, "--json").values["checkpoints"]
     assert [each["condition"] for each in found] == [
         *("never committed", "bad", "bad", "bad"),

@@ -165,7 +165,7 @@ def test_more_parameters_are_loaded_too() -> None:
     net = build()
     sgd = torch.optim.SGD(net[2].parameters(), 0.1, momentum=0.9)
     state = ShardedOptimizerState("optimizer", sgd)
-    state.meet([ShardedModuleState("model", net)])
+    state.note_states([ShardedModuleState("model", net)])
     plain = torch.optim.SGD(build(is_sharded=False).parameters(), 0.1, momentum=0.9)
     sgd.add_param_group({"params": [*net[0].parameters(), *net[1].parameters()]})
     plain.param_groups[:] = [
@@ -218,17 +218,6 @@ def test_a_count_of_steps_stays_plain_beside_a_parameter_like_it(
 
 
 # What others make of them
-
-
-def test_an_import_replaces_all_shards(tmp_path: Path) -> None:
-    run_once(lambda: script(1), tmp_path)
-    net = build(is_sharded=False)
-    torch.save(net.state_dict(), tmp_path / "other.pt")
-    assert run(tmp_path, "import", tmp_path / "other.pt", "--state", "model").code == 0
-    names = {each.name for each in (tmp_path / "checkpoint-00000002").iterdir()}
-    assert names == {"manifest.json", "random.ranks-0", *FILES} - {"model.rank-0"}
-    loaded, _ = run_once(lambda: script(0), tmp_path)
-    same(loaded, dict(net.state_dict()))
 
 
 def test_a_size_is_that_of_all_files(tmp_path: Path) -> None:

@@ -15,8 +15,13 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from elasticrun.checkpoint.storage.claim import Rhythm, StoreClaim
-from elasticrun.checkpoint.storage.claimant import Claim, find_claimant, this_machine
+from elasticrun.checkpoint.storage.claim import (
+    Claim,
+    ClaimTiming,
+    StoreClaim,
+    find_claimant,
+    this_machine,
+)
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.objects import Objects, open_objects
 from elasticrun.checkpoint.storage.place import RemotePath, parse_place
@@ -25,10 +30,10 @@ from tests.support.places import make_place
 from tests.support.stage import wait_until
 
 NEVER = 1e9
-LIVELY = Rhythm(renewal=0.01, look=0.01, silence=NEVER)
-SLEEPY = Rhythm(renewal=NEVER, look=0.01, silence=0.0)
+LIVELY = ClaimTiming(renewal=0.01, look=0.01, silence=NEVER)
+SLEEPY = ClaimTiming(renewal=NEVER, look=0.01, silence=0.0)
 
-Make = Callable[[Rhythm], StoreClaim]
+Make = Callable[[ClaimTiming], StoreClaim]
 
 
 @pytest.fixture
@@ -42,8 +47,8 @@ def objects(tmp_path: object) -> Objects:
 def make(objects: Objects) -> Iterator[Make]:
     made = []
 
-    def make_one(rhythm: Rhythm) -> StoreClaim:
-        made.append(StoreClaim(objects, rhythm=rhythm))
+    def make_one(timing: ClaimTiming) -> StoreClaim:
+        made.append(StoreClaim(objects, timing=timing))
         return made[-1]
 
     yield make_one
@@ -133,7 +138,7 @@ def test_a_process_that_died_here_holds_nothing(
     assert find_claimant(objects) is None
     claim = make(LIVELY)
     claim.acquire(timeout=0)
-    assert claim.left_behind is None
+    assert claim.folder_of_lost_owner is None
 
 
 def test_a_process_number_that_was_given_again_is_another_process(
@@ -152,8 +157,8 @@ def test_a_silent_job_elsewhere_is_taken_over_with_a_warning(
         put(objects, folder="checkpoint-00000007")
     else:
         put(objects, folder="checkpoint-00000007", time=time.time() - 7200)
-    rhythm = Rhythm(look=0.01, silence=0.02 if how == "silent" else NEVER)
-    claim = make(rhythm)
+    timing = ClaimTiming(look=0.01, silence=0.02 if how == "silent" else NEVER)
+    claim = make(timing)
     with pytest.warns(CheckpointWarning) as caught:
         claim.acquire(timeout=0)
     assert str(caught[0].message) == (
@@ -161,7 +166,7 @@ def test_a_silent_job_elsewhere_is_taken_over_with_a_warning(
         "00:00:00 UTC, of which nothing was heard for a while. If that job still "
         "lives, it stops at its next save."
     )
-    assert claim.left_behind == "checkpoint-00000007"
+    assert claim.folder_of_lost_owner == "checkpoint-00000007"
     claim.check()
 
 
@@ -241,7 +246,7 @@ def test_a_claim_that_cannot_be_read_is_watched_like_any_other(
     objects: Objects, make: Make
 ) -> None:
     objects.put("claim-00000005", b"garbage")
-    claim = make(Rhythm(look=0.01, silence=0.02))
+    claim = make(ClaimTiming(look=0.01, silence=0.02))
     with pytest.warns(CheckpointWarning, match="process 0 on an unknown host"):
         claim.acquire(timeout=0)
     assert claim.name == "claim-00000006"

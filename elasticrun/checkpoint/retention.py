@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Keeping:
+class RetentionPolicy:
     """The rule by which old checkpoints go.
 
     Attributes:

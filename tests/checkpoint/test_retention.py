@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,19 +20,17 @@ from elasticrun import (
     current_job,
     remaining_epochs_until,
     request_checkpoint,
-    request_stop,
     save_all_states,
 )
-from elasticrun.checkpoint.keeping import Keeping
 from elasticrun.checkpoint.listing import list_numbers, read_checkpoint
 from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.retention import RetentionPolicy
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.saving.schedule import (
     FIRST_INTERVAL,
-    PRIOR_SECONDS,
+    SECONDS_BETWEEN_FAILURES,
     AutoInterval,
-    best_interval,
 )
 from elasticrun.testing import run_generation
 from tests.support.data import Numbers
@@ -61,7 +58,9 @@ def test_the_rule_keeps_what_it_says_and_nothing_else(
     every: int | None,
     best: str | None,
 ) -> None:
-    stay = Keeping(last, every, None if best is None else ("loss", best)).choose(
+    stay = RetentionPolicy(
+        last, every, None if best is None else ("loss", best)
+    ).choose(
         sorted(found, reverse=True),
         is_good=lambda number: found[number][0],
         value_of=lambda number: found[number][1],
@@ -251,58 +250,23 @@ class Clock:
         return self.now
 
 
-def save_to_file(interval: AutoInterval, *, is_ending: bool = False) -> io.BytesIO:
-    file = io.BytesIO()
-    interval.is_ending = is_ending
-    interval.save(file)
-    file.seek(0)
-    return file
-
-
-def test_the_interval_comes_from_cost_and_failures() -> None:
-    assert best_interval(2.0, 10_000.0) == 200.0
+def test_the_interval_comes_from_what_saves_cost() -> None:
     clock = Clock()
-    interval = AutoInterval(0, clock=clock)
+    interval = AutoInterval(clock=clock)
     assert interval.next_interval() == FIRST_INTERVAL
     clock.now += 10_000
-    interval.note_cost(2.0)
-    expected = math.sqrt(2 * 2.0 * (PRIOR_SECONDS + 10_000))
+    interval.note_cost(1.0)
+    interval.note_cost(3.0)
+    expected = math.sqrt(2 * 2.0 * SECONDS_BETWEEN_FAILURES)
     assert interval.next_interval() == pytest.approx(expected)
-    assert expected > 200
+    assert expected == 240
 
 
-def test_failures_shorten_it_and_stops_do_not() -> None:
+@given(costs=st.lists(st.floats(0.001, 100), min_size=1, max_size=30))
+def test_saves_never_take_more_than_a_hundredth(costs: list[float]) -> None:
     clock = Clock()
-    first = AutoInterval(0, clock=clock)
-    clock.now += 10_000
-    first.note_cost(1.0)
-    saved = {end: save_to_file(first, is_ending=end) for end in (True, False)}
-    between = {}
-    for is_ending, generation_number in ((True, 1), (False, 1), (False, 4)):
-        interval = AutoInterval(generation_number, clock=clock)
-        saved[is_ending].seek(0)
-        interval.load(saved[is_ending])
-        between[is_ending, generation_number] = interval.seconds_between_failures
-    whole = PRIOR_SECONDS + 10_000
-    assert between == {
-        (True, 1): whole,
-        (False, 1): whole / 2,
-        (False, 4): whole / 5,  # Three starts came to no checkpoint of their own.
-    }
-
-
-@given(
-    costs=st.lists(st.floats(0.001, 100), min_size=1, max_size=30),
-    failures=st.integers(0, 1000),
-)
-def test_saves_never_take_more_than_a_hundredth(
-    costs: list[float], failures: int
-) -> None:
-    clock = Clock()
-    interval = AutoInterval(failures, clock=clock)
-    interval.load(save_to_file(AutoInterval(0, clock=clock)))
+    interval = AutoInterval(clock=clock)
     spent, begun = 0.0, clock.now
-    clock.now += interval.next_interval()
     for cost in costs:
         clock.now += cost
         spent += cost
@@ -311,59 +275,19 @@ def test_saves_never_take_more_than_a_hundredth(
     assert spent <= 0.01 * (clock.now - begun) * (1 + 1e-9)
 
 
-def test_the_job_learns_over_its_generations(tmp_path: Path) -> None:
-    seen = []
-
-    def script(ending: str) -> None:
+def test_the_job_learns_what_its_saves_cost(tmp_path: Path) -> None:
+    def script() -> None:
         job = current_job()
-        auto = job._schedule.auto
+        auto = job._schedule._auto
         assert auto is not None
-        seen.append(auto._num_failures)
         for _ in AdaptiveDataLoader(Numbers(8), 4):
             save_all_states()
+            assert len(auto._costs) > 0
             assert job._watcher._save_interval == pytest.approx(
                 auto.next_interval(), rel=0.1
             )
-            assert auto._costs
-            if ending == "crash":
-                raise Crash
-            request_stop()
 
-    for ending in ("stop", "crash", "crash", "stop", "stop"):
-        run_once(lambda ending=ending: script(ending), tmp_path, save_interval="auto")
-    assert seen == [0, 0, 1, 2, 2]
-
-
-@pytest.mark.parametrize("async_save", [True, False])
-def test_an_end_that_is_saved_as_an_epochs_is_no_failure(
-    tmp_path: Path, async_save: bool
-) -> None:
-    seen = []
-
-    def script(num_epochs: int, *, crashes: bool = False) -> None:
-        auto = current_job()._schedule.auto
-        assert auto is not None
-        seen.append(auto._num_failures)
-        for epoch in remaining_epochs_until(num_epochs):
-            if crashes and epoch == num_epochs - 1:
-                raise Crash
-            list(AdaptiveDataLoader(Numbers(8), 4, name=f"in-{epoch}"))
-
-    def run(num_epochs: int, **options: bool) -> None:
-        run_once(
-            lambda: script(num_epochs, **options),
-            tmp_path,
-            save_interval="auto",
-            save_every="epoch",
-            async_save=async_save,
-        )
-
-    run(2)
-    run(4)
-    run(6, crashes=True)  # After a save at the end of an epoch that was not the last.
-    run(6)
-    run(6)
-    assert seen == [0, 0, 0, 1, 1]
+    run_once(script, tmp_path, save_interval="auto")
 
 
 def test_a_job_saves_by_an_interval_that_it_found(
