@@ -13,7 +13,7 @@ from elasticrun.data.arguments import check_place, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.loop import RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
-from elasticrun.data.order.batches import MAX_LISTS, EqualBatches
+from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
 from elasticrun.data.order.plan import Order
 from elasticrun.data.order.together import Participant, Together
 from elasticrun.errors import ElasticRunError, LoopOrderError
@@ -105,6 +105,7 @@ class CombinedLoader(Looped):
             name=name,
             batches=_Steps(list(members.values()), mode),
             seed=0,
+            plan=None,
             fingerprint={"mode": mode, "members": names},
             made={},
             progress=progress,
@@ -265,11 +266,11 @@ class _Steps:
     members: Sequence[AdaptiveDataLoader]
     mode: Mode
 
-    def batches(self, epoch: int, key: int = 0) -> EqualBatches:
+    def batches(self, epoch: int, key: int = 0) -> SizedBatches:
         del key
         lengths = [len(member._order.batches(epoch)) for member in self.members]
         if self.mode == "min_size":
-            return EqualBatches(min(lengths), 1)
+            return _steps(min(lengths))
         if 0 in lengths and any(lengths):
             member = self.members[lengths.index(0)]
             raise ValueError(
@@ -278,11 +279,15 @@ class _Steps:
                 "one, and it has drop_last=True. Leave drop_last out, or take smaller "
                 "batches."
             )
-        return EqualBatches(max(lengths), 1)
+        return _steps(max(lengths))
 
-    def endless_batches(self, key: int = 0) -> EqualBatches:
+    def endless_batches(self, key: int = 0) -> SizedBatches:
         del key
-        return EqualBatches(MAX_LISTS, 1)
+        return _steps(MAX_LISTS)
+
+
+def _steps(num_steps: int) -> SizedBatches:
+    return SizedBatches(((0, 1),), num_steps)
 
 
 @lru_cache(maxsize=256)

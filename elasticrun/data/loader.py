@@ -24,7 +24,7 @@ from elasticrun.data.loop import LoopStart, RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import SizePlan
 from elasticrun.data.order.loop_orders import ListedOrder, SampleOrder
-from elasticrun.data.order.maps import NoBatchSampler, check_sampler
+from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding
 from elasticrun.data.order.together import Together
@@ -76,8 +76,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         seed_each: "batch" seeds the random generators in DataLoader workers once a
             batch; "sample" before each sample, so that augmentation depends on neither
             world size nor worker count (and with `num_workers=0` too).
-        sampler: The order to deliver in, as a map from position to index: something
-            with a length and `__getitem__`, or `take`, which gets an array of positions
+        sampler: The order to deliver in: a list or an array of indices, which is read
+            now; or something with a length and `take`, which gets an array of positions
             and returns one of indices. `WeightedDraws`, `RandomWindows` and
             `LengthGroups` have another order in each loop.
         batch_sampler: Global batches of any sizes, as a map from a batch's number to
@@ -121,7 +121,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     ) -> None:
         job = current_job()
         check_dataset(dataset)
-        size, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
+        plan, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
         check_sampler(
             sampler,
             batch_sampler,
@@ -142,7 +142,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         self._order = _make_order(
             job,
             dataset,
-            size,
+            plan,
             shuffle=self.shuffle,
             drop_last=bool(drop_last),
             sampler=sampler,
@@ -156,7 +156,6 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         )
         fingerprint = {
             "num_samples": self._order.num_samples,
-            "batch_size": size if isinstance(size, int) else list(map(list, size)),
             "shuffle": self.shuffle,
             "seed": seed,
             "drop_last": bool(drop_last),
@@ -168,13 +167,14 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             name=name,
             batches=self._order,
             seed=seed,
+            plan=plan,
             fingerprint=fingerprint,
             made={"even_batches": self._shares.is_padded, "seed_each": seed_each},
             progress=progress,
         )
         # Set past torch's guard against changing them: torch itself was given none.
-        is_one_size = batch_sampler is None and isinstance(size, int)
-        object.__setattr__(self, "batch_size", size if is_one_size else None)
+        is_one_size = batch_sampler is None and len(plan) == 1
+        object.__setattr__(self, "batch_size", plan[0][1] if is_one_size else None)
         object.__setattr__(self, "drop_last", bool(drop_last))
         object.__setattr__(self, "batch_sampler", NoBatchSampler())
         self._batch_reader = BatchReader(
@@ -306,7 +306,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 def _make_order(
     job: Job,
     dataset: Any,
-    batch_size: int | SizePlan,
+    plan: SizePlan,
     *,
     shuffle: bool,
     drop_last: bool,
@@ -316,12 +316,13 @@ def _make_order(
     if batch_sampler is not None:
         num_batches = job.samples_of(len(batch_sampler), 1)
         return ListedOrder(batch_sampler, num_batches, shuffle=shuffle)
+    if sampler is not None:
+        sampler = as_map(sampler)
     length = len(dataset) if sampler is None else len(sampler)
-    first = batch_size if isinstance(batch_size, int) else batch_size[0][1]
     return SampleOrder(
         length,
-        job.samples_of(length, first),
-        batch_size,
+        job.samples_of(length, plan[0][1]),
+        plan,
         shuffle=shuffle,
         drop_last=drop_last,
         sampler=sampler,

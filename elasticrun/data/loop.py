@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from elasticrun.data.order.batches import Batches, EqualBatches
+from elasticrun.data.order.batches import Batches, SizedBatches
 from elasticrun.data.order.plan import NOTHING
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
@@ -21,7 +21,7 @@ from elasticrun.job.trace import Trace
 # delivers it.
 LoopEnding = Literal["over", "break", "exception", "failed"]
 
-_NO_BATCHES = EqualBatches(0, 1)
+_NO_BATCHES = SizedBatches(((0, 1),), 0)
 NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True, 0, 0))
 
 

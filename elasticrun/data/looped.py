@@ -15,7 +15,7 @@ from elasticrun.data.alike import check_alike, publish
 from elasticrun.data.by_hand import run_with
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
 from elasticrun.data.loop import LoopEnding, LoopStart, RunningLoop
-from elasticrun.data.order.batches import Batches
+from elasticrun.data.order.batches import Batches, SizePlan
 from elasticrun.data.order.plan import NOTHING, loop_key, passes_key
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
@@ -52,6 +52,7 @@ class Looped(ABC):
         name: What the loader is called; without one it is known by its number.
         batches: The global batches of its loops.
         seed: What orders depend on.
+        plan: The sizes of its global batches; None of a loader of loaders.
         made: What must be alike on all replicas, beside the fingerprint.
         progress: Whether rank 0 shows a bar.
     """
@@ -63,6 +64,7 @@ class Looped(ABC):
         name: str | None,
         batches: LoopBatches,
         seed: int,
+        plan: SizePlan | None,
         fingerprint: Fingerprint,
         made: dict[str, Any],
         progress: bool,
@@ -72,9 +74,11 @@ class Looped(ABC):
         self.seed = seed
         self.progress = progress
         self._loop_batches = batches
-        self._state = LoaderState(name=name, default=self.name, fingerprint=fingerprint)
+        self._state = LoaderState(
+            name=name, default=self.name, fingerprint=fingerprint, plan=plan
+        )
         job.register(self._state)
-        self._made = fingerprint | made
+        self._made = self._state.fingerprint | made
         publish(job, self.name, self._made)
         self._is_compared = False
         self.running_loop = RunningLoop()

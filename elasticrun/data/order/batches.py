@@ -17,7 +17,8 @@ MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits
 MAX_LISTS = 2**29  # Batches of such a loop that are lists: places fit 62 bits.
 
 # From samples seen to the size of the batch that begins there: pairs of a number of
-# samples and the size from it on, in their order; the first one begins at 0.
+# samples and the size from it on, in their order; the first one begins at 0. Batches of
+# one size have one pair.
 SizePlan = tuple[tuple[int, int], ...]
 
 
@@ -58,34 +59,8 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class EqualBatches:
-    """Batches of one size; the last one has what is left, or is left out."""
-
-    num_samples: int
-    batch_size: int
-    drop_last: bool = False
-    span = 1
-
-    def __len__(self) -> int:
-        num_full, rest = divmod(self.num_samples, self.batch_size)
-        return num_full + (rest > 0 and not self.drop_last)
-
-    def start(self, number: int) -> int:
-        return min(number * self.batch_size, self.num_samples)
-
-    def size(self, number: int) -> int:
-        return self.start(number + 1) - self.start(number)
-
-    def number_at(self, index: int) -> int:
-        return -(-index // self.batch_size)
-
-    def num_alike(self, number: int) -> int:
-        return max(self.num_samples // self.batch_size - number, 1)
-
-
-@dataclass(frozen=True)
-class PlannedBatches:
-    """Batches whose sizes follow a plan.
+class SizedBatches:
+    """Batches whose sizes follow a plan; the last one has what is left, or is left out.
 
     A size holds from the first batch that begins at its place in the plan or later.
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.batches import (
     Batches,
-    EqualBatches,
     ListedBatches,
-    PlannedBatches,
+    SizedBatches,
 )
-from elasticrun.data.order.maps import order_of_map
+from elasticrun.data.order.maps import as_map, order_of_map
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding, loop_key
@@ -72,10 +71,10 @@ def batches_of(setting: Setting) -> Batches:
     if isinstance(setting.batch_size, list):
         sizes = setting.batch_size
         return ListedBatches(len(sizes), sizes.__getitem__)
+    plan = ((0, setting.batch_size),)
     if isinstance(setting.batch_size, tuple):
         plan = tuple(sorted(setting.batch_size))
-        return PlannedBatches(plan, setting.num_samples, 0, setting.drop_last)
-    return EqualBatches(setting.num_samples, setting.batch_size, setting.drop_last)
+    return SizedBatches(plan, setting.num_samples, 0, setting.drop_last)
 
 
 def num_samples_of(setting: Setting) -> int:
@@ -291,7 +290,7 @@ def test_seeds_depend_on_the_position_in_the_order(each_sample: bool) -> None:
         rank=1,
         world_size=2,
         index=4,
-        order=order_of_map(list(range(100, 110)), key=0),
+        order=order_of_map(as_map(list(range(100, 110))), key=0),
         seeding=Seeding(KEY, each_sample),
     )
     assert list(plan) == [
