@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +18,7 @@ from elasticrun.data.order.together import Participant, Together
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import MicroBatch, Part
+from elasticrun.job.loop import Part
 from elasticrun.job.trace import Trace
 
 Mode = Literal["min_size", "max_size_cycle"]
@@ -122,7 +121,7 @@ class CombinedLoader(Looped):
         """
         if not self.has_one_weight:
             raise ElasticRunError(self._why_weights_differ())
-        return next(iter(self._members.values())).loss_weight
+        return super().loss_weight
 
     @property
     def has_one_weight(self) -> bool:
@@ -158,7 +157,7 @@ class CombinedLoader(Looped):
 
     # How loops are read.
 
-    def _start(self, loop: RunningLoop) -> tuple[deque[MicroBatch], Iterator[Any]]:
+    def _start(self, loop: RunningLoop) -> Iterator[Any]:
         members = list(self._members.values())
         loops = [self._of_member(*each, loop) for each in enumerate(members)]
         self._together = together = Together(
@@ -174,8 +173,7 @@ class CombinedLoader(Looped):
             member._read(own, order, together if is_cut else None)
             for member, (own, order) in zip(members, loops, strict=True)
         ]
-        in_flight: deque[MicroBatch] = deque()
-        return in_flight, self._zipped(in_flight, reads)
+        return self._zipped(loop, reads)
 
     def _of_member(
         self, number: int, member: AdaptiveDataLoader, loop: RunningLoop
@@ -200,18 +198,12 @@ class CombinedLoader(Looped):
         )
         return member.running_loop, order
 
-    def _zipped(
-        self,
-        in_flight: deque[MicroBatch],
-        reads: list[tuple[deque[MicroBatch], Iterator[Any]]],
-    ) -> Iterator[Any]:
+    def _zipped(self, loop: RunningLoop, reads: list[Iterator[Any]]) -> Iterator[Any]:
         """Yield a batch of each member; their batches have the numbers of the steps."""
-        loops = [member.running_loop for member in self._members.values()]
-        for turn in zip(*(batches for _, batches in reads), strict=True):
-            for loop, (own, _) in zip(loops, reads, strict=True):
-                loop.current = own.popleft()
-            part = _joined(tuple(loop.part for loop in loops))
-            in_flight.append((loops[0].current[0], None, part))
+        members = [member.running_loop for member in self._members.values()]
+        for turn in zip(*reads, strict=True):
+            part = _joined(tuple(member.part for member in members))
+            loop.current = (members[0].current[0], None, part)
             if self._is_list:
                 yield list(turn)
             else:
@@ -306,6 +298,7 @@ def _joined(parts: tuple[Part, ...]) -> Part:
         is_step=first.is_step,
         num_read=sum(part.num_read for part in parts),
         advance=1,
+        weight=first.weight,
     )
 
 

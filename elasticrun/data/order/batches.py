@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Protocol
 
 MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits.
@@ -119,11 +120,11 @@ class SizedBatches:
         return max(min([full, *ends[:1]]) - number, 1)
 
     def _stretch_of(self, number: int) -> tuple[int, int, int]:
-        at = bisect_right(self._stretches, number, key=lambda stretch: stretch[0])
+        at = bisect_right(self._stretches, number, key=itemgetter(0))
         return self._stretches[at - 1]
 
     def _stretch_at(self, index: int) -> tuple[int, int, int]:
-        at = bisect_right(self._stretches, index, key=lambda stretch: stretch[1])
+        at = bisect_right(self._stretches, index, key=itemgetter(1))
         return self._stretches[at - 1]
 
 

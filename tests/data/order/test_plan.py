@@ -22,8 +22,9 @@ from elasticrun.data.order.batches import (
 from elasticrun.data.order.maps import as_map, order_of_map
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.permutation import Permutation
-from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding, loop_key
-from elasticrun.job.loop import Part
+from elasticrun.data.order.plan import LoopPlan, Order, Seeding, loop_key
+from elasticrun.data.order.shares import EvenShares
+from elasticrun.job.loop import NOTHING, Part
 
 KEY = loop_key(0, 3, 1)
 
@@ -101,9 +102,10 @@ def plan_of(
     seeding: Seeding | None = None,
 ) -> LoopPlan:
     batches = batches_of(setting)
+    shares = Shares(rank, world_size, setting.max_local_batch_size, setting.is_padded)
     return LoopPlan(
         batches,
-        Shares(rank, world_size, setting.max_local_batch_size, setting.is_padded),
+        EvenShares(batches, shares),
         order or order_in(setting),
         first=batches.number_at(index),
         end=len(batches),
