@@ -45,26 +45,25 @@ def check_dataset(dataset: Any) -> None:
 
 def check_sizes(
     batch_size: Any, max_local_batch_size: Any
-) -> tuple[int | SizePlan, int | None]:
-    """Return the sizes as plain integers, or the plan of them."""
+) -> tuple[SizePlan, int | None]:
+    """Return the plan of global batches, and the largest local one."""
     if batch_size is None:
         raise ValueError(
             "batch_size=None turns torch's batching off, but a global batch must have "
             "a size. Give it, and undo the batching in collate_fn if you must."
         )
-    size: int | SizePlan
     if isinstance(batch_size, Mapping):
-        size = _check_plan(batch_size)
+        plan = _check_plan(batch_size)
     elif callable(batch_size):
         raise ValueError(
             f"batch_size={batch_size!r} is a function, which cannot be compared with "
             f"that of a checkpoint: {_WHAT_A_PLAN_IS}"
         )
     else:
-        size = _check_size("batch_size", batch_size)
+        plan = ((0, _check_size("batch_size", batch_size)),)
     if max_local_batch_size is None:
-        return size, None
-    return size, _check_size("max_local_batch_size", max_local_batch_size)
+        return plan, None
+    return plan, _check_size("max_local_batch_size", max_local_batch_size)
 
 
 def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,19 +10,28 @@ from typing import Any, Literal, get_args
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import check_place, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
-from elasticrun.data.loop import NO_BATCH, RunningLoop, trace_batch
+from elasticrun.data.loop import RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
-from elasticrun.data.order.batches import MAX_LISTS, Batches, EqualBatches
-from elasticrun.data.order.plan import NOTHING, Order
+from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
+from elasticrun.data.order.plan import Order
 from elasticrun.data.order.together import Participant, Together
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import MicroBatch, Part
+from elasticrun.job.loop import Part
 from elasticrun.job.trace import Trace
 
-Mode = Literal["min_size", "max_size", "max_size_cycle", "sequential"]
+Mode = Literal["min_size", "max_size_cycle"]
 _MODES = get_args(Mode)
+
+# Lightning's other modes, and what to do instead.
+_REFUSED_MODES = {
+    "sequential": "Loop over one loader after another: any number of loops may follow "
+    "each other.",
+    "max_size": "Take mode='max_size_cycle', in which members that have come to their "
+    "end begin again; or loop over the shorter ones together with 'min_size', and over "
+    "the longest one by itself.",
+}
 
 
 class CombinedLoader(Looped):
@@ -56,10 +64,8 @@ class CombinedLoader(Looped):
     Args:
         loaders: The members, by keys or in a row.
         mode: When a loop ends, in the words of Lightning: "min_size" with the shortest
-            member; "max_size" with the longest, where members that have come to their
-            end deliver None; "max_size_cycle" with the longest, while the others begin
-            again, in a new order; "sequential" delivers one member after another, the
-            batch alone, and `member` says whose it is.
+            member; "max_size_cycle" with the longest, while the others begin again, in
+            a new order.
         name: What it is called in checkpoints and messages, as with a loader.
         progress: Show a tqdm bar on rank 0.
 
@@ -67,7 +73,7 @@ class CombinedLoader(Looped):
         ImportError: `progress` needs tqdm.
         TypeError: A member is no AdaptiveDataLoader, or they are no collection.
         ValueError: There are no members, or one is given twice, or has
-            `even_batches=False` beside others, or there is no such mode.
+            `even_batches=False`, or there is no such mode.
         LoopOrderError: It is made inside a loop, or unnamed inside an epoch.
         StateNameError: The name is taken.
         CheckpointError: The checkpoint's members or mode differ.
@@ -98,21 +104,13 @@ class CombinedLoader(Looped):
             name=name,
             batches=_Steps(list(members.values()), mode),
             seed=0,
+            plan=None,
             fingerprint={"mode": mode, "members": names},
             made={},
             progress=progress,
         )
 
     # What the loop body may ask, beside what `Looped` says.
-
-    @property
-    def member(self) -> str | int | None:
-        """With "sequential", the key or number of the member that delivers; or None."""
-        if self._mode == "sequential":
-            for key, member in self._members.items():
-                if _delivers(member):
-                    return key
-        return None
 
     @property
     def loss_weight(self) -> float:
@@ -123,13 +121,12 @@ class CombinedLoader(Looped):
         """
         if not self.has_one_weight:
             raise ElasticRunError(self._why_weights_differ())
-        delivering = filter(_delivers, self._members.values())
-        return next((member.loss_weight for member in delivering), 1.0)
+        return super().loss_weight
 
     @property
     def has_one_weight(self) -> bool:
         """Whether all losses have one weight, here and in steps that are in sight."""
-        if self._together is None:  # Outside of a loop, or with one at a time.
+        if self._together is None:  # Outside of a loop.
             return True
         return self._together.unlike_step(self.running_loop.current[0]) is None
 
@@ -160,143 +157,75 @@ class CombinedLoader(Looped):
 
     # How loops are read.
 
-    def _start(self, loop: RunningLoop) -> tuple[deque[MicroBatch], Iterator[Any]]:
-        in_flight: deque[MicroBatch] = deque()
-        if self._mode == "sequential":
-            return in_flight, self._one_after_another(loop, in_flight)
-        return in_flight, self._side_by_side(loop, in_flight)
-
-    def _side_by_side(
-        self, loop: RunningLoop, in_flight: deque[MicroBatch]
-    ) -> Iterator[Any]:
-        """Start to read all members; return what delivers a batch of each of them."""
+    def _start(self, loop: RunningLoop) -> Iterator[Any]:
         members = list(self._members.values())
         loops = [self._of_member(*each, loop) for each in enumerate(members)]
         self._together = together = Together(
             [
-                Participant(own.batches, member._shares, own.end)
+                Participant(own.batches, member._shares)
                 for member, (own, _) in zip(members, loops, strict=True)
             ],
             begin=loop.begin,
+            end=loop.end,
         )
         is_cut = any(member._shares.max_local_batch_size for member in members)
         reads = [
             member._read(own, order, together if is_cut else None)
             for member, (own, order) in zip(members, loops, strict=True)
         ]
-        return self._zipped(loop, in_flight, reads)
+        return self._zipped(loop, reads)
 
     def _of_member(
-        self,
-        number: int,
-        member: AdaptiveDataLoader,
-        loop: RunningLoop,
-        *,
-        before: int = 0,
+        self, number: int, member: AdaptiveDataLoader, loop: RunningLoop
     ) -> tuple[RunningLoop, Order]:
-        """Put a member into its part of a loop; return that, and its samples' order.
-
-        Args:
-            before: The step in which its first batch is delivered.
-        """
+        """Put a member into its part of a loop; return that, and its samples' order."""
         assert loop.start is not None
-        epoch = loop.start.epoch
         key = derive_seed(member.seed, loop.key, number)
         own = member._order
-        batches: Batches
-        begin, end = loop.begin, loop.end
         if loop.is_endless:
             batches, order = own.endless_batches(key), own.endless_order(key)
-        elif self._mode == "sequential":
-            batches, order = own.batches(epoch, key), own.order(key)
-            begin, end = max(begin - before, 0), len(batches)
         else:
-            batches, order = own.cycled(epoch, key)
-            if self._mode == "max_size":
-                end = len(own.batches(epoch))
+            batches, order = own.cycled(loop.start.epoch, key)
         member.running_loop = RunningLoop(
             loop.where,
             loop.start,
             batches,
             first=loop.first,
-            begin=begin,
-            num_batches=end - loop.first,
+            begin=loop.begin,
+            num_batches=loop.end - loop.first,
             key=key,
             part_of=self.name,
         )
         return member.running_loop, order
 
-    def _zipped(
-        self,
-        loop: RunningLoop,
-        in_flight: deque[MicroBatch],
-        reads: list[tuple[deque[MicroBatch], Iterator[Any]]],
-    ) -> Iterator[Any]:
-        """Yield a batch of each member; None of those that have come to their end."""
-        members = list(self._members.items())
-        for step in range(loop.begin, loop.end):
-            is_step = False
-            while not is_step:
-                turn: dict[str | int, Any] = {}
-                for (key, member), (own, batches) in zip(members, reads, strict=True):
-                    running = member.running_loop
-                    turn[key], running.current = None, NO_BATCH
-                    if step < running.end:
-                        turn[key] = next(batches)
-                        running.current = own.popleft()
-                part = _joined(
-                    tuple(
-                        member.running_loop.part
-                        for _, member in members
-                        if _delivers(member)
-                    )
-                )
-                is_step = part.is_step
-                in_flight.append((step, None, part))
-                yield list(turn.values()) if self._is_list else turn
-
-    def _one_after_another(
-        self, loop: RunningLoop, in_flight: deque[MicroBatch]
-    ) -> Iterator[Any]:
-        """Yield the batches of one member after those of another."""
-        assert loop.start is not None
-        before = 0
-        for number, member in enumerate(self._members.values()):
-            num_batches = len(member._order.batches(loop.start.epoch))
-            if loop.begin < before + num_batches:
-                running, order = self._of_member(number, member, loop, before=before)
-                own, batches = member._read(running, order)
-                for batch in batches:
-                    while True:
-                        batch_index, indices, part = running.current = own.popleft()
-                        step = before + batch_index
-                        in_flight.append((step, indices, _as_step(part)))
-                        if indices is not NOTHING:
-                            break
-                    yield batch
-                in_flight.extend(
-                    (before + batch_index, NOTHING, _as_step(part))
-                    for batch_index, _, part in own
-                )
-                del batches
-                _let_go(member)
-            before += num_batches
+    def _zipped(self, loop: RunningLoop, reads: list[Iterator[Any]]) -> Iterator[Any]:
+        """Yield a batch of each member; their batches have the numbers of the steps."""
+        members = [member.running_loop for member in self._members.values()]
+        for turn in zip(*reads, strict=True):
+            part = _joined(tuple(member.part for member in members))
+            loop.current = (members[0].current[0], None, part)
+            if self._is_list:
+                yield list(turn)
+            else:
+                yield dict(zip(self._members, turn, strict=True))
 
     def _stop(self) -> None:
         for member in self._members.values():
             if member.running_loop.part_of == self.name:
-                _let_go(member)
+                try:
+                    member._stop()
+                finally:
+                    member.running_loop = RunningLoop()
         self._together = None
 
     def _trace(self, trace: Trace) -> None:
         for member in self._members.values():
-            if _delivers(member):
-                trace_batch(
-                    trace,
-                    member.running_loop,
-                    batch=self.batch_index,
-                    member=member.name,
-                )
+            trace_batch(
+                trace,
+                member.running_loop,
+                batch=self.batch_index,
+                member=member.name,
+            )
 
     def _compare(self, job: Job) -> None:
         super()._compare(job)
@@ -318,12 +247,6 @@ class CombinedLoader(Looped):
                 )
 
     def _check_endless(self) -> None:
-        if self._mode == "sequential":
-            raise ValueError(
-                "batches() of a CombinedLoader with mode='sequential': the first "
-                "member's passes have no end, so no other one would come. Loop over "
-                "the members one after another, or take another mode."
-            )
         for member in self._members.values():
             member._check_endless()
 
@@ -335,14 +258,12 @@ class _Steps:
     members: Sequence[AdaptiveDataLoader]
     mode: Mode
 
-    def batches(self, epoch: int, key: int = 0) -> EqualBatches:
+    def batches(self, epoch: int, key: int = 0) -> SizedBatches:
         del key
         lengths = [len(member._order.batches(epoch)) for member in self.members]
-        if self.mode == "sequential":
-            return EqualBatches(sum(lengths), 1)
         if self.mode == "min_size":
-            return EqualBatches(min(lengths), 1)
-        if self.mode == "max_size_cycle" and 0 in lengths and any(lengths):
+            return _steps(min(lengths))
+        if 0 in lengths and any(lengths):
             member = self.members[lengths.index(0)]
             raise ValueError(
                 f"`{member.name}` is to begin again until the longest member ends "
@@ -350,24 +271,15 @@ class _Steps:
                 "one, and it has drop_last=True. Leave drop_last out, or take smaller "
                 "batches."
             )
-        return EqualBatches(max(lengths), 1)
+        return _steps(max(lengths))
 
-    def endless_batches(self, key: int = 0) -> EqualBatches:
+    def endless_batches(self, key: int = 0) -> SizedBatches:
         del key
-        return EqualBatches(MAX_LISTS, 1)
+        return _steps(MAX_LISTS)
 
 
-def _delivers(member: AdaptiveDataLoader) -> bool:
-    """Return whether a member has a batch in this turn."""
-    return member.running_loop.part.global_batch_size > 0
-
-
-def _let_go(member: AdaptiveDataLoader) -> None:
-    """Stop reading a member, which is in no loop then."""
-    try:
-        member._stop()
-    finally:
-        member.running_loop = RunningLoop()
+def _steps(num_steps: int) -> SizedBatches:
+    return SizedBatches(((0, 1),), num_steps)
 
 
 @lru_cache(maxsize=256)
@@ -386,12 +298,8 @@ def _joined(parts: tuple[Part, ...]) -> Part:
         is_step=first.is_step,
         num_read=sum(part.num_read for part in parts),
         advance=1,
+        weight=first.weight,
     )
-
-
-@lru_cache(maxsize=256)
-def _as_step(part: Part) -> Part:
-    return part._replace(advance=1)
 
 
 def _by_key(loaders: Any) -> dict[Any, AdaptiveDataLoader]:
@@ -406,6 +314,11 @@ def _by_key(loaders: Any) -> dict[Any, AdaptiveDataLoader]:
 
 
 def _check(members: dict[Any, Any], mode: str) -> None:
+    if mode in _REFUSED_MODES:
+        raise ValueError(
+            f"a CombinedLoader has no mode={mode!r}: in its loop each member has a "
+            f"batch in each step. {_REFUSED_MODES[mode]}"
+        )
     if mode not in _MODES:
         raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, _MODES))}.")
     if not members:
@@ -417,11 +330,11 @@ def _check(members: dict[Any, Any], mode: str) -> None:
                 "combined loop resumes each member at its sample, which only an "
                 "AdaptiveDataLoader can. Make it one; nested collections are not taken."
             )
-        if mode != "sequential" and not member.even_batches:
+        if not member.even_batches:
             raise ValueError(
                 f"member {key!r} (`{member.name}`) has even_batches=False, so it may "
                 "have no batch on a replica where another member has one. Leave "
-                "even_batches=False out, or take mode='sequential'."
+                "even_batches=False out, or loop over that member by itself."
             )
     if len({id(member) for member in members.values()}) < len(members):
         raise ValueError(

@@ -8,17 +8,19 @@ from typing import Any, BinaryIO
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.data.by_hand import PassesByHand
+from elasticrun.data.order.batches import SizePlan
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
 
 _STATE_FORMAT = 1
+_SIZES = "batch_size"
 _CURSOR = "cursor"
 _RUN = "passes_by_hand"
 
 _WORDS = {
     "num_samples": "samples in the data set (or its sampler)",
-    "batch_size": "as the batch size",
+    _SIZES: "as the batch size",
     "shuffle": "as shuffle",
     "seed": "as the seed",
     "drop_last": "as drop_last",
@@ -36,23 +38,36 @@ class LoaderState(BaseState):
     """Keeps a loader's fingerprint; its index is part of the job's position.
 
     Attributes:
-        fingerprint: What must not change.
+        plan: The sizes of its global batches; None of a loader of loaders.
         cursor: How far its endless passes have come; kept once there are any.
         run: The passes in a row that the program asked by hand, if it did last.
     """
 
     def __init__(
-        self, *, name: str | None, default: str, fingerprint: Fingerprint
+        self,
+        *,
+        name: str | None,
+        default: str,
+        fingerprint: Fingerprint,
+        plan: SizePlan | None,
     ) -> None:
         super().__init__(default if name is None else f"loader.{name}")
         self._loader_name = default
-        self.fingerprint = fingerprint
+        self._fingerprint = fingerprint
+        self.plan = plan
         self.cursor = Cursor()
         self.run: PassesByHand | None = None
 
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What must not change, and the sizes of global batches."""
+        if self.plan is None:
+            return dict(self._fingerprint)
+        return {**self._fingerprint, _SIZES: _encode_plan(self.plan)}
+
     def save(self, fileobj: BinaryIO) -> None:
         """Write the fingerprint as JSON, and what else there is."""
-        values = dict(self.fingerprint)
+        values = self.fingerprint
         if self.cursor.place:
             values[_CURSOR] = self.cursor.encode()
         if self.run is not None:
@@ -143,6 +158,8 @@ class LoaderState(BaseState):
                 f"{', '.join(own)}. The state is that of a loader of another kind (a "
                 "CombinedLoader, or one alone), or was changed."
             )
+        if self.plan is not None and saved[_SIZES] == [list(p) for p in self.plan]:
+            saved = {**saved, _SIZES: own[_SIZES]}  # One size may be a list of a pair.
         differing = [key for key in own if saved[key] != own[key]]
         if differing:
             values = "; ".join(
@@ -153,3 +170,8 @@ class LoaderState(BaseState):
                 f"{whose} had {values}. Its batches would be others, and samples "
                 f"skipped or seen twice. {remedy}"
             )
+
+
+def _encode_plan(plan: SizePlan) -> int | list[list[int]]:
+    """Return the sizes as plain values: one number where they never change."""
+    return plan[0][1] if len(plan) == 1 else [list(pair) for pair in plan]

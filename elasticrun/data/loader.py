@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,21 +20,23 @@ from elasticrun.data.arguments import (
     check_seed_each,
     check_sizes,
 )
-from elasticrun.data.loop import LoopStart, RunningLoop, trace_batch
+from elasticrun.data.loop import RunningLoop, delivered, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import SizePlan
 from elasticrun.data.order.loop_orders import ListedOrder, SampleOrder
-from elasticrun.data.order.maps import NoBatchSampler, check_sampler
+from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding
+from elasticrun.data.order.plan import LoopPlan, Order, Seeding
+from elasticrun.data.order.shares import EvenShares
 from elasticrun.data.order.together import Together
 from elasticrun.data.workers.device import is_read_ahead, on_device
-from elasticrun.data.workers.reader import BatchReader
+from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.loop import MicroBatch
+from elasticrun.job.loop import NOTHING, MicroBatch
 from elasticrun.job.trace import Trace
+from elasticrun.job.turns import LoopStart
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -76,8 +78,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         seed_each: "batch" seeds the random generators in DataLoader workers once a
             batch; "sample" before each sample, so that augmentation depends on neither
             world size nor worker count (and with `num_workers=0` too).
-        sampler: The order to deliver in, as a map from position to index: something
-            with a length and `__getitem__`, or `take`, which gets an array of positions
+        sampler: The order to deliver in: a list or an array of indices, which is read
+            now; or something with a length and `take`, which gets an array of positions
             and returns one of indices. `WeightedDraws`, `RandomWindows` and
             `LengthGroups` have another order in each loop.
         batch_sampler: Global batches of any sizes, as a map from a batch's number to
@@ -121,7 +123,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     ) -> None:
         job = current_job()
         check_dataset(dataset)
-        size, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
+        plan, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
         check_sampler(
             sampler,
             batch_sampler,
@@ -142,7 +144,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         self._order = _make_order(
             job,
             dataset,
-            size,
+            plan,
             shuffle=self.shuffle,
             drop_last=bool(drop_last),
             sampler=sampler,
@@ -156,7 +158,6 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         )
         fingerprint = {
             "num_samples": self._order.num_samples,
-            "batch_size": size if isinstance(size, int) else list(map(list, size)),
             "shuffle": self.shuffle,
             "seed": seed,
             "drop_last": bool(drop_last),
@@ -168,18 +169,18 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             name=name,
             batches=self._order,
             seed=seed,
+            plan=plan,
             fingerprint=fingerprint,
             made={"even_batches": self._shares.is_padded, "seed_each": seed_each},
             progress=progress,
         )
         # Set past torch's guard against changing them: torch itself was given none.
-        is_one_size = batch_sampler is None and isinstance(size, int)
-        object.__setattr__(self, "batch_size", size if is_one_size else None)
+        is_one_size = batch_sampler is None and len(plan) == 1
+        object.__setattr__(self, "batch_size", plan[0][1] if is_one_size else None)
         object.__setattr__(self, "drop_last", bool(drop_last))
         object.__setattr__(self, "batch_sampler", NoBatchSampler())
-        self._batch_reader = BatchReader(
-            each_sample=seed_each == "sample", is_ahead=is_read_ahead(self.device)
-        )
+        self._is_ahead = is_read_ahead(self.device)
+        self._persistent: BatchReader | None = None  # Workers that outlive a loop.
 
     # What the loop body may ask, beside what `Looped` says.
 
@@ -200,14 +201,6 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     def num_valid(self) -> int:
         """How many samples of the current micro-batch are real, and not padding."""
         return self.running_loop.part.num_valid
-
-    @property
-    def loss_weight(self) -> float:
-        """What to multiply a mean loss with under a DDP or FSDP of your own."""
-        part = self.running_loop.part
-        if not part.global_batch_size:
-            return 1.0
-        return part.num_valid * self._shares.world_size / part.global_batch_size
 
     @property
     def even_batches(self) -> bool:
@@ -245,56 +238,63 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     def _read_ahead(self, loop: RunningLoop) -> Iterator[tuple[Any, MicroBatch]]:
         self._compare(current_job())
-        in_flight, batches = self._start(loop)
+        batches = self._start(loop)
         try:
             for batch in batches:
-                while in_flight[0][1] is NOTHING:
-                    in_flight.popleft()
-                yield batch, in_flight.popleft()
+                if batch is not NOTHING:
+                    yield batch, loop.current
         finally:
-            self._batch_reader.end(loop.reading)
+            loop.end_reading()
             del batches
 
     # How loops are read.
 
-    def _start(self, loop: RunningLoop) -> tuple[deque[MicroBatch], Iterator[Any]]:
+    def _start(self, loop: RunningLoop) -> Iterator[Any]:
         order = self._order
         by_key = order.endless_order if loop.is_endless else order.order
         return self._read(loop, by_key(loop.key))
 
     def _read(
         self, loop: RunningLoop, order: Order, together: Together | None = None
-    ) -> tuple[deque[MicroBatch], Iterator[Any]]:
+    ) -> Iterator[Any]:
         """Start to read a loop's batches.
 
         Args:
             order: Of the samples.
             together: The loaders that deliver in the same steps, if there are any.
         """
-        source = self._batch_reader.source(self)
+        reader = self._reader()
+        seeding = None
+        if reader.is_seeded:
+            seeding = Seeding(derive_seed(loop.key, 2), self.seed_each == "sample")
         plan = LoopPlan(
             loop.batches,
-            self._shares,
+            EvenShares(loop.batches, self._shares, together),
             order,
             first=loop.begin,
             end=loop.end,
-            seeding=(
-                Seeding(derive_seed(loop.key, 2), self.seed_each == "sample")
-                if source.is_seeded
-                else None
-            ),
-            cut=source.cut,
-            together=together,
+            seeding=seeding,
+            cut=reader.cut,
         )
-        batches = self._batch_reader.start(self, source, plan, loop.key)
-        loop.reading = batches
+        batches = reader.start(plan, loop.key)
+        loop.end_reading = partial(reader.end, batches)
         if self.device is not None:
-            is_ahead = self._batch_reader.is_ahead
-            batches = on_device(batches, self.device, is_ahead=is_ahead)
-        return plan.in_flight, batches
+            batches = on_device(batches, self.device, is_ahead=self._is_ahead)
+        return delivered(loop, plan.in_flight, batches)
+
+    def _reader(self) -> BatchReader:
+        """Return what reads the next loop."""
+        if self._persistent is not None:
+            return self._persistent
+        reader = reader_of(
+            self, each_sample=self.seed_each == "sample", is_ahead=self._is_ahead
+        )
+        if self.persistent_workers:
+            self._persistent = reader
+        return reader
 
     def _stop(self) -> None:
-        self._batch_reader.end(self.running_loop.reading)
+        self.running_loop.end_reading()
 
     def _trace(self, trace: Trace) -> None:
         trace_batch(trace, self.running_loop, batch=self.batch_index)
@@ -306,7 +306,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 def _make_order(
     job: Job,
     dataset: Any,
-    batch_size: int | SizePlan,
+    plan: SizePlan,
     *,
     shuffle: bool,
     drop_last: bool,
@@ -316,12 +316,13 @@ def _make_order(
     if batch_sampler is not None:
         num_batches = job.samples_of(len(batch_sampler), 1)
         return ListedOrder(batch_sampler, num_batches, shuffle=shuffle)
+    if sampler is not None:
+        sampler = as_map(sampler)
     length = len(dataset) if sampler is None else len(sampler)
-    first = batch_size if isinstance(batch_size, int) else batch_size[0][1]
     return SampleOrder(
         length,
-        job.samples_of(length, first),
-        batch_size,
+        job.samples_of(length, plan[0][1]),
+        plan,
         shuffle=shuffle,
         drop_last=drop_last,
         sampler=sampler,

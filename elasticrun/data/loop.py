@@ -4,58 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
 
-from elasticrun.data.order.batches import Batches, EqualBatches
-from elasticrun.data.order.plan import NOTHING
-from elasticrun.job.current import current_job
-from elasticrun.job.job import Job
-from elasticrun.job.loop import MicroBatch, Part
-from elasticrun.job.progress import Progress
+from elasticrun.data.order.batches import Batches, SizedBatches
+from elasticrun.job.loop import NOTHING, MicroBatch, Part
 from elasticrun.job.trace import Trace
+from elasticrun.job.turns import LoopStart
 
-# How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
-# delivers it.
-LoopEnding = Literal["over", "break", "exception", "failed"]
-
-_NO_BATCHES = EqualBatches(0, 1)
-NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True, 0, 0))
+_NO_BATCHES = SizedBatches(((0, 1),), 0)
+NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
 
 
-class LoopStart(NamedTuple):
-    """Where a loop begins.
-
-    Attributes:
-        epoch: The epochs that are finished.
-        num_loops: The loops that are finished since the last epoch was.
-        inside: What tells it from others in the same body; empty outside of loops.
-        at: The index at which it goes on, 0 unless it was interrupted.
-        offset: Of a loop over endless passes, where in these its index 0 is; None of
-            one over a single pass.
-    """
-
-    epoch: int
-    num_loops: int
-    inside: tuple[int, ...]
-    at: int
-    offset: int | None
-
-
-class InnerCounter:
-    """Counts the index of a loop in the body of another one: no part of a position."""
-
-    def __init__(self) -> None:
-        self.index = 0
-
-    def advance(self, num: int) -> None:
-        self.index += num
-
-
-def _reach_nothing() -> None:
-    """Be the boundary of a loop that has none: it belongs to the batch around it."""
+def _nothing() -> None:
+    """End what does not read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,10 +38,7 @@ class RunningLoop:
         key: What everything random in it depends on.
         part_of: The name of the combined loader in whose loop it is a part.
         current: The current micro-batch.
-        bar: Shows how far it has come.
-        reading: What reads its batches, perhaps in workers.
-        counter: Counts its index: the job's progress, unless it is inside another loop.
-        reach: Called after each global batch: the job's boundary, likewise.
+        end_reading: Ends what reads its batches, perhaps in workers.
     """
 
     where: str = "no loop"
@@ -90,10 +51,7 @@ class RunningLoop:
     key: int = 0
     part_of: str = ""
     current: MicroBatch = NO_BATCH
-    bar: Any = None
-    reading: Iterator[Any] = field(default_factory=lambda: iter(()))
-    counter: Progress | InnerCounter = field(default_factory=InnerCounter)
-    reach: Callable[[], None] = _reach_nothing
+    end_reading: Callable[[], None] = _nothing
 
     @property
     def part(self) -> Part:
@@ -116,24 +74,36 @@ class RunningLoop:
         """Its index before the current batch."""
         return self.batches.start(self.current[0]) - self.batches.start(self.first)
 
-    def enter(self, job: Job, bar: Any) -> None:
-        """Let the job's position be in this loop, and its global batches end there."""
-        self.counter = job.progress
-        self.reach = job.boundary.reach
-        if bar is not None:
-            self.bar = bar
-            self.reach = self._update_and_reach
 
-    def pass_empty(self, in_flight: deque[MicroBatch]) -> None:
-        """Pass the boundaries of global batches that have nothing for this replica."""
-        while in_flight and in_flight[0][1] is NOTHING:
-            _, _, part = in_flight.popleft()
-            self.counter.advance(part.advance)
-            self.reach()
+def delivered(
+    loop: RunningLoop, in_flight: deque[MicroBatch], batches: Iterator[Any]
+) -> Iterator[Any]:
+    """Yield what was read, each batch when it has become the loop's current one.
 
-    def _update_and_reach(self) -> None:
-        self.bar.update()
-        current_job().boundary.reach()
+    `NOTHING` stands for a global batch of which all samples are other replicas': it has
+    its boundary here, too, so that all replicas count the same ones.
+    """
+    for batch in batches:
+        while in_flight[0][1] is NOTHING:
+            loop.current = in_flight.popleft()
+            yield NOTHING
+        loop.current = in_flight.popleft()
+        yield batch
+    while in_flight:
+        loop.current = in_flight.popleft()
+        yield NOTHING
+
+
+def shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:
+    """Yield the batches; a bar moves on after each global one."""
+    try:
+        for batch in batches:
+            try:
+                yield batch
+            finally:  # Also if the loop ends with it.
+                bar.update(loop.part.is_step)
+    finally:
+        bar.close()
 
 
 def trace_batch(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -14,16 +13,17 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.data.alike import check_alike, publish
 from elasticrun.data.by_hand import run_with
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
-from elasticrun.data.loop import LoopEnding, LoopStart, RunningLoop
-from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.plan import NOTHING, loop_key, passes_key
+from elasticrun.data.loop import RunningLoop, shown
+from elasticrun.data.order.batches import Batches, SizePlan
+from elasticrun.data.order.plan import loop_key, passes_key
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_asked_by_for, is_left_on_purpose, line_of
-from elasticrun.job.loop import MicroBatch, Part
+from elasticrun.job.leaving import is_asked_by_for, line_of
+from elasticrun.job.loop import NOTHING
 from elasticrun.job.trace import Trace
+from elasticrun.job.turns import Ending, LoopStart, OpenLoop, turns
 
 
 class LoopBatches(Protocol):
@@ -52,6 +52,7 @@ class Looped(ABC):
         name: What the loader is called; without one it is known by its number.
         batches: The global batches of its loops.
         seed: What orders depend on.
+        plan: The sizes of its global batches; None of a loader of loaders.
         made: What must be alike on all replicas, beside the fingerprint.
         progress: Whether rank 0 shows a bar.
     """
@@ -63,6 +64,7 @@ class Looped(ABC):
         name: str | None,
         batches: LoopBatches,
         seed: int,
+        plan: SizePlan | None,
         fingerprint: Fingerprint,
         made: dict[str, Any],
         progress: bool,
@@ -72,9 +74,11 @@ class Looped(ABC):
         self.seed = seed
         self.progress = progress
         self._loop_batches = batches
-        self._state = LoaderState(name=name, default=self.name, fingerprint=fingerprint)
+        self._state = LoaderState(
+            name=name, default=self.name, fingerprint=fingerprint, plan=plan
+        )
         job.register(self._state)
-        self._made = fingerprint | made
+        self._made = self._state.fingerprint | made
         publish(job, self.name, self._made)
         self._is_compared = False
         self.running_loop = RunningLoop()
@@ -90,22 +94,12 @@ class Looped(ABC):
 
     @property
     @abstractmethod
-    def loss_weight(self) -> float:
-        """What to multiply a mean loss with under a DDP or FSDP of the program's own.
-
-        The share of this micro-batch in the global batch, times the world size, by
-        which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
-        loop.
-        """
-
-    @property
-    @abstractmethod
     def has_one_weight(self) -> bool:
         """Whether all losses over its batches have that weight."""
 
     @abstractmethod
-    def _start(self, loop: RunningLoop) -> tuple[deque[MicroBatch], Iterator[Any]]:
-        """Start to read a loop's batches; return what is in flight, and the batches."""
+    def _start(self, loop: RunningLoop) -> Iterator[Any]:
+        """Start to read a loop's batches; return them as `delivered` does."""
 
     @abstractmethod
     def _stop(self) -> None:
@@ -182,6 +176,16 @@ class Looped(ABC):
         return batches.number_at(self._state.cursor.end)
 
     @property
+    def loss_weight(self) -> float:
+        """What to multiply a mean loss with under a DDP or FSDP of the program's own.
+
+        The share of this micro-batch in the global batch, times the world size, by
+        which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
+        loop.
+        """
+        return self.running_loop.part.weight
+
+    @property
     def is_step(self) -> bool:
         """Whether this micro-batch completes a global batch; True outside a loop."""
         return self.running_loop.part.is_step
@@ -201,7 +205,7 @@ class Looped(ABC):
     # Loops.
 
     def __iter__(self) -> Iterator[Any]:
-        return self._deliver()
+        return turns(partial(self._begin, None, False))
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of the global batch in the loop, batch), resumed or not."""
@@ -234,54 +238,6 @@ class Looped(ABC):
         self._check_endless()
         return NextBatches(self, current_job().turns_of(num_batches))
 
-    def _deliver(
-        self, num_batches: int | None = None, *, is_endless: bool = False
-    ) -> Iterator[Any]:
-        job = current_job()
-        self._compare(job)
-        start = self._begin(job, sys._getframe(1), is_endless=is_endless)
-        if start is None:
-            return
-        ending: LoopEnding = "failed"  # Unless something else is found out.
-        batches: Iterator[Any] = iter(())
-        try:
-            where = line_of(sys._getframe(1))
-            loop = self.running_loop = self._running(where, start, num_batches)
-            in_flight, batches = self._enter(job, loop)
-            # Local names, since the rest runs for each micro-batch.
-            trace, counter, reach = job.trace, loop.counter, loop.reach
-            for batch in batches:
-                # Global batches of which all samples are other replicas' have their
-                # boundaries here, too: all replicas count the same ones.
-                if in_flight[0][1] is NOTHING:
-                    loop.pass_empty(in_flight)
-                loop.current = in_flight.popleft()
-                if trace is not None:
-                    self._trace(trace)
-                yield batch
-                if job.loader is not self:  # The body has left a loop open.
-                    raise job.loops.overlap(self)
-                part = loop.current[2]
-                if part.is_step:
-                    counter.advance(part.advance)
-                    reach()
-            loop.pass_empty(in_flight)
-            ending = "over"
-        except GeneratorExit:
-            is_break = is_left_on_purpose(sys._getframe().f_back)
-            ending = "break" if is_break else "exception"
-            raise
-        finally:
-            try:
-                self._stop()
-            finally:
-                # An exception may keep this frame, and with it persistent workers; the
-                # garbage collector takes 5 s to end each of them.
-                del batches
-                self._end(job, start, ending)
-        if is_endless and not (start.inside or job.is_in_epoch):
-            job.boundary.finish_epochs()
-
     def _compare(self, job: Job) -> None:
         """Raise, in the first loop, if other replicas have made another loader."""
         if not self._is_compared:
@@ -289,18 +245,31 @@ class Looped(ABC):
             self._is_compared = True
 
     def _begin(
-        self, job: Job, frame: FrameType, *, is_endless: bool
-    ) -> LoopStart | None:
-        """Begin a loop; return where, or None if it is to be skipped."""
+        self, num_batches: int | None, is_endless: bool, frame: FrameType
+    ) -> OpenLoop | None:
+        """Begin a loop that a frame asks for; return None if it is to be skipped."""
+        job = current_job()
+        self._compare(job)
         where = line_of(frame)
         self._check_free(where)
-        cursor = self._state.cursor
-        if job.loader is not None:
-            outer = job.loader.running_loop
-            inside = job.begin_inside(self, where)
-            body = job.progress.body
-            offset = cursor.begin_inside(body, outer) if is_endless else None
-            return LoopStart(body[0], body[1], inside, 0, offset)
+        if job.loader is None:
+            start = self._begin_outside(job, where, frame, is_endless=is_endless)
+        else:
+            start = self._begin_inside(job, where, is_endless=is_endless)
+        if start is None:
+            return None
+        return OpenLoop(
+            job,
+            self,
+            start,
+            cursor=self._state.cursor if is_endless else None,
+            read=lambda: self._read_loop(job, where, start, num_batches),
+            stop=self._stop_loop,
+        )
+
+    def _begin_outside(
+        self, job: Job, where: str, frame: FrameType, *, is_endless: bool
+    ) -> LoopStart | None:
         is_by_hand = not is_asked_by_for(frame)
         run = self._state.run if is_by_hand else None
         if run is not None:
@@ -309,8 +278,17 @@ class Looped(ABC):
         if position is None:
             return None
         self._state.run = run_with(run, position) if is_by_hand else None
-        offset = cursor.begin(position.place) if is_endless else None
+        offset = self._state.cursor.begin(position.place) if is_endless else None
         return LoopStart(*position.place[:2], (), position.index, offset)
+
+    def _begin_inside(self, job: Job, where: str, *, is_endless: bool) -> LoopStart:
+        assert job.loader is not None
+        outer = job.loader.running_loop
+        inside = job.begin_inside(self, where)
+        body = job.progress.body
+        cursor = self._state.cursor
+        offset = cursor.begin_inside(body, outer) if is_endless else None
+        return LoopStart(body[0], body[1], inside, 0, offset)
 
     def _check_free(self, where: str) -> None:
         """Refuse to loop over what is being looped over as part of another loop."""
@@ -352,22 +330,26 @@ class Looped(ABC):
             key=key,
         )
 
-    def _enter(
-        self, job: Job, loop: RunningLoop
-    ) -> tuple[deque[MicroBatch], Iterator[Any]]:
-        """Start to read a loop; unless it is in a body, the job's position is in it."""
-        assert loop.start is not None
-        if loop.start.inside:
-            return self._start(loop)
-        loop.enter(job, self._bar(job, loop))
-        reading = self._start(loop)
-        job.continue_loop()
-        return reading
+    def _read_loop(
+        self, job: Job, where: str, start: LoopStart, num_batches: int | None
+    ) -> Iterator[Any]:
+        """Start to read a loop that has begun."""
+        loop = self.running_loop = self._running(where, start, num_batches)
+        batches = self._start(loop)
+        if job.trace is not None:
+            batches = self._traced(job.trace, batches)
+        if self.progress and job.rank == 0 and not start.inside:
+            batches = shown(loop, batches, self._bar(loop))
+        return batches
 
-    def _bar(self, job: Job, loop: RunningLoop) -> Any:
-        """Return a bar that begins where the loop does, if one is wanted."""
-        if not self.progress or job.rank != 0:
-            return None
+    def _traced(self, trace: Trace, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if batch is not NOTHING:
+                self._trace(trace)
+            yield batch
+
+    def _bar(self, loop: RunningLoop) -> Any:
+        """Return a bar that begins where the loop does."""
         from tqdm.auto import tqdm
 
         return tqdm(
@@ -377,27 +359,19 @@ class Looped(ABC):
             unit="batch",
         )
 
-    def _end(self, job: Job, start: LoopStart, ending: LoopEnding) -> None:
-        loop, self.running_loop = self.running_loop, RunningLoop()
-        # The batch in whose body it was left counts, which no turn has counted.
-        behind = loop.part.advance if ending in ("break", "exception") else 0
-        if start.offset is not None:
-            end = start.offset + loop.counter.index + behind
-            self._state.cursor.leave(end, is_complete=ending == "over")
-        if start.inside:
-            job.end_inside(self)
-        else:
-            if ending == "break":
-                self._note_break(job, loop.part)
-            job.end_loop(is_finished=ending in ("over", "break"))
-        if loop.bar is not None:
-            loop.bar.close()
-
-    def _note_break(self, job: Job, part: Part) -> None:
-        """Remember where a `break` was: `state_dict` says so until a loop begins."""
-        position = job.progress.position
-        index = position.index + part.advance * part.is_step
-        self._left = (job.progress.num_begun_loops, replace(position, index=index))
+    def _stop_loop(self, ending: Ending) -> None:
+        """End what reads the running loop."""
+        loop = self.running_loop
+        if ending == "break" and loop.start is not None and not loop.start.inside:
+            # Where that was is what `state_dict` says until another loop begins.
+            progress = current_job().progress
+            index = progress.index + loop.part.advance * loop.part.is_step
+            position = replace(progress.position, index=index)
+            self._left = (progress.num_begun_loops, position)
+        try:
+            self._stop()
+        finally:
+            self.running_loop = RunningLoop()
 
     # Checkpoints of one's own.
 
@@ -467,4 +441,4 @@ class NextBatches:
         return self._num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        return self._loader._deliver(self._num_batches, is_endless=True)
+        return turns(partial(self._loader._begin, self._num_batches, True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from elasticrun.checkpoint.states.state import BaseState, name_in_epoch
 from elasticrun.checkpoint.states.values import load_values, save_values
@@ -332,7 +331,8 @@ class _Sums(BaseState):
         self.blocks_seen = _InOrder.decode(values)
 
 
-_unnamed_of: WeakKeyDictionary[Job, _InOrder[_Sums]] = WeakKeyDictionary()
+class _Unnamed(_InOrder[_Sums]):
+    """The sums of a job's accumulators without a name."""
 
 
 def _next_unnamed(job: Job) -> _Sums:
@@ -341,7 +341,7 @@ def _next_unnamed(job: Job) -> _Sums:
     One in an epoch that is entered again goes on with what it had: an exception had
     left the epoch then, and what its finished loops have added stays.
     """
-    unnamed = _unnamed_of.setdefault(job, _InOrder())
+    unnamed = job.once_made(_Unnamed)
     sums = unnamed.again()
     if sums is None:
         number = unnamed.num_made()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.position import Position
@@ -40,6 +40,8 @@ from elasticrun.saving.settings import Settings
 # How long a replica may wait in a loop for one that is gone, by the kind of device:
 # collectives of gloo fail when a peer is gone; those on GPUs wait for minutes.
 _STUCK_SECONDS = {"cuda": 10.0}
+
+T = TypeVar("T")
 
 
 class Job:
@@ -95,6 +97,7 @@ class Job:
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)
         self._replayed = ReplayedStates(self.states)
+        self._once_made: dict[type[Any], Any] = {}
         self._checkpoints = make_store(self.settings)
         try:
             self._open()
@@ -231,6 +234,20 @@ class Job:
         is_loaded = self.load(state)
         self._replayed.note(state)
         return is_loaded
+
+    def once_made(self, kind: type[T]) -> T:
+        """Return the job's own object of a kind; at first, make it, and register it.
+
+        Raises:
+            StateNameError: It is a state, the name of which is taken.
+            CheckpointError: Its file is damaged or does not fit.
+        """
+        made: T | None = self._once_made.get(kind)
+        if made is None:
+            made = self._once_made[kind] = kind()
+            if isinstance(made, BaseState):
+                self.register(made)
+        return made
 
     def load(self, state: BaseState) -> bool:
         """Load a state from the newest checkpoint; return whether that had it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 
@@ -16,6 +17,8 @@ class Part(NamedTuple):
         is_step: Whether the global batch is complete after this one.
         num_read: Samples that are read for it, padding included.
         advance: How far the index goes on after the global batch.
+        weight: What a mean loss is multiplied with before replicas are averaged: the
+            share of the samples in the global batch, times the world size.
     """
 
     micro: int
@@ -25,11 +28,15 @@ class Part(NamedTuple):
     is_step: bool
     num_read: int
     advance: int
+    weight: float
 
 
 # Number of the global batch in the loop, data-set indices with padding, and its part. A
 # plain tuple, since one is made for every batch.
 MicroBatch = tuple[int, Any, Part]
+
+# The indices, and what is delivered, of a global batch without a sample for a replica.
+NOTHING: list[int] = []
 
 
 class LoopedLoader(Protocol):
@@ -106,10 +113,15 @@ class LoopOfSteps:
         self.name = name
         self.num_samples = num_steps
         self.where = where
-        self._world_size = world_size
         # Each replica's part of a step counts as much as any other's.
-        self._whole = Part(0, 1, 1, world_size, is_step=True, num_read=1, advance=1)
+        self._whole = Part(0, 1, 1, world_size, True, 1, advance=1, weight=1.0)
         self.begin_step(0)
+
+    def steps_from(self, step: int) -> Iterator[int]:
+        """Yield the numbers of the steps from one on, at which the loop then is."""
+        for number in range(step, self.num_samples):
+            self.begin_step(number)
+            yield number
 
     def begin_step(self, number: int) -> None:
         """Be at another step."""
@@ -126,8 +138,7 @@ class LoopOfSteps:
 
     @property
     def loss_weight(self) -> float:
-        part = self.current[2]
-        return part.num_valid * self._world_size / part.global_batch_size
+        return self.current[2].weight
 
     def __len__(self) -> int:
         return self.num_samples

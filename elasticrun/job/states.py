@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
-from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from elasticrun.checkpoint.states.values import (
     save_values_of,
 )
 from elasticrun.job.current import current_job
-from elasticrun.job.job import Job
 from elasticrun.job.stepping import act_once_per_global_batch
 
 
@@ -194,12 +192,8 @@ def once(key: str) -> bool:
     Replay: False, if a checkpoint was written since.
     """
     job = current_job()
-    if job not in _keys_of:
-        _keys_of[job] = _KeysSeen()
-        job.register(_keys_of[job])
-    return _keys_of[job].add(
-        key, job.progress.finished_epochs if job.is_in_epoch else -1
-    )
+    epoch = job.progress.finished_epochs if job.is_in_epoch else -1
+    return job.once_made(_KeysSeen).add(key, epoch)
 
 
 class _KeysSeen(BaseState):
@@ -224,9 +218,6 @@ class _KeysSeen(BaseState):
         keys = load_values(fileobj)["keys"]
         found = {int(epoch): list(keys_of) for epoch, keys_of in keys.items()}
         self._keys = {-1: [], **found}
-
-
-_keys_of: WeakKeyDictionary[Job, _KeysSeen] = WeakKeyDictionary()
 
 
 class _VariablesState(BaseState):

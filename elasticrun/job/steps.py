@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
+from functools import partial
+from types import FrameType
 from typing import BinaryIO
-from weakref import WeakKeyDictionary
 
 from elasticrun.checkpoint.position import STEPS
 from elasticrun.checkpoint.states.state import BaseState
@@ -15,8 +15,9 @@ from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_left_on_purpose, line_of
+from elasticrun.job.leaving import line_of
 from elasticrun.job.loop import LoopOfSteps
+from elasticrun.job.turns import LoopStart, OpenLoop, turns
 
 
 def remaining_steps_until(num_steps: int) -> Iterator[int]:
@@ -41,52 +42,39 @@ def remaining_steps_until(num_steps: int) -> Iterator[int]:
         JobStopped: The job stops at the end of a step.
         ValueError: `num_steps` is not a whole number from 0 up.
     """
-    return _remaining_steps(whole_number(num_steps, "remaining_steps_until", "steps"))
+    num_steps = whole_number(num_steps, "remaining_steps_until", "steps")
+    return turns(partial(_begin, num_steps))
 
 
-def _remaining_steps(num_steps: int) -> Iterator[int]:
+def _begin(num_steps: int, frame: FrameType) -> OpenLoop | None:
     job = current_job()
-    where = line_of(sys._getframe(1))
+    where = line_of(frame)
     if job.loader is not None:
         raise LoopOrderError(
             f"remaining_steps_until ({where}) stands in the body of the loop over "
             f"`{job.loader.name}` ({job.loader.where}). Its steps are counted for the "
             "whole job, so it cannot be part of one batch. Use a plain range() there."
         )
-    cursor = _cursor_of(job)
+    cursor = job.once_made(_StepsState).cursor
     start = cursor.start if cursor.place == job.progress.place else cursor.end
     num_turns = job.turns_of(max(num_steps - start, 0))
     assert num_turns is not None  # It has an end.
     num_steps = min(num_steps, start + num_turns)
     loop = LoopOfSteps(STEPS, num_steps, where, world_size=job.world_size)
-    step = _begin(job, loop, cursor)
+    step = _first_step(job, loop, cursor)
     if step is None:
-        return
-    is_finished = False
-    progress = job.progress
-    try:
-        job.continue_loop()
-        while step < num_steps:
-            loop.begin_step(step)
-            yield step
-            if job.loader is not loop:
-                raise job.loops.overlap(loop)
-            progress.advance(1)
-            step += 1
-            job.boundary.reach()
-        is_finished = True
-        cursor.leave(step, is_complete=True)
-    except GeneratorExit:
-        is_finished = is_left_on_purpose(sys._getframe().f_back)
-        cursor.leave(step + 1, is_complete=False)
-        raise
-    finally:
-        job.end_loop(is_finished=is_finished)
-    if not job.is_in_epoch:
-        job.boundary.finish_epochs()
+        return None
+    epoch, num_loops, _ = job.progress.place
+    return OpenLoop(
+        job,
+        loop,
+        LoopStart(epoch, num_loops, (), step, 0),
+        cursor=cursor,
+        read=lambda: loop.steps_from(step),
+    )
 
 
-def _begin(job: Job, loop: LoopOfSteps, cursor: Cursor) -> int | None:
+def _first_step(job: Job, loop: LoopOfSteps, cursor: Cursor) -> int | None:
     """Begin the loop; return its first step, or None if it is to be skipped."""
     place = job.progress.place
     is_known = cursor.place == place and cursor.is_complete
@@ -121,13 +109,3 @@ class _StepsState(BaseState):
     def load(self, fileobj: BinaryIO) -> None:
         body = current_job().progress.body
         self.cursor.decode(json.loads(fileobj.read()), resume=body)
-
-
-_states: WeakKeyDictionary[Job, _StepsState] = WeakKeyDictionary()
-
-
-def _cursor_of(job: Job) -> Cursor:
-    if job not in _states:
-        _states[job] = _StepsState()
-        job.register(_states[job])
-    return _states[job].cursor

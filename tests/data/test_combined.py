@@ -44,7 +44,7 @@ def pair(mode: Any = "min_size", **options: Any) -> CombinedLoader:
 def values(turn: Any) -> Any:
     if isinstance(turn, dict):
         return {key: values(batch) for key, batch in turn.items()}
-    return turn if turn is None else turn.tolist()
+    return turn.tolist()
 
 
 def test_min_size_ends_with_the_shortest_member() -> None:
@@ -55,14 +55,6 @@ def test_min_size_ends_with_the_shortest_member() -> None:
     assert len({x for turn in turns for x in turn["long"]}) == 4
 
 
-def test_max_size_delivers_none_after_the_end_of_a_member() -> None:
-    both = pair("max_size")
-    turns = [values(turn) for turn in both]
-    assert len(both) == len(turns) == 4
-    assert sorted(x for turn in turns for x in turn["long"]) == list(range(7))
-    assert [turn["short"] is None for turn in turns] == [False, False, True, True]
-
-
 def test_max_size_cycle_begins_the_others_again_in_a_new_order() -> None:
     both = pair("max_size_cycle")
     turns = [values(turn) for turn in both]
@@ -70,18 +62,6 @@ def test_max_size_cycle_begins_the_others_again_in_a_new_order() -> None:
     passes = [[x for turn in turns[i : i + 2] for x in turn["short"]] for i in (0, 2)]
     assert all(sorted(order) == list(range(6)) for order in passes)
     assert passes[0] != passes[1]
-
-
-def test_sequential_delivers_one_member_after_another() -> None:
-    both = pair("sequential")
-    assert both.member is None
-    turns = [(both.member, both.batch_index, values(turn)) for turn in both]
-    assert [key for key, _, _ in turns] == ["long"] * 4 + ["short"] * 2
-    assert (
-        [number for _, number, _ in turns] == list(range(6)) == list(range(len(both)))
-    )
-    assert sorted(x for _, _, turn in turns[:4] for x in turn) == list(range(7))
-    assert sorted(x for _, _, turn in turns[4:] for x in turn) == list(range(6))
 
 
 def test_a_list_of_loaders_gives_lists() -> None:
@@ -100,7 +80,7 @@ def test_members_of_one_data_set_have_orders_of_their_own() -> None:
 
 
 def test_members_are_at_their_own_place() -> None:
-    both = pair("max_size", max_local_batch_size=2)
+    both = pair("max_size_cycle", max_local_batch_size=2)
     long, short = both._members.values()
     seen = [
         (
@@ -117,11 +97,11 @@ def test_members_are_at_their_own_place() -> None:
         ((1, 1, True, False), (1, 2, False, 0.5), (2, 3, False)),
         ((1, 1, False, True), (1, 2, True, 0.5), (1, 3, True)),
     ]
-    assert [each[:2] for each in seen[4:]] == [
-        ((2, 2, True, True), (2, 4, True, 1.0)),
-        ((3, 3, True, True), (1, 6, True, 1.0)),
+    # The shorter one begins again, and the last batch of the longer one is one sample.
+    assert seen[6:] == [
+        ((3, 3, True, False), (1, 6, False, 1.0), (2, 9, False)),
+        ((3, 3, False, True), (0, 6, True, 0.0), (1, 9, True)),
     ]
-    assert [own[0] for _, _, own in seen[4:]] == [0, 0]
     assert (long.num_valid, long.where) == (0, "no loop")
 
 
@@ -162,7 +142,7 @@ def in_a_body(both: CombinedLoader) -> Any:
         yield turns[-1]
 
 
-@pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
 @pytest.mark.parametrize("loops", [over_epochs, in_segments, in_a_body])
 def test_stops_do_not_show(
     tmp_path: Path, mode: str, loops: Callable[[CombinedLoader], Any]
@@ -173,19 +153,6 @@ def test_stops_do_not_show(
     for stop_in in (1, 4, 5, 6, -1):
         run_once(lambda stop_in=stop_in: _deliver(loops, seen, stop_in, mode), tmp_path)
     assert [str(turn) for turn in seen] == [str(turn) for turn in calm]
-
-
-def test_a_sequential_loop_goes_on_in_a_later_member(tmp_path: Path) -> None:
-    calm: list[Any] = []
-    run_once(lambda: _deliver(over_epochs, calm, -1, "sequential"))
-    seen: list[Any] = []
-    for stop_in in (2, 4, 5, 9, -1):
-        run_once(
-            lambda stop_in=stop_in: _deliver(over_epochs, seen, stop_in, "sequential"),
-            tmp_path,
-        )
-    assert seen == calm
-    assert len(calm) == 12
 
 
 def test_passes_asked_by_hand(tmp_path: Path) -> None:
@@ -240,7 +207,7 @@ def test_a_state_of_its_own(tmp_path: Path) -> None:
         generation(),
         pytest.raises(CheckpointError, match="'max_size_cycle' as the m"),
     ):
-        pair("max_size").load_state_dict(state)
+        pair("min_size").load_state_dict(state)
 
 
 def test_draws_and_workers_of_members(tmp_path: Path) -> None:
@@ -288,12 +255,11 @@ def test_workers_end_with_the_loop() -> None:
 
 def test_the_trace_has_a_line_for_each_member(tmp_path: Path) -> None:
     with generation(trace_dir=str(tmp_path)):
-        turns = [values(turn) for turn in pair("max_size")]
+        turns = [values(turn) for turn in pair("max_size_cycle")]
     lines = read_trace(tmp_path)
-    assert [line["member"] for line in lines] == ["long", "short"] * 2 + ["long"] * 2
+    assert [line["member"] for line in lines] == ["long", "short"] * 4
     assert samples_of_loop(lines, epoch=0, loop=0) == {
-        number: turn["long"] + (turn["short"] or [])
-        for number, turn in enumerate(turns)
+        number: turn["long"] + turn["short"] for number, turn in enumerate(turns)
     }
 
 
@@ -372,11 +338,11 @@ def test_what_cannot_be_combined_is_refused() -> None:
         bad(loader, uneven)
     with pytest.raises(ValueError, match="mode='zip' is none of"):
         bad(loader, mode="zip")
-    CombinedLoader([loader, uneven], "sequential")
+    with pytest.raises(ValueError, match="'sequential'.* Loop over one loader after"):
+        bad(loader, mode="sequential")
+    with pytest.raises(ValueError, match="'max_size'.* Take mode='max_size_cycle'"):
+        bad(loader, mode="max_size")
     with pytest.raises(ValueError, match="`small` is to begin again"):
         len(CombinedLoader([loader, small], "max_size_cycle"))
-    assert len(CombinedLoader([loader, small], "max_size")) == 2
-    with pytest.raises(ValueError, match="mode='sequential'"):
-        CombinedLoader([loader, uneven], "sequential").batches(2)
     with pytest.raises(ValueError, match="do not make one batch"):
         CombinedLoader([loader, small]).batches(2)

@@ -218,11 +218,11 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         for sampler, text in [
             (
                 torch.tensor([0.2, 1.7]),
-                "sampler=Tensor of torch.float32 with the shape (2,) is no order. ",
+                "sampler=Tensor of float32 with the shape (2,) is no order. ",
             ),
             (
                 torch.tensor([True, False]),
-                "sampler=Tensor of torch.bool with the shape (2,) is no order. ",
+                "sampler=Tensor of bool with the shape (2,) is no order. ",
             ),
             (
                 np.zeros((3, 2), dtype=np.int32),

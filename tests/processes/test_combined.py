@@ -69,11 +69,10 @@ class Training:
         num_steps = 0
         for _ in range(2):
             for turn in both:
-                given = {key: batch for key, batch in turn.items() if batch is not None}
-                inputs = [x for x, _ in given.values()]
+                inputs = [x for x, _ in turn.values()]
                 outputs = model(torch.cat(inputs)).split([len(x) for x in inputs])
                 loss = torch.zeros(())
-                for (key, (_, y)), output in zip(given.items(), outputs, strict=True):
+                for (key, (_, y)), output in zip(turn.items(), outputs, strict=True):
                     own = mse_loss(output, y)
                     if self.weigh == "member":
                         own = model.weigh(own, member=members[key])
@@ -90,7 +89,7 @@ class Training:
 
 
 TRAININGS = [
-    Training("weighed", "max_size"),
+    Training("weighed", "min_size"),
     Training("cut", "max_size_cycle", max_local_batch_size=1),
     Training("counted", "min_size", "count"),
     Training("alike", "min_size", "not", sizes=(6, 6)),

@@ -77,7 +77,6 @@ class ByHand:
 
 
 NUM_SINGLE = 6  # The loaders after these are combined ones.
-SEQUENTIAL = 9
 
 Program = list[Loop | Steps | Epochs | ByHand]
 Batch = tuple[Any, ...]  # The place, the loader and the batch's number.
@@ -91,23 +90,19 @@ inner_loops = st.builds(
     ending=endings,
     num_batches=st.none() | st.integers(0, 3),
 )
-loops = (
-    st.builds(
-        Loop,
-        loader=st.sampled_from([0, 1, 2, 4, 5, 6, 7]),
-        ending=endings,
-        after=st.integers(0, 2),
-        num_batches=st.none() | st.integers(0, 6),
-        rate=rates,
-    )
-    | st.builds(
-        Loop,
-        loader=st.sampled_from([0, 1, 6]),
-        num_batches=st.none() | st.integers(0, 4),
-        inside=st.lists(inner_loops, min_size=1, max_size=2).map(tuple),
-        rate=rates,
-    )
-    | st.builds(Loop, loader=st.just(SEQUENTIAL), ending=endings, after=st.just(2))
+loops = st.builds(
+    Loop,
+    loader=st.sampled_from([0, 1, 2, 4, 5, 6, 7]),
+    ending=endings,
+    after=st.integers(0, 2),
+    num_batches=st.none() | st.integers(0, 6),
+    rate=rates,
+) | st.builds(
+    Loop,
+    loader=st.sampled_from([0, 1, 6]),
+    num_batches=st.none() | st.integers(0, 4),
+    inside=st.lists(inner_loops, min_size=1, max_size=2).map(tuple),
+    rate=rates,
 )
 steps = st.builds(
     Steps,
@@ -214,10 +209,7 @@ class Run:
                 name="cycled",
             ),
             CombinedLoader(
-                [loader("v", 5, 2), loader("w", 2, 3)], "max_size", name="longest"
-            ),
-            CombinedLoader(
-                [loader("r", 5, 2), loader("s", 4, 3)], "sequential", name="rows"
+                [loader("v", 5, 2), loader("w", 2, 3)], "max_size_cycle", name="longest"
             ),
         ]
 
@@ -320,12 +312,9 @@ class Run:
             numbers = (loader.batch_index, loader.finished_batches, loader.index)
             self._note((loader.name, *numbers))
         given = {loader: batch}
-        if isinstance(loader, CombinedLoader) and loader.member is not None:
-            given = {loader._members[loader.member]: batch}
-        elif isinstance(loader, CombinedLoader):
+        if isinstance(loader, CombinedLoader):
             batches = batch.values() if isinstance(batch, dict) else batch
-            members = zip(loader._members.values(), batches, strict=True)
-            given = {member: own for member, own in members if own is not None}
+            given = dict(zip(loader._members.values(), batches, strict=True))
         for member, own in given.items():
             self._add(own.tolist()[: member.num_valid], of=member.name)
         self._train(given, list(given.values()), loader.batch_index, rate)

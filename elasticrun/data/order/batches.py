@@ -11,13 +11,15 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Protocol
 
 MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits.
 MAX_LISTS = 2**29  # Batches of such a loop that are lists: places fit 62 bits.
 
 # From samples seen to the size of the batch that begins there: pairs of a number of
-# samples and the size from it on, in their order; the first one begins at 0.
+# samples and the size from it on, in their order; the first one begins at 0. Batches of
+# one size have one pair.
 SizePlan = tuple[tuple[int, int], ...]
 
 
@@ -58,34 +60,8 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class EqualBatches:
-    """Batches of one size; the last one has what is left, or is left out."""
-
-    num_samples: int
-    batch_size: int
-    drop_last: bool = False
-    span = 1
-
-    def __len__(self) -> int:
-        num_full, rest = divmod(self.num_samples, self.batch_size)
-        return num_full + (rest > 0 and not self.drop_last)
-
-    def start(self, number: int) -> int:
-        return min(number * self.batch_size, self.num_samples)
-
-    def size(self, number: int) -> int:
-        return self.start(number + 1) - self.start(number)
-
-    def number_at(self, index: int) -> int:
-        return -(-index // self.batch_size)
-
-    def num_alike(self, number: int) -> int:
-        return max(self.num_samples // self.batch_size - number, 1)
-
-
-@dataclass(frozen=True)
-class PlannedBatches:
-    """Batches whose sizes follow a plan.
+class SizedBatches:
+    """Batches whose sizes follow a plan; the last one has what is left, or is left out.
 
     A size holds from the first batch that begins at its place in the plan or later.
 
@@ -144,11 +120,11 @@ class PlannedBatches:
         return max(min([full, *ends[:1]]) - number, 1)
 
     def _stretch_of(self, number: int) -> tuple[int, int, int]:
-        at = bisect_right(self._stretches, number, key=lambda stretch: stretch[0])
+        at = bisect_right(self._stretches, number, key=itemgetter(0))
         return self._stretches[at - 1]
 
     def _stretch_at(self, index: int) -> tuple[int, int, int]:
-        at = bisect_right(self._stretches, index, key=lambda stretch: stretch[1])
+        at = bisect_right(self._stretches, index, key=itemgetter(1))
         return self._stretches[at - 1]
 
 

@@ -17,9 +17,8 @@ from elasticrun.data.order.batches import (
     MAX_LISTS,
     Batches,
     CycledBatches,
-    EqualBatches,
     ListedBatches,
-    PlannedBatches,
+    SizedBatches,
     SizePlan,
 )
 from elasticrun.data.order.maps import batch_at, order_of_map
@@ -39,13 +38,13 @@ class SampleOrder:
     Attributes:
         length: Of the whole order.
         num_samples: How much of it a loop delivers.
-        batch_size: Samples in a global batch, or the plan of that.
-        sampler: A map from position to index, or None.
+        plan: Samples in a global batch.
+        sampler: A map of positions to indices (`as_map`), or None.
     """
 
     length: int
     num_samples: int
-    batch_size: int | SizePlan
+    plan: SizePlan
     _: KW_ONLY
     shuffle: bool
     drop_last: bool
@@ -63,11 +62,8 @@ class SampleOrder:
     def batches(self, epoch: int, key: int = 0) -> Batches:
         """Return the batches of a loop in an epoch."""
         del key  # Their sizes depend on no order.
-        size = self.batch_size
-        if isinstance(size, int):
-            return EqualBatches(self.num_samples, size, self.drop_last)
         seen = epoch * self.num_samples
-        return PlannedBatches(size, self.num_samples, seen, self.drop_last)
+        return SizedBatches(self.plan, self.num_samples, seen, self.drop_last)
 
     def order(self, key: int) -> Order:
         """Return the order of the loop that has a key."""
@@ -76,10 +72,7 @@ class SampleOrder:
     def endless_batches(self, key: int = 0) -> Batches:
         """Return the batches of passes without end, which lie across their ends."""
         del key
-        size = self.batch_size
-        if isinstance(size, int):
-            return EqualBatches(MAX_INDEX // size * size, size)
-        return PlannedBatches(size, MAX_INDEX)
+        return SizedBatches(self.plan, MAX_INDEX)
 
     def endless_order(self, key: int) -> Order:
         """Return the order of passes without end that have a key.
@@ -89,19 +82,20 @@ class SampleOrder:
         """
         length = self.num_samples
         if self.drop_last:
-            if not isinstance(self.batch_size, int):
+            if len(self.plan) > 1:
                 raise ValueError(
                     "batches() of a loader with drop_last=True and a plan of batch "
                     "sizes: where each pass would end depends on all passes before "
                     "it. Leave drop_last out; batches then lie across the ends of "
                     "passes, and all are full."
                 )
-            length -= length % self.batch_size
+            [(_, size)] = self.plan
+            length -= length % size
             if length == 0:
                 raise ValueError(
                     f"batches() of a loader with drop_last=True, whose "
                     f"{self.num_samples} samples do not make one batch of "
-                    f"{self.batch_size}: no pass would deliver anything. Leave "
+                    f"{size}: no pass would deliver anything. Leave "
                     "drop_last out, or take smaller batches."
                 )
 

@@ -49,10 +49,6 @@ def check_sampler(
             "Leave one of them out."
         )
     _check_map(sampler, "sampler")
-    if isinstance(sampler, (torch.Tensor, np.ndarray)):
-        _check_array(sampler)
-    else:
-        order_of_map(sampler, key=0)(np.zeros(1, np.int64))
 
 
 def _check_map(given: Any, name: str) -> None:
@@ -118,37 +114,42 @@ def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
             f"{batch!r}, but a batch is a list of data-set indices. An order of single "
             "samples is given as sampler=, with a batch_size."
         )
-    if isinstance(batch, torch.Tensor):
-        batch = batch.cpu().numpy()
-    if isinstance(batch, np.ndarray):
-        _check_array(batch)
-        indices = batch.astype(np.int64)
-    else:
-        indices = _indices_at(batch, list(range(len(batch))))
-    if len(indices) == 0:
+    what = f"batch {number} of batch_sampler={type(batch_sampler).__name__}"
+    if len(batch) == 0:
         raise ValueError(
-            f"batch {number} of batch_sampler={type(batch_sampler).__name__} is empty, "
-            "so there is nothing to step with. Leave empty batches out."
+            f"{what} is empty, so there is nothing to step with. Leave empty batches "
+            "out."
         )
-    return indices
+    return _array_of(batch, what)
+
+
+def as_map(sampler: Any) -> Any:
+    """Return what an order is taken from: a map of many positions at once.
+
+    That is the sampler itself, if it has `keyed` or `take`; else an array of what it
+    holds.
+
+    Raises:
+        TypeError: It holds no data-set indices.
+    """
+    is_array = isinstance(sampler, (torch.Tensor, np.ndarray))
+    if not is_array and (hasattr(sampler, "keyed") or hasattr(sampler, "take")):
+        return sampler
+    return _array_of(sampler, f"sampler={type(sampler).__name__}")
 
 
 def order_of_map(sampler: Any, *, key: int) -> Order:
-    """Return the order that a user's map is.
+    """Return the order that a map is.
 
     Args:
+        sampler: What `as_map` returned.
         key: For a map that has another order in each loop (`keyed`).
     """
     if hasattr(sampler, "keyed"):
-        sampler = sampler.keyed(key)
-    if isinstance(sampler, torch.Tensor):
-        sampler = sampler.cpu().numpy()
+        sampler = as_map(sampler.keyed(key))
     if isinstance(sampler, np.ndarray):
-        array = sampler
-        return lambda positions: array[positions].astype(np.int64)
-    if hasattr(sampler, "take"):
-        return functools.partial(_taken, sampler)
-    return lambda positions: _indices_at(sampler, positions.tolist())
+        return sampler.take
+    return functools.partial(_taken, sampler)
 
 
 def _taken(sampler: Any, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -166,38 +167,31 @@ def _taken(sampler: Any, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return indices.astype(np.int64, copy=False)
 
 
-def _check_array(sampler: torch.Tensor | NDArray[Any]) -> None:
-    is_whole = str(sampler.dtype).removeprefix("torch.").startswith(("int", "uint"))
-    if sampler.ndim != 1 or not is_whole:
-        raise TypeError(
-            f"sampler={type(sampler).__name__} of {sampler.dtype} with the shape "
-            f"{tuple(sampler.shape)} is no order. {_WHAT_A_SAMPLER_IS}"
-        )
+def _array_of(given: Any, what: str) -> NDArray[np.int64]:
+    """Return the data-set indices that a sequence, a tensor or an array holds."""
+    if isinstance(given, torch.Tensor):
+        given = given.cpu().numpy()
+    if isinstance(given, np.ndarray):
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise TypeError(
+                f"{what} of {given.dtype} with the shape {given.shape} is no order. "
+                f"{_WHAT_A_SAMPLER_IS}"
+            )
+        return given.astype(np.int64)
+    entries = (_index_at(given, position, what) for position in range(len(given)))
+    return np.fromiter(entries, np.int64, len(given))
 
 
-def _indices_at(sampler: Any, positions: list[int]) -> NDArray[np.int64]:
-    """Return what stands at positions; not with `int`, which makes weights to 0."""
-    entries = [sampler[position] for position in positions]
+def _index_at(given: Any, position: int, what: str) -> int:
+    """Return the index at a position; not with `int`, which makes weights to 0."""
+    entry = given[position]
     with contextlib.suppress(TypeError):
-        if bool not in map(type, entries):
-            return np.fromiter(map(operator.index, entries), np.int64, len(entries))
-    position, entry = next(
-        (position, entry)
-        for position, entry in zip(positions, entries, strict=True)
-        if not _is_index(entry)
-    )
+        if not isinstance(entry, bool):
+            return operator.index(entry)
     raise TypeError(
-        f"sampler={type(sampler).__name__} is no order: at position {position} it has "
-        f"{entry!r}. {_WHAT_A_SAMPLER_IS}"
+        f"{what} is no order: at position {position} it has {entry!r}. "
+        f"{_WHAT_A_SAMPLER_IS}"
     )
-
-
-def _is_index(entry: Any) -> bool:
-    try:
-        operator.index(entry)
-    except TypeError:
-        return False
-    return not isinstance(entry, bool)
 
 
 class NoBatchSampler:

@@ -6,6 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,20 +14,15 @@ from numpy.typing import NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.together import Together
-from elasticrun.job.loop import MicroBatch, Part
+from elasticrun.data.order.shares import LoopShares, Share
+from elasticrun.job.loop import NOTHING, MicroBatch
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
-_PADDING = range(1)  # The batch's first sample stands in for a missing one.
 
 Order = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 # Cuts data-set indices into pieces of the given lengths, for what reads them.
 Cut = Callable[[NDArray[np.int64], list[int]], Iterable[Any]]
-
-
-NOTHING: list[int] = []  # The indices where a replica has no sample; none is delivered.
 
 
 class Seeding(NamedTuple):
@@ -60,101 +56,65 @@ class LoopPlan:
 
     Attributes:
         batches: The global batches of the loop.
+        shares: What of each one this replica reads.
         order: Maps positions to data-set indices.
         first: The number of the batch to begin with.
         end: That of the batch before which to end.
         seeding: How the draws of each micro-batch are seeded; None to ask for the plain
             indices.
         cut: In which form the indices are asked for.
-        together: The loaders that deliver in the same steps, if there are any: batch k
-            is then delivered in step k.
     """
 
     batches: Batches
-    shares: Shares
+    shares: LoopShares
     order: Order
     _: KW_ONLY
     first: int
     end: int
     seeding: Seeding | None = None
     cut: Cut = as_lists
-    together: Together | None = None
     in_flight: deque[MicroBatch] = field(default_factory=deque, init=False)
 
     def __iter__(self) -> Iterator[Any]:
         number = self.first
         while number < self.end:
-            share = -(-self.batches.size(number) // self.shares.world_size)
-            most = min(max(1, _CHUNK // share), self.end - number)
-            count = min(self.batches.num_alike(number), most)
-            if self.together is not None:
-                count = min(count, self.together.num_alike(number))
-            yield from self._run_of_batches(number, count)
+            shares = self.shares.of_batch(number)
+            most = max(1, _CHUNK // max(1, shares[0].part.local_batch_size))
+            count = min(self.shares.num_alike(number), most, self.end - number)
+            yield from self._requests(range(number, number + count), shares)
             number += count
 
-    def _run_of_batches(self, first: int, count: int) -> Iterator[Any]:
-        """Yield batches of one size, with one computation of their indices."""
-        size = self.batches.size(first)
-        begin = self.batches.start(first)
-        advance = self.batches.start(first + 1) - begin
-        numbers = range(first, first + count)
-        if self.together is None:
-            num_micro = self.shares.num_micro(size)
-        else:
-            num_micro = self.together.num_micro(first)
-        runs = self.shares.micro_batches(size, num_micro)
-        if not runs:
-            nothing = Part(0, 0, 0, size, True, 0, advance)
-            self.in_flight.extend((number, NOTHING, nothing) for number in numbers)
-            return
-        own = [position for run in runs for position in (run or _PADDING)]
-        span = self.batches.span
-        starts = (begin + np.arange(count, dtype=np.int64) * advance) * span
-        positions = (starts[:, None] + np.asarray(own, dtype=np.int64)).ravel()
-        parts = _parts(runs, size, advance)
+    def _requests(self, numbers: range, shares: list[Share]) -> Iterable[Any]:
+        """Return what is asked for of batches that are shared out alike."""
+        parts = [share.part for share in shares]
         lengths = [part.num_read for part in parts]
-        cut = self.cut(self.order(positions), lengths * count)
-        asked = self._in_flight(numbers, parts, iter(cut))
+        if not any(lengths):
+            self.in_flight.extend([(number, NOTHING, parts[0]) for number in numbers])
+            return []
+        own = [place for share in shares for place in share.places]
+        span = self.batches.span
+        begin = self.batches.start(numbers[0])
+        steps = np.arange(len(numbers), dtype=np.int64) * parts[0].advance
+        starts = (begin + steps) * span
+        positions = (starts[:, None] + np.asarray(own, dtype=np.int64)).ravel()
+        pieces = list(self.cut(self.order(positions), lengths * len(numbers)))
+        numbered = product(numbers, parts)
+        for (number, part), indices in zip(numbered, pieces, strict=True):
+            self.in_flight.append((number, indices, part))
         if self.seeding is None:
-            yield from asked
-            return
-        seeds = derive_seeds(self.seeding.key, positions).tolist()
+            return pieces
+        return self._seeded(pieces, derive_seeds(self.seeding.key, positions).tolist())
+
+    def _seeded(self, pieces: list[Any], seeds: list[int]) -> Iterator[Any]:
+        assert self.seeding is not None
         begin = 0
-        for indices in asked:
+        for indices in pieces:
             end = begin + len(indices)
             yield (
                 indices,
                 seeds[begin:end] if self.seeding.each_sample else seeds[begin],
             )
             begin = end
-
-    def _in_flight(
-        self, numbers: range, parts: list[Part], pieces: Iterator[Any]
-    ) -> Iterator[Any]:
-        in_flight = self.in_flight
-        for number in numbers:
-            for part in parts:
-                indices = next(pieces)
-                in_flight.append((number, indices, part))
-                yield indices
-
-
-def _parts(runs: list[range], size: int, advance: int) -> list[Part]:
-    """Return the part of each of a replica's runs in a global batch of `size`."""
-    local_size = sum(map(len, runs))
-    last = len(runs) - 1
-    return [
-        Part(
-            micro=micro,
-            num_valid=len(run),
-            local_batch_size=local_size,
-            global_batch_size=size,
-            is_step=micro == last,
-            num_read=len(run) or 1,
-            advance=advance,
-        )
-        for micro, run in enumerate(runs)
-    ]
 
 
 def loop_key(seed: int, epoch: int, loop: int, inside: tuple[int, ...] = ()) -> int:

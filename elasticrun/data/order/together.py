@@ -17,12 +17,10 @@ class Participant(NamedTuple):
 
     Attributes:
         batches: Its global batch k is delivered in step k.
-        end: The step before which it ends.
     """
 
     batches: Batches
     shares: Shares
-    end: int
 
 
 class Together:
@@ -33,28 +31,29 @@ class Together:
 
     Args:
         begin: The first step of this generation.
+        end: The step before which the loop ends.
     """
 
-    def __init__(self, members: Sequence[Participant], *, begin: int) -> None:
+    def __init__(self, members: Sequence[Participant], *, begin: int, end: int) -> None:
         self._members = members
         self._known = begin  # Up to here all steps are divided alike.
-        self._end = max(member.end for member in members)
+        self._end = end
         self._unlike: int | None = None
 
     def num_micro(self, step: int) -> int:
         """Return into how many micro-batches a step is cut."""
         return max(
             member.shares.num_micro(member.batches.size(step))
-            for member in self._in(step)
+            for member in self._members
         )
 
     def num_alike(self, step: int) -> int:
         """Return how many steps are cut alike, this one the first; at least 1."""
-        return min(member.batches.num_alike(step) for member in self._in(step))
+        return min(member.batches.num_alike(step) for member in self._members)
 
     def sizes(self, step: int) -> tuple[int, ...]:
-        """Return the samples of each loader that delivers in a step."""
-        return tuple(member.batches.size(step) for member in self._in(step))
+        """Return the samples of each loader in a step."""
+        return tuple(member.batches.size(step) for member in self._members)
 
     def unlike_step(self, step: int) -> int | None:
         """Return a step whose batches do not divide alike, if one is in sight.
@@ -73,9 +72,6 @@ class Together:
                     break
                 self._known += self.num_alike(self._known)
         return self._unlike
-
-    def _in(self, step: int) -> list[Participant]:
-        return [member for member in self._members if step < member.end]
 
 
 @lru_cache(maxsize=1024)

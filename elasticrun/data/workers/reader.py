@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from elasticrun.data.order.plan import Cut, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
 from elasticrun.data.workers.in_memory import InMemory, cut_into_tensors, in_memory
-from elasticrun.data.workers.reading import Reader, read_batch, takes_tensor
+from elasticrun.data.workers.reading import Reader, batch_reading, takes_tensor
 from elasticrun.data.workers.transfer import send_small_tensors_by_value
 from elasticrun.replicas.signals import (
     leave_stops_to_parent,
@@ -23,9 +24,15 @@ from elasticrun.replicas.signals import (
     taken_stops,
 )
 
+_NAME_IN_PROFILES = "enumerate(DataLoader)#AdaptiveDataLoader.__next__"
 
-class Source(NamedTuple):
-    """What is read in a loop, and how it is asked for.
+
+class BatchReader(ABC):
+    """Reads what the plan of a loop asks for.
+
+    A loader may hold it, and it does not hold the loader: so persistent workers end
+    when a loader is dropped. In a cycle they would be left to the garbage collector, in
+    which each takes 5 s to end.
 
     Attributes:
         is_seeded: Whether reading seeds the generators, so that each request needs a
@@ -33,88 +40,119 @@ class Source(NamedTuple):
         cut: In which form the indices are asked for.
     """
 
+    is_seeded: bool
+    cut: Cut
+
+    @abstractmethod
+    def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
+        """Start to read; return the batches.
+
+        Args:
+            key: Seeds what torch draws for itself.
+        """
+
+    @abstractmethod
+    def end(self, batches: Iterator[Any]) -> None:
+        """End what `start` has started, unless it is to be used again."""
+
+
+class Source(NamedTuple):
+    """What is read: see `BatchReader` for the last two."""
+
     dataset: Any
     collate: Callable[[Any], Any]
     is_seeded: bool
     cut: Cut
 
 
-class BatchReader:
-    """Reads what a plan asks for as its loader's arguments say.
-
-    The loader holds it, and it does not hold the loader: so persistent workers end when
-    a loader is dropped. In a cycle they would be left to the garbage collector, in
-    which each takes 5 s to end.
+def reader_of(
+    loader: DataLoader[Any], *, each_sample: bool, is_ahead: bool
+) -> BatchReader:
+    """Return what reads the next loop over a loader, as its arguments say.
 
     Args:
         each_sample: Whether the generators are seeded before each sample.
         is_ahead: Whether a batch is read before the program asks for it. What it drew
             on the program's generators would be in the checkpoint of the batch before.
     """
+    source = _source(loader, is_seeded=each_sample or is_ahead)
+    if loader.num_workers or loader.pin_memory:
+        return _ByTorch(loader, source)
+    return _Here(source)
 
-    def __init__(self, *, each_sample: bool, is_ahead: bool = False) -> None:
-        self._each_sample = each_sample
-        self.is_ahead = is_ahead
-        self._persistent: tuple[DataLoader[Any], Source] | None = None
 
-    def source(self, given: DataLoader[Any]) -> Source:
-        """Return what the next loop reads.
+def _source(loader: DataLoader[Any], *, is_seeded: bool) -> Source:
+    is_here = loader.num_workers == 0
+    whole = in_memory(loader.dataset, loader.collate_fn)
+    if whole is not None and (is_here or whole.device.type == "cpu"):
+        # Nothing is drawn there, so nothing is seeded.
+        cut = cut_into_tensors(whole.device) if is_here else as_lists
+        return Source(whole, _unchanged, False, cut)
+    if is_seeded or not is_here:
+        return Source(Reader(loader.dataset), loader.collate_fn, True, as_lists)
+    is_by_tensor = takes_tensor(loader.dataset)
+    cut = cut_into_tensors(None) if is_by_tensor else as_lists
+    return Source(loader.dataset, loader.collate_fn, False, cut)
 
-        Args:
-            given: The loader, which is not iterated itself.
-        """
-        if self._persistent is not None:
-            return self._persistent[1]
-        is_here = given.num_workers == 0
-        whole = in_memory(given.dataset, given.collate_fn)
-        if whole is not None and (is_here or whole.device.type == "cpu"):
-            # Nothing is drawn there, so nothing is seeded.
-            cut = cut_into_tensors(whole.device) if is_here else as_lists
-            return Source(whole, _unchanged, False, cut)
-        if not is_here or self._each_sample or self.is_ahead:
-            return Source(Reader(given.dataset), given.collate_fn, True, as_lists)
-        is_by_tensor = takes_tensor(given.dataset)
-        cut = cut_into_tensors(None) if is_by_tensor else as_lists
-        return Source(given.dataset, given.collate_fn, False, cut)
 
-    def start(
-        self, given: DataLoader[Any], source: Source, plan: Iterable[Any], key: int
-    ) -> Iterator[Any]:
-        """Start to read.
+class _Here(BatchReader):
+    """Reads in this process; torch's own iterator would take as long for nothing else.
 
-        Args:
-            given: The loader.
-            source: What `source` returned for it.
-            key: Seeds what torch draws for itself.
-        """
-        if not given.num_workers and not given.pin_memory:
-            return _read_here(source, plan)
-        if self._persistent is None:
-            inner = _make(given, source, plan, key)
-        else:
-            inner, _ = self._persistent
-            requests = inner.batch_sampler
-            assert isinstance(requests, _Requests)
-            requests.plan = plan
-        if given.persistent_workers:
-            self._persistent = inner, source
-        return _start_workers(inner)
+    Profilers see the reading under the name that torch gives it.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.is_seeded, self.cut = source.is_seeded, source.cut
+        self._read = batch_reading(source.dataset)
+        self._collate = source.collate
+
+    def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
+        del key
+        read, collate = self._read, self._collate
+        for request in plan:
+            if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+                with record_function(_NAME_IN_PROFILES):
+                    batch = collate(read(request))
+            else:
+                batch = collate(read(request))
+            yield batch
 
     def end(self, batches: Iterator[Any]) -> None:
-        """End the workers that `start` has started, unless they are persistent.
+        del batches
+
+
+class _ByTorch(BatchReader):
+    """Reads by a plain DataLoader, in workers or to pin memory."""
+
+    def __init__(self, loader: DataLoader[Any], source: Source) -> None:
+        self.is_seeded, self.cut = source.is_seeded, source.cut
+        self._is_persistent = loader.persistent_workers
+        self._requests = _Requests()
+        # Keeps torch from drawing on the program's generator.
+        self._own_generator = torch.Generator() if loader.generator is None else None
+        generator = loader.generator or self._own_generator
+        self._inner = _make(loader, source, self._requests, generator)
+
+    def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
+        self._requests.plan = plan
+        if self._own_generator is not None:
+            self._own_generator.manual_seed(key)
+        return _start_workers(self._inner)
+
+    def end(self, batches: Iterator[Any]) -> None:
+        """End the workers.
 
         Torch's iterator would do so once it is dropped; but one that has raised is held
         by the traceback, and so by whoever keeps the exception.
         """
-        if self._persistent is None and hasattr(batches, "_shutdown_workers"):
+        if not self._is_persistent and hasattr(batches, "_shutdown_workers"):
             batches._shutdown_workers()
 
 
 class _Requests:
-    """The batch sampler of the inner DataLoader; persistent workers get a new plan."""
+    """The batch sampler of the inner DataLoader; each loop gives it a plan."""
 
-    def __init__(self, plan: Iterable[Any]) -> None:
-        self.plan = plan
+    plan: Iterable[Any] = ()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.plan)
@@ -126,12 +164,12 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _make(
-    given: DataLoader[Any], source: Source, plan: Iterable[Any], key: int
+    given: DataLoader[Any],
+    source: Source,
+    requests: _Requests,
+    generator: torch.Generator | None,
 ) -> DataLoader[Any]:
     """Return a plain DataLoader with the arguments of the given one."""
-    generator = given.generator
-    if generator is None:  # Keeps torch from drawing on the program's generator.
-        generator = torch.Generator().manual_seed(key)
     init, context = None, None
     if given.num_workers:
         init = WorkerInit(given.worker_init_fn)
@@ -141,7 +179,7 @@ def _make(
         warnings.simplefilter("ignore", UserWarning)
         return DataLoader(
             source.dataset,
-            batch_sampler=_Requests(plan),
+            batch_sampler=requests,
             num_workers=given.num_workers,
             collate_fn=source.collate,
             pin_memory=given.pin_memory,
@@ -153,21 +191,6 @@ def _make(
             persistent_workers=given.persistent_workers,
             pin_memory_device=given.pin_memory_device,
         )
-
-
-def _read_here(source: Source, plan: Iterable[Any]) -> Iterator[Any]:
-    """Read in this process; torch's own iterator would take as long for nothing else.
-
-    Profilers see the reading under the name that torch gives it.
-    """
-    dataset, collate = source.dataset, source.collate
-    for request in plan:
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            with record_function("enumerate(DataLoader)#AdaptiveDataLoader.__next__"):
-                batch = collate(read_batch(dataset, request))
-        else:
-            batch = collate(read_batch(dataset, request))
-        yield batch
 
 
 def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ class Reader(Dataset[Any]):
             return self._read_each_seeded(indices, seed)
         _seed_generators(seed)
         wanted = torch.tensor(indices) if self._takes_tensor else indices
-        return read_batch(self.dataset, wanted)
+        return batch_reading(self.dataset)(wanted)
 
     def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
         reads_items = _has_item_access(self.dataset) or not _has_batch_access(
@@ -76,12 +76,12 @@ class Reader(Dataset[Any]):
         return samples
 
 
-def read_batch(dataset: Any, indices: Any) -> Sequence[Any]:
-    """Read as torch's own fetcher does, so that nobody's data set reads differently."""
+def batch_reading(dataset: Any) -> Callable[[Any], Sequence[Any]]:
+    """Return what reads the samples at indices, in the way of torch's own fetcher."""
     if _has_batch_access(dataset):
-        samples: Sequence[Any] = dataset.__getitems__(indices)
-        return samples
-    return [dataset[index] for index in indices]
+        read: Callable[[Any], Sequence[Any]] = dataset.__getitems__
+        return read
+    return lambda indices: [dataset[index] for index in indices]
 
 
 def _has_batch_access(dataset: Any) -> bool:

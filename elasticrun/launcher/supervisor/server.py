@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.options import OptionError
 from elasticrun.launcher.supervisor.generation import Generation

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from elasticrun.data.order.batches import (
     MAX_INDEX,
     Batches,
-    EqualBatches,
     ListedBatches,
-    PlannedBatches,
+    SizedBatches,
     SizePlan,
 )
 from elasticrun.data.order.loop_orders import passes
@@ -58,9 +57,9 @@ def check(batches: Batches, expected: list[int], *, steps: list[int]) -> None:
 @example(((0, 4), (5, 3), (6, 2)), 11, 0)  # A size that no batch comes to.
 def test_sizes_by_plan(plan: SizePlan, num_samples: int, seen: int) -> None:
     expected = sizes_by_hand(plan, num_samples, seen)
-    check(PlannedBatches(plan, num_samples, seen), expected, steps=expected)
+    check(SizedBatches(plan, num_samples, seen), expected, steps=expected)
     # How a loop over the data that went before is cut into loops does not show.
-    endless = PlannedBatches(plan, MAX_INDEX, seen)
+    endless = SizedBatches(plan, MAX_INDEX, seen)
     assert [endless.size(n) for n in range(len(expected) - 1)] == expected[:-1]
 
 
@@ -72,17 +71,14 @@ def test_dropping_the_last_batch_leaves_out_only_one_that_is_not_full(
     # With one sample more, only a batch that is not full becomes another one.
     is_full = sizes_by_hand(plan, num_samples + 1, seen)[: len(whole)] == whole
     kept = whole if is_full else whole[:-1]
-    batches = PlannedBatches(plan, num_samples, seen, drop_last=True)
+    batches = SizedBatches(plan, num_samples, seen, drop_last=True)
     check(batches, kept, steps=kept)
-    if len(plan) == 1:
-        equal = EqualBatches(num_samples, plan[0][1], drop_last=True)
-        check(equal, kept, steps=kept)
 
 
 @given(num_samples=lengths, size=sizes)
 def test_equal_sizes(num_samples: int, size: int) -> None:
     expected = sizes_by_hand(((0, size),), num_samples, 0)
-    check(EqualBatches(num_samples, size), expected, steps=expected)
+    check(SizedBatches(((0, size),), num_samples), expected, steps=expected)
 
 
 @given(own=st.lists(sizes, max_size=9))

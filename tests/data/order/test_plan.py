@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.batches import (
     Batches,
-    EqualBatches,
     ListedBatches,
-    PlannedBatches,
+    SizedBatches,
 )
-from elasticrun.data.order.maps import order_of_map
+from elasticrun.data.order.maps import as_map, order_of_map
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.permutation import Permutation
-from elasticrun.data.order.plan import NOTHING, LoopPlan, Order, Seeding, loop_key
-from elasticrun.job.loop import Part
+from elasticrun.data.order.plan import LoopPlan, Order, Seeding, loop_key
+from elasticrun.data.order.shares import EvenShares
+from elasticrun.job.loop import NOTHING, Part
 
 KEY = loop_key(0, 3, 1)
 
@@ -72,10 +72,10 @@ def batches_of(setting: Setting) -> Batches:
     if isinstance(setting.batch_size, list):
         sizes = setting.batch_size
         return ListedBatches(len(sizes), sizes.__getitem__)
+    plan = ((0, setting.batch_size),)
     if isinstance(setting.batch_size, tuple):
         plan = tuple(sorted(setting.batch_size))
-        return PlannedBatches(plan, setting.num_samples, 0, setting.drop_last)
-    return EqualBatches(setting.num_samples, setting.batch_size, setting.drop_last)
+    return SizedBatches(plan, setting.num_samples, 0, setting.drop_last)
 
 
 def num_samples_of(setting: Setting) -> int:
@@ -102,9 +102,10 @@ def plan_of(
     seeding: Seeding | None = None,
 ) -> LoopPlan:
     batches = batches_of(setting)
+    shares = Shares(rank, world_size, setting.max_local_batch_size, setting.is_padded)
     return LoopPlan(
         batches,
-        Shares(rank, world_size, setting.max_local_batch_size, setting.is_padded),
+        EvenShares(batches, shares),
         order or order_in(setting),
         first=batches.number_at(index),
         end=len(batches),
@@ -291,7 +292,7 @@ def test_seeds_depend_on_the_position_in_the_order(each_sample: bool) -> None:
         rank=1,
         world_size=2,
         index=4,
-        order=order_of_map(list(range(100, 110)), key=0),
+        order=order_of_map(as_map(list(range(100, 110))), key=0),
         seeding=Seeding(KEY, each_sample),
     )
     assert list(plan) == [

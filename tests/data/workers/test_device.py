@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 from elasticrun import AdaptiveDataLoader, request_stop
 from elasticrun.checkpoint.states.generators import seed_all
 from elasticrun.data.workers.device import is_read_ahead, on_device
-from elasticrun.data.workers.reader import BatchReader
 from tests.support.data import Draws, Numbers
 from tests.support.generations import draw_from_each, run_once
 
@@ -115,7 +114,7 @@ def test_what_is_read_ahead_draws_nothing_of_the_programs_generators(
     def script(stop_in: int = -1) -> None:
         seed_all(0)
         loader = AdaptiveDataLoader(Draws(9), 2, name="train", device=CPU)
-        loader._batch_reader = BatchReader(each_sample=False, is_ahead=True)
+        loader._is_ahead = True
         for batch in loader:
             seen.append([*batch.tolist(), draw_from_each()])
             if loader.batch_index == stop_in:

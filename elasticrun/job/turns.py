@@ -1,0 +1,152 @@
+"""The turns of any loop: how it delivers, counts, comes to boundaries, and ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+from elasticrun.job.cursor import Cursor
+from elasticrun.job.job import Job
+from elasticrun.job.leaving import is_left_on_purpose
+from elasticrun.job.loop import NOTHING, LoopedLoader
+
+# How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
+# delivers it.
+Ending = Literal["over", "break", "exception", "failed"]
+
+
+class LoopStart(NamedTuple):
+    """Where a loop begins.
+
+    Attributes:
+        epoch: The epochs that are finished.
+        num_loops: The loops that are finished since the last epoch was.
+        inside: What tells it from others in the same body; empty outside of loops.
+        at: The index at which it goes on, 0 unless it was interrupted.
+        offset: Of a loop over endless passes, where in these its index 0 is; None of
+            one over a single pass.
+    """
+
+    epoch: int
+    num_loops: int
+    inside: tuple[int, ...]
+    at: int
+    offset: int | None
+
+
+class OpenLoop:
+    """A loop that has begun and not ended, over a loader or of steps.
+
+    Args:
+        loader: What is looped over.
+        start: Where the loop begins.
+        cursor: Remembers how far it comes, if the next one goes on from there.
+        read: Starts to read; returns an iterator that makes each micro-batch the
+            loader's current one, and then yields what is delivered for it. That is
+            `NOTHING` for a global batch of which all samples are other replicas'.
+        stop: Ends what reads, and is told how the loop ends.
+
+    Attributes:
+        job: The job that the loop is a part of.
+        index: Of the next global batch; counted also where it is no part of a position.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        loader: LoopedLoader,
+        start: LoopStart,
+        *,
+        cursor: Cursor | None = None,
+        read: Callable[[], Iterator[Any]],
+        stop: Callable[[Ending], None] | None = None,
+    ) -> None:
+        self.job = job
+        self._loader = loader
+        self._start = start
+        self._cursor = cursor
+        self.read = read
+        self._stop = stop
+        self.index = start.at
+
+    def finish_turn(self) -> None:
+        """Count what the body was given; after a whole global batch is a boundary.
+
+        A loop in the body of another one has none: it belongs to the batch around it.
+
+        Raises:
+            LoopOrderError: A loop that began in the body is open.
+            JobStopped: The job stops here.
+        """
+        job = self.job
+        if job.loader is not self._loader:
+            raise job.loops.overlap(self._loader)
+        part = self._loader.running_loop.current[2]
+        if not part.is_step:
+            return
+        self.index += part.advance
+        if not self._start.inside:
+            job.progress.advance(part.advance)
+            job.boundary.reach()
+
+    def leave_turn(self) -> None:
+        """Take the batch in whose body the loop is left for delivered."""
+        self.index += self._loader.running_loop.current[2].advance
+
+    def end(self, ending: Ending) -> None:
+        """Leave the loop."""
+        try:
+            if self._stop is not None:
+                self._stop(ending)
+        finally:
+            if self._cursor is not None:
+                end = (self._start.offset or 0) + self.index
+                self._cursor.leave(end, is_complete=ending == "over")
+            if self._start.inside:
+                self.job.end_inside(self._loader)
+            else:
+                self.job.end_loop(is_finished=ending in ("over", "break"))
+
+    def save_behind(self) -> None:
+        """Write a checkpoint behind a loop that may be the program's last one.
+
+        Such a loop stands outside of epochs, and others go on where it has ended.
+        """
+        is_outside = not (self._start.inside or self.job.is_in_epoch)
+        if self._cursor is not None and is_outside:
+            self.job.boundary.finish_epochs()
+
+
+def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
+    """Yield what a loop delivers; all loops of `for` are in here while they run.
+
+    Args:
+        begin: Begins the loop, which the program asks for in a frame; or returns None
+            if it is to be skipped.
+    """
+    loop = begin(sys._getframe(1))
+    if loop is None:
+        return
+    ending: Ending = "failed"  # Unless something else is found out.
+    batches: Iterator[Any] = iter(())
+    try:
+        batches = loop.read()
+        loop.job.continue_loop()
+        for batch in batches:
+            if batch is not NOTHING:
+                yield batch
+            loop.finish_turn()
+        ending = "over"
+    except GeneratorExit:
+        loop.leave_turn()
+        is_break = is_left_on_purpose(sys._getframe().f_back)
+        ending = "break" if is_break else "exception"
+        raise
+    finally:
+        # An exception may keep this frame, and with it persistent workers; the garbage
+        # collector takes 5 s to end each of them.
+        del batches
+        loop.end(ending)
+    loop.save_behind()
