@@ -97,6 +97,7 @@ def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
 
 def _when(run: CheckedRun) -> str:
     if not run.route.places:
-        return run.route.describe()
+        precision = " in double precision" * run.route.is_float64
+        return f"{run.route.describe()}{precision}"
     where = "before its restart" if run.last_leg == 0 else "after it is restarted"
     return f"{where} ({run.route.describe()})"

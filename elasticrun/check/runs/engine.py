@@ -38,11 +38,9 @@ class Engine:
         *,
         folder: Path,
         limits: Limits,
-        is_float64: bool = False,
         hang_timeout: float = 60.0,
     ) -> None:
         self.source = source
-        self.is_float64 = is_float64
         self._limits = limits
         self._hang_timeout = hang_timeout
         self._arguments = tuple(arguments)
@@ -75,7 +73,6 @@ class Engine:
         self,
         routes: Sequence[Route],
         *,
-        is_perturbed: bool = False,
         watched: Sequence[str] = (),
     ) -> Generator[CheckedRun, None, None]:
         """Take routes to their ends, or to where they fail, in their order.
@@ -90,10 +87,7 @@ class Engine:
         try:
             while waiting or under_way:
                 while waiting and _fits(waiting[0], under_way):
-                    journey = self._begin(
-                        waiting.pop(0), is_perturbed=is_perturbed, watched=watched
-                    )
-                    under_way.append(journey)
+                    under_way.append(self._begin(waiting.pop(0), watched))
                 if under_way[0].is_over:
                     yield self._end(under_way.pop(0))
                 else:
@@ -104,9 +98,7 @@ class Engine:
             for journey in under_way:
                 journey.abandon()
 
-    def _begin(
-        self, route: Route, *, is_perturbed: bool, watched: Sequence[str]
-    ) -> Journey:
+    def _begin(self, route: Route, watched: Sequence[str]) -> Journey:
         folder = self._folder / f"elasticrun-run-{next(self._numbers)}"
         script = copy_source(self.source, folder / WORK)
         plan = Plan(
@@ -117,8 +109,7 @@ class Engine:
             leg=0,
             limits=self._limits,
             home=str(self.source.directory),
-            is_perturbed=is_perturbed,
-            is_float64=self.is_float64,
+            is_float64=route.is_float64,
             watched=tuple(watched),
         )
         arguments = own_arguments(self._arguments, self.source, folder / WORK)

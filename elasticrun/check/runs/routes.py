@@ -14,11 +14,13 @@ class Route(NamedTuple):
         sizes: The number of replicas of each leg.
         places: Where it is restarted: where each leg ends, but for the last one.
         is_killed: Whether they are killed there, after a checkpoint, and not stopped.
+        is_float64: Whether the program computes in double precision.
     """
 
     sizes: tuple[int, ...]
     places: tuple[RestartPlace, ...] = ()
     is_killed: bool = False
+    is_float64: bool = False
 
     @property
     def is_resized(self) -> bool:
@@ -44,12 +46,13 @@ class Route(NamedTuple):
         options = [part for place in self.places for part in ("--at", str(place))]
         sizes = self.sizes if self.is_resized else self.sizes[:1]
         options += ["--replicas", ",".join(map(str, sizes))]
-        return options + ["--kill"] * self.is_killed
+        options += ["--kill"] * self.is_killed
+        return options + ["--float64"] * self.is_float64
 
 
-def straight(size: int) -> Route:
+def straight(size: int, *, is_float64: bool = False) -> Route:
     """Return the route without a restart."""
-    return Route((size,))
+    return Route((size,), is_float64=is_float64)
 
 
 def replicas_in_words(size: int) -> str:
