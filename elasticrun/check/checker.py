@@ -29,9 +29,8 @@ from elasticrun.check.report import ExitCode, Report, Result, Stage
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import LineChange, epochs_of, line_changes_of
-from elasticrun.check.runs.places import RestartPlace
-from elasticrun.check.runs.routes import Route, replicas_in_words
-from elasticrun.check.runs.sweep import first_place_in, middle_of, places_to_try
+from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
+from elasticrun.check.runs.sweep import middle_of, places_to_try
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
 from elasticrun.lint.options import LintOptions
@@ -134,7 +133,7 @@ class Checker:
             mask=trials.mask,
             drawing=drawing_zones(base),
         )
-        num_batches = sum(loop.num_batches for loop in trials.loops)
+        num_batches = sum(loop.batch for loop in trials.loops)
         return (
             f"reproducible; epochs: {len(epochs_of(base.moments))}, "
             f"loops: {len(trials.loops)}, batches: {num_batches}"
@@ -179,15 +178,20 @@ class Checker:
 
     def _check_zones(self) -> str:
         loops = self._trials.loops
-        tried, routes = [], []
+        tried: list[str] = []
+        routes: list[Route] = []
         for each in candidates_of(self._base()):
             tried.append(
                 f"{len(each.names)} in zone {each.zone} before loop {each.loop}"
             )
+            there = [
+                self._restarted_at(loop.at(1))
+                for loop in loops
+                if loop.in_epoch and loop.loop == each.loop and loop.batch
+                if loop.epoch >= each.epoch
+            ]
             # The first replay may draw, or count, what was drawn or counted before.
-            first = first_place_in(loops, each.epoch, each.loop)
-            last = first_place_in(reversed(loops), None, each.loop)
-            routes += [*self._stopped_at(first), *self._stopped_at(last)]
+            routes += [*there[:1], *there[-1:]]
         if not tried:
             return "nothing is changed between the loops of an epoch"
         self._try(routes)
@@ -198,9 +202,11 @@ class Checker:
         before = trials.num_runs
         epochs = epochs_of(self._base().moments)
         places = places_to_try(trials.loops, epochs)
-        routes = [route for place in places for route in self._stopped_at(place)]
+        routes = [self._restarted_at(place) for place in places]
         first, second = middle_of(trials.loops, 0.3), middle_of(trials.loops, 0.8)
-        self._try([*routes, *self._stopped_at(first, second)])
+        if first < second:
+            routes.append(self._restarted_at(first, second))
+        self._try(routes)
         count = trials.num_runs - before
         return f"{count} more restarts with {replicas_in_words(self._size)}"
 
@@ -221,13 +227,12 @@ class Checker:
         for one, other in itertools.pairwise(sizes):
             if {one, other} & self._differing_sizes:
                 continue  # They do not even train for as long.
-            if first and second and first < second:
+            if first < second:
                 routes.append(self._in_float64((one, other, one), first, second))
                 taken.append(f"{one} to {other} to {one}")
-            if second:
-                routes.append(self._in_float64((one, other), second))
-                routes.append(self._in_float64((other, other), second))
-                taken += [f"{one} to {other}", f"{other} to {other}"]
+            routes.append(self._in_float64((one, other), second))
+            routes.append(self._in_float64((other, other), second))
+            taken += [f"{one} to {other}", f"{other} to {other}"]
         self._try(routes)
         return ", ".join(taken)
 
@@ -258,12 +263,10 @@ class Checker:
 
     def _check_kills(self) -> str:
         before = self._trials.num_runs
-        places = {middle_of(self._trials.loops, part) for part in (0.0, 0.5, 0.9)}
-        there = sorted(place for place in places if place is not None)
-        sizes = (self._size, self._size)
-        self._try(
-            [Route(sizes, (place,), True, self._scope.is_float64) for place in there]
-        )
+        loops = self._trials.loops
+        places = [middle_of(loops, part) for part in (0.0, 0.5, 0.9)]
+        routes = [self._restarted_at(place) for place in places]
+        self._try([route._replace(is_killed=True) for route in routes])
         count = self._trials.num_runs - before
         return f"{count} kills with {replicas_in_words(self._size)}"
 
@@ -288,13 +291,9 @@ class Checker:
     def _in_float64(self, sizes: tuple[int, ...], *places: RestartPlace) -> Route:
         return Route(sizes, places, is_float64=True)
 
-    def _stopped_at(self, *places: RestartPlace | None) -> list[Route]:
-        """Return the route that is restarted there, if there are such places."""
-        there = tuple(place for place in places if place is not None)
-        if len(there) < len(places) or list(there) != sorted(set(there)):
-            return []
-        sizes = (self._size,) * (len(there) + 1)
-        return [Route(sizes, there, is_float64=self._scope.is_float64)]
+    def _restarted_at(self, *places: RestartPlace) -> Route:
+        sizes = (self._size,) * (len(places) + 1)
+        return Route(sizes, places, is_float64=self._scope.is_float64)
 
     def _try(self, routes: Sequence[Route]) -> None:
         """Take each route once, and add what it changes to the report."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from elasticrun.check.checker import Checker, Scope
 from elasticrun.check.report import ExitCode, Report, as_json, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
-from elasticrun.check.runs.places import parse_restart_place
 from elasticrun.check.runs.plan import Limits
+from elasticrun.check.runs.routes import parse_restart_place
 from elasticrun.check.runs.source import find_source
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher.options import OptionError, parse_seconds

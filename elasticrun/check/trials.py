@@ -19,8 +19,7 @@ from elasticrun.check.report import ExitCode
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import loops_of
-from elasticrun.check.runs.places import LoopPlace
-from elasticrun.check.runs.routes import Route, straight
+from elasticrun.check.runs.routes import RestartPlace, Route, straight
 
 
 class Trials:
@@ -28,7 +27,7 @@ class Trials:
 
     Attributes:
         mask: What is not compared.
-        loops: Those of the first baseline.
+        loops: Those of the first baseline, each by the end of its last batch.
         num_runs: How many runs there were.
         detective: Who explains differences; None before the baseline is known.
     """
@@ -36,7 +35,7 @@ class Trials:
     def __init__(self, engine: Engine, mask: Mask) -> None:
         self.engine = engine
         self.mask = mask
-        self.loops: list[LoopPlace] = []
+        self.loops: list[RestartPlace] = []
         self.num_runs = 0
         self.detective: Detective | None = None
         self._baselines: dict[Route, CheckedRun] = {}
@@ -96,7 +95,7 @@ class Trials:
         return self.baseline(route.sizes[0], is_float64=route.is_float64)
 
     def _check_has_loops(self) -> None:
-        if not any(loop.num_batches for loop in self.loops):
+        if not any(loop.batch for loop in self.loops):
             raise Problem(
                 ExitCode.USAGE,
                 f"{self.engine.source.script.name} has run no loop over an "

@@ -47,7 +47,6 @@ class Engine:
         self._folder = folder
         self._numbers = itertools.count()
         self._loop = EventLoop()
-        self._problem = ""
         self._journeys: list[Journey] = []
         program = Program("script", str(source.script), (), ())
         self._starter = Starter(
@@ -55,7 +54,7 @@ class Engine:
             imports=[OBSERVER, *_installed(imports_of(program), source)],
             is_exec=False,
             say=lambda _: None,
-            on_failure=self._on_failure,
+            on_failure=_give_up,
         )
 
     def __enter__(self) -> Engine:
@@ -92,8 +91,6 @@ class Engine:
                     yield self._end(under_way.pop(0))
                 else:
                     self._loop.run_once()
-                    if self._problem:
-                        raise EngineError(self._problem)
         finally:  # Whoever asked may have seen enough.
             for journey in under_way:
                 journey.abandon()
@@ -136,8 +133,9 @@ class Engine:
         groups = [group for journey in self._journeys for group in journey.groups]
         self._starter.note_running(groups)
 
-    def _on_failure(self, why: str) -> None:
-        self._problem = why
+
+def _give_up(why: str) -> None:
+    raise EngineError(why)
 
 
 def _installed(names: Sequence[str], source: ProgramSource) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticrun.check.runs.places import RestartPlace
+from elasticrun.check.runs.routes import RestartPlace
 
 PARAMETERS = "parameters-*.json"  # Among the records, by rank.
 
