@@ -21,7 +21,7 @@ from elasticrun.check.baseline import (
     drawing_zones,
     note_what_differs,
 )
-from elasticrun.check.blame import Detective, replayed_changes
+from elasticrun.check.blame import CauseFinder, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
 from elasticrun.check.replica.file_watch import FILE_PREFIX
@@ -127,7 +127,7 @@ class Checker:
         self._check_reproducible(trials.differences(base, again))
         self._note_files()
         script = self._engine.source.script
-        trials.detective = Detective(
+        trials.finder = CauseFinder(
             self._engine.source,
             lint_paths([script], LintOptions(pedantic=True)).findings,
             mask=trials.mask,
@@ -312,13 +312,13 @@ class Checker:
 
     def _add(self, run: CheckedRun, differences: list[Mismatch]) -> None:
         self._num_hits += 1
-        detective = self._trials.detective
-        assert detective is not None
-        lines = self._lines_of(run, detective)
+        finder = self._trials.finder
+        assert finder is not None
+        lines = self._lines_of(run, finder)
         drifted = self._trials.baseline(
             max(run.route.sizes), is_float64=run.route.is_float64
         ).drifted
-        causes = detective.causes(run, differences, lines, drifted)
+        causes = finder.causes(run, differences, lines, drifted)
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
                 known.also.append(run.route)
@@ -326,11 +326,11 @@ class Checker:
         command = self._scope.command(run.route.options())
         self._report.results.append(Result(run.route, differences, causes, command))
 
-    def _lines_of(self, run: CheckedRun, detective: Detective) -> list[LineChange]:
+    def _lines_of(self, run: CheckedRun, finder: CauseFinder) -> list[LineChange]:
         """Take a route again, and see which lines of its replays change what."""
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
         names = changed[:_MOST_WATCHED]
-        if not names and detective.drawing:
+        if not names and finder.drawing:
             names = sorted(run.moments[-1].random)
         if not names:
             return []

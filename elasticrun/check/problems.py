@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from elasticrun.check.blame import Detective
+from elasticrun.check.blame import CauseFinder
 from elasticrun.check.report import ExitCode, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.routes import RestartPlace, Route
@@ -45,17 +45,17 @@ def problem_of(
     *,
     source: ProgramSource,
     loops: Sequence[RestartPlace],
-    detective: Detective | None,
+    finder: CauseFinder | None,
 ) -> Problem:
     """Return why a run has not finished.
 
     Args:
         loops: Those of the baseline, each by the end of its last batch.
-        detective: Knows what a restart lost; None before the first one.
+        finder: Knows what a restart lost; None before the first one.
     """
     if run.missed is not None:
         return _missed(run, loops)
-    problem = _hung(run, source) if run.hang else _failed(run, detective)
+    problem = _hung(run, source) if run.hang else _failed(run, finder)
     problem.route = run.route if run.route.places else None
     return problem
 
@@ -124,7 +124,7 @@ def _wait(rank: int, lines: Sequence[str], source: ProgramSource) -> Wait:
     return wait
 
 
-def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
+def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:
     assert run.failure is not None
     failure = run.failure.failure
     if failure is not None:
@@ -132,9 +132,9 @@ def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
     else:
         text = f"ended with code {run.failure.code}"
         detail = "\n".join(run.output.get(run.failure.rank, [])[-_LAST_LINES:])
-    if detective is not None and run.route.places:
+    if finder is not None and run.route.places:
         # Such as a name that only a loop sets, which had finished before the restart.
-        named = [c for c in detective.lost(run) if c.rule and f"'{c.name}'" in text]
+        named = [c for c in finder.lost(run) if c.rule and f"'{c.name}'" in text]
         detail = "\n".join([detail, *(line for c in named for line in cause_lines(c))])
     return Problem(
         ExitCode.SCRIPT_FAILS,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 from elasticrun.check.baseline import samples_of
-from elasticrun.check.blame import Detective
+from elasticrun.check.blame import CauseFinder
 from elasticrun.check.comparing import (
     Mask,
     Mismatch,
@@ -29,7 +29,7 @@ class Trials:
         mask: What is not compared.
         loops: Those of the first baseline, each by the end of its last batch.
         num_runs: How many runs there were.
-        detective: Who explains differences; None before the baseline is known.
+        finder: Who explains differences; None before the baseline is known.
     """
 
     def __init__(self, engine: Engine, mask: Mask) -> None:
@@ -37,7 +37,7 @@ class Trials:
         self.mask = mask
         self.loops: list[RestartPlace] = []
         self.num_runs = 0
-        self.detective: Detective | None = None
+        self.finder: CauseFinder | None = None
         self._baselines: dict[Route, CheckedRun] = {}
 
     def take(self, route: Route, *, watched: Sequence[str] = ()) -> CheckedRun:
@@ -68,7 +68,7 @@ class Trials:
                         run,
                         source=self.engine.source,
                         loops=self.loops,
-                        detective=self.detective,
+                        finder=self.finder,
                     )
                 yield run
 
