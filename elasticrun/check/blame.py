@@ -121,7 +121,7 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
 
 
 @dataclass
-class Detective:
+class CauseFinder:
     """Finds causes with what runs showed and what the linter knows.
 
     Attributes:

@@ -21,7 +21,7 @@ from elasticrun.check.baseline import (
     drawing_zones,
     note_what_differs,
 )
-from elasticrun.check.blame import Detective, replayed_changes
+from elasticrun.check.blame import CauseFinder, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
 from elasticrun.check.replica.file_watch import FILE_PREFIX
@@ -29,9 +29,8 @@ from elasticrun.check.report import ExitCode, Report, Result, Stage
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import LineChange, epochs_of, line_changes_of
-from elasticrun.check.runs.places import RestartPlace
-from elasticrun.check.runs.routes import Route, replicas_in_words, straight
-from elasticrun.check.runs.sweep import first_place_in, middle_of, places_to_try
+from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
+from elasticrun.check.runs.sweep import middle_of, places_to_try
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
 from elasticrun.lint.options import LintOptions
@@ -48,6 +47,8 @@ class Scope:
         places: Where to restart; empty for all stages.
         sizes: Numbers of replicas; with places, those of one generation after another.
         is_killed: Whether replicas are killed as well as stopped.
+        is_float64: Whether every run computes in double precision, and nothing may
+            depend on the number of replicas.
         ignored: Patterns of fields and files that may differ.
         command: The command that reproduces something, for the options of a route.
     """
@@ -55,6 +56,7 @@ class Scope:
     places: tuple[RestartPlace, ...]
     sizes: tuple[int, ...]
     is_killed: bool
+    is_float64: bool
     ignored: tuple[str, ...]
     command: Callable[[Sequence[str]], list[str]]
 
@@ -119,19 +121,19 @@ class Checker:
 
     def _check_baseline(self) -> str:
         trials = self._trials
-        base = trials.baseline(self._size)
-        again = trials.take(straight(self._size))
+        base = self._base()
+        again = trials.take(base.route)
         note_what_differs(trials.mask, base, again)
         self._check_reproducible(trials.differences(base, again))
         self._note_files()
         script = self._engine.source.script
-        trials.detective = Detective(
+        trials.finder = CauseFinder(
             self._engine.source,
             lint_paths([script], LintOptions(pedantic=True)).findings,
             mask=trials.mask,
             drawing=drawing_zones(base),
         )
-        num_batches = sum(loop.num_batches for loop in trials.loops)
+        num_batches = sum(loop.batch for loop in trials.loops)
         return (
             f"reproducible; epochs: {len(epochs_of(base.moments))}, "
             f"loops: {len(trials.loops)}, batches: {num_batches}"
@@ -165,20 +167,31 @@ class Checker:
         places, sizes = self._scope.places, self._scope.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        self._try([Route(sizes, places, self._scope.is_killed)])
+        route = Route(sizes, places, self._scope.is_killed, self._scope.is_float64)
+        if route.is_resized:
+            route = route._replace(is_float64=True)
+            problem = self._problem_in_float64()
+            if problem is not None:
+                raise problem
+        self._try([route])
         return "different" if self._report.results else "equal"
 
     def _check_zones(self) -> str:
         loops = self._trials.loops
-        tried, routes = [], []
-        for each in candidates_of(self._trials.baseline(self._size)):
+        tried: list[str] = []
+        routes: list[Route] = []
+        for each in candidates_of(self._base()):
             tried.append(
                 f"{len(each.names)} in zone {each.zone} before loop {each.loop}"
             )
+            there = [
+                self._restarted_at(loop.at(1))
+                for loop in loops
+                if loop.in_epoch and loop.loop == each.loop and loop.batch
+                if loop.epoch >= each.epoch
+            ]
             # The first replay may draw, or count, what was drawn or counted before.
-            first = first_place_in(loops, each.epoch, each.loop)
-            last = first_place_in(reversed(loops), None, each.loop)
-            routes += [*self._stopped_at(first), *self._stopped_at(last)]
+            routes += [*there[:1], *there[-1:]]
         if not tried:
             return "nothing is changed between the loops of an epoch"
         self._try(routes)
@@ -187,16 +200,22 @@ class Checker:
     def _check_sweep(self) -> str:
         trials = self._trials
         before = trials.num_runs
-        epochs = epochs_of(trials.baseline(self._size).moments)
+        epochs = epochs_of(self._base().moments)
         places = places_to_try(trials.loops, epochs)
-        routes = [route for place in places for route in self._stopped_at(place)]
+        routes = [self._restarted_at(place) for place in places]
         first, second = middle_of(trials.loops, 0.3), middle_of(trials.loops, 0.8)
-        self._try([*routes, *self._stopped_at(first, second)])
+        if first < second:
+            routes.append(self._restarted_at(first, second))
+        self._try(routes)
         count = trials.num_runs - before
         return f"{count} more restarts with {replicas_in_words(self._size)}"
 
     def _check_sizes(self) -> str:
         sizes = self._scope.sizes
+        problem = self._problem_in_float64()
+        if problem is not None:
+            self._report.notes.append(problem.text)
+            return "not compared"
         for size in sizes[1:]:
             self._compare_sizes(size)
         if self._report.results:
@@ -208,24 +227,25 @@ class Checker:
         for one, other in itertools.pairwise(sizes):
             if {one, other} & self._differing_sizes:
                 continue  # They do not even train for as long.
-            if first and second and first < second:
-                routes.append(Route((one, other, one), (first, second)))
+            if first < second:
+                routes.append(self._in_float64((one, other, one), first, second))
                 taken.append(f"{one} to {other} to {one}")
-            if second:
-                routes.append(Route((one, other), (second,)))
-                routes.append(Route((other, other), (second,)))
-                taken += [f"{one} to {other}", f"{other} to {other}"]
+            routes.append(self._in_float64((one, other), second))
+            routes.append(self._in_float64((other, other), second))
+            taken += [f"{one} to {other}", f"{other} to {other}"]
         self._try(routes)
         return ", ".join(taken)
 
     def _compare_sizes(self, size: int) -> None:
         """Note what depends on the number of replicas without any restart."""
         trials = self._trials
-        base, other = trials.baseline(self._size), trials.baseline(size)
+        base = trials.baseline(self._size, is_float64=True)
+        other = trials.baseline(size, is_float64=True)
         while differences := trials.differences(base, other):
-            if self._engine.is_float64 or trials.is_exact(base, differences):
+            if self._scope.is_float64 or trials.is_exact(base, differences):
                 sizes = ",".join(map(str, self._scope.sizes))
-                command = self._scope.command(["--replicas", sizes])
+                words = ["--replicas", sizes, *["--float64"] * self._scope.is_float64]
+                command = self._scope.command(words)
                 self._report.results.append(
                     Result(other.route, differences, [], command, base.route)
                 )
@@ -243,31 +263,47 @@ class Checker:
 
     def _check_kills(self) -> str:
         before = self._trials.num_runs
-        places = {middle_of(self._trials.loops, part) for part in (0.0, 0.5, 0.9)}
-        there = sorted(place for place in places if place is not None)
-        sizes = (self._size, self._size)
-        self._try([Route(sizes, (place,), is_killed=True) for place in there])
+        loops = self._trials.loops
+        places = [middle_of(loops, part) for part in (0.0, 0.5, 0.9)]
+        routes = [self._restarted_at(place) for place in places]
+        self._try([route._replace(is_killed=True) for route in routes])
         count = self._trials.num_runs - before
         return f"{count} kills with {replicas_in_words(self._size)}"
 
-    # Restarts.
+    # Runs.
 
-    def _stopped_at(self, *places: RestartPlace | None) -> list[Route]:
-        """Return the route that is restarted there, if there are such places."""
-        there = tuple(place for place in places if place is not None)
-        if len(there) < len(places) or list(there) != sorted(set(there)):
-            return []
-        return [Route((self._size,) * (len(there) + 1), there)]
+    def _base(self) -> CheckedRun:
+        """Return the run without a restart, and with no other number of replicas."""
+        return self._trials.baseline(self._size, is_float64=self._scope.is_float64)
+
+    def _problem_in_float64(self) -> Problem | None:
+        """Return why the program cannot be run in double precision, if it cannot."""
+        try:
+            self._trials.baseline(self._size, is_float64=True)
+        except Problem as problem:
+            problem.text += (
+                ". Numbers of replicas are compared in double precision only, in which "
+                "rounding is no difference, so these cannot be compared"
+            )
+            return problem
+        return None
+
+    def _in_float64(self, sizes: tuple[int, ...], *places: RestartPlace) -> Route:
+        return Route(sizes, places, is_float64=True)
+
+    def _restarted_at(self, *places: RestartPlace) -> Route:
+        sizes = (self._size,) * (len(places) + 1)
+        return Route(sizes, places, is_float64=self._scope.is_float64)
 
     def _try(self, routes: Sequence[Route]) -> None:
         """Take each route once, and add what it changes to the report."""
         new = [route for route in dict.fromkeys(routes) if route not in self._done]
-        for size in {route.sizes[0] for route in new}:
-            self._trials.baseline(size)
+        for route in new:
+            self._trials.baseline_of(route)
         with contextlib.closing(self._trials.take_each(new)) as runs:
             for run in runs:
                 self._done.add(run.route)
-                base = self._trials.baseline(run.route.sizes[0])
+                base = self._trials.baseline_of(run.route)
                 differences = self._trials.differences(base, run)
                 if differences:
                     self._add(run, differences)
@@ -276,11 +312,13 @@ class Checker:
 
     def _add(self, run: CheckedRun, differences: list[Mismatch]) -> None:
         self._num_hits += 1
-        detective = self._trials.detective
-        assert detective is not None
-        lines = self._lines_of(run, detective)
-        drifted = self._trials.baseline(max(run.route.sizes)).drifted
-        causes = detective.causes(run, differences, lines, drifted)
+        finder = self._trials.finder
+        assert finder is not None
+        lines = self._lines_of(run, finder)
+        drifted = self._trials.baseline(
+            max(run.route.sizes), is_float64=run.route.is_float64
+        ).drifted
+        causes = finder.causes(run, differences, lines, drifted)
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
                 known.also.append(run.route)
@@ -288,11 +326,11 @@ class Checker:
         command = self._scope.command(run.route.options())
         self._report.results.append(Result(run.route, differences, causes, command))
 
-    def _lines_of(self, run: CheckedRun, detective: Detective) -> list[LineChange]:
+    def _lines_of(self, run: CheckedRun, finder: CauseFinder) -> list[LineChange]:
         """Take a route again, and see which lines of its replays change what."""
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
         names = changed[:_MOST_WATCHED]
-        if not names and detective.drawing:
+        if not names and finder.drawing:
             names = sorted(run.moments[-1].random)
         if not names:
             return []

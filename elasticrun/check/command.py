@@ -13,8 +13,8 @@ from pathlib import Path
 from elasticrun.check.checker import Checker, Scope
 from elasticrun.check.report import ExitCode, Report, as_json, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
-from elasticrun.check.runs.places import parse_restart_place
 from elasticrun.check.runs.plan import Limits
+from elasticrun.check.runs.routes import parse_restart_place
 from elasticrun.check.runs.source import find_source
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher.options import OptionError, parse_seconds
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kill", action="store_true",
         help="kill -9 replicas as well, after a checkpoint")  # fmt: skip
     add("--float64", action="store_true",
-        help="compute in double precision, where rounding explains little")  # fmt: skip
+        help="compute in double precision in every run")  # fmt: skip
     add("--ignore", action="append", default=[], metavar="PATTERN",
         help="a field or file that may differ")  # fmt: skip
     add("--link", action="append", default=[], metavar="PATH",
@@ -84,7 +84,6 @@ def check(options: argparse.Namespace) -> Report:
             arguments,
             folder=Path(os.path.realpath(folder)),
             limits=Limits(options.max_epochs, options.max_batches),
-            is_float64=options.float64,
             hang_timeout=hang_timeout,
         )
         with engine:
@@ -110,7 +109,6 @@ def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
             kept += ["--max-epochs", str(options.max_epochs)]
         if options.max_batches != 4:
             kept += ["--max-batches", str(options.max_batches)]
-        kept += ["--float64"] * options.float64
         for pattern in options.ignore:
             kept += ["--ignore", pattern]
         for path in options.link:
@@ -118,7 +116,14 @@ def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
         own = ["--", *arguments] if arguments else []
         return ["elasticrun", "check", *route, *kept, options.script, *own]
 
-    return Scope(places, sizes, options.kill, tuple(options.ignore), command)
+    return Scope(
+        places,
+        sizes,
+        is_killed=options.kill,
+        is_float64=options.float64,
+        ignored=tuple(options.ignore),
+        command=command,
+    )
 
 
 def _sizes(text: str) -> tuple[int, ...]:

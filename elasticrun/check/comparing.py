@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import Key, Moment
-from elasticrun.check.tolerance import Tolerances, is_within
 
 MISSING = {"missing": True}
+# Far above what rounding does in double precision, far below what a mistake does; the
+# absolute part is for what would be 0 without rounding.
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-10
 
 
 class Mismatch(NamedTuple):
@@ -68,19 +70,24 @@ class Mask:
 
 
 def compare_moments(
-    base: CheckedRun, run: CheckedRun, *, mask: Mask, tolerances: Tolerances | None
+    base: CheckedRun, run: CheckedRun, *, mask: Mask, is_rounded: bool
 ) -> list[Mismatch]:
     """Return what differs at the first moment at which anything does.
 
     Args:
-        tolerances: For fields that rounding moves; None to compare bit by bit.
+        is_rounded: Whether sums were added up in another order in one of the runs;
+            else all is compared bit by bit.
     """
     wanted, there = base.compared, run.compared
     for key, moment in wanted.items():
         if key not in there:
             return [Mismatch("loops", key.describe(), "never came", key)]
         differences = _differences(
-            moment, there[key], mask, tolerances, is_killed=run.route.is_killed
+            moment,
+            there[key],
+            mask,
+            is_killed=run.route.is_killed,
+            is_rounded=is_rounded,
         )
         if differences:
             return [each._replace(key=key) for each in differences]
@@ -94,19 +101,19 @@ def _differences(
     expected: Moment,
     found: Moment,
     mask: Mask,
-    tolerances: Tolerances | None,
     *,
     is_killed: bool,
+    is_rounded: bool,
 ) -> list[Mismatch]:
     differences = []
     if expected.num_batches != found.num_batches:
         batches = Mismatch("batches", expected.num_batches, found.num_batches)
         differences.append(batches)
     differences += compare_fields(
-        expected.fields, found.fields, mask, tolerances, key=expected.key
+        expected.fields, found.fields, mask, is_rounded=is_rounded
     )
     # At the end nothing draws any more, so nothing has put the generators back.
-    if tolerances is None and expected.key.kind != "exit":
+    if not is_rounded and expected.key.kind != "exit":
         for name in expected.random.keys() - mask.unseeded:
             one, other = expected.random[name], found.random.get(name)
             if one != other and not mask.hides(name):
@@ -116,7 +123,7 @@ def _differences(
         found.files,
         mask,
         is_killed=is_killed,
-        is_rounded=tolerances is not None,
+        is_rounded=is_rounded,
     )
     return differences
 
@@ -125,9 +132,8 @@ def compare_fields(
     expected: Mapping[str, Any],
     found: Mapping[str, Any],
     mask: Mask,
-    tolerances: Tolerances | None,
     *,
-    key: Key | None = None,
+    is_rounded: bool = False,
 ) -> list[Mismatch]:
     """Return the fields that differ."""
     differences = []
@@ -135,13 +141,40 @@ def compare_fields(
         one, other = expected.get(name, MISSING), found.get(name, MISSING)
         if one == other or mask.hides(name):
             continue
-        if tolerances is not None:
-            if name in mask.sized or MISSING in (one, other):
-                continue
-            if is_within(one, other, tolerances.get((key, name), 0.0)):
-                continue
+        is_missing = MISSING in (one, other)
+        if is_rounded and (name in mask.sized or is_missing or is_near(one, other)):
+            continue
         differences.append(Mismatch(name, one, other))
     return differences
+
+
+def is_near(one: Any, other: Any) -> bool:
+    """Return whether rounding in double precision can explain how two fields differ."""
+    if one == other:
+        return True
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_near, one, other))
+    if is_tensor(one) and is_tensor(other):
+        return one["tensor"] == other["tensor"] and _are_close_tensors(one, other)
+    are_numbers = all(isinstance(each, int | float) for each in (one, other))
+    return are_numbers and float in map(type, (one, other)) and _is_close(one, other)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a field is a tensor of numbers that rounding moves."""
+    return isinstance(value, dict) and "some" in value
+
+
+def _are_close_tensors(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    size = max(map(abs, one["some"]))
+    values = zip(one["some"], other["some"], strict=True)
+    is_norm_close = _is_close(one["norm"], other["norm"])
+    return is_norm_close and all(_is_close(*pair, size) for pair in values)
+
+
+def _is_close(one: float, other: float, size: float = 0.0) -> bool:
+    """Return whether numbers are near, as measured by one of them or by a size."""
+    return abs(one - other) <= _RELATIVE * max(abs(one), size) + _ABSOLUTE
 
 
 def compare_files(

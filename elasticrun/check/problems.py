@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from elasticrun.check.blame import Detective
+from elasticrun.check.blame import CauseFinder
 from elasticrun.check.report import ExitCode, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.places import LoopPlace
-from elasticrun.check.runs.routes import Route
-from elasticrun.check.runs.source import ProgramSource
-from elasticrun.check.waiting import waits_of
+from elasticrun.check.runs.routes import RestartPlace, Route
+from elasticrun.check.runs.source import ProgramSource, original_path, source_line
 
 _LAST_LINES = 20
+# As faulthandler prints them: each thread's frames, the main thread's last.
+_STACK = "(most recent call first)"
+_FRAME = re.compile(
+    r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>.+)'
+)
 
 
 @dataclass(eq=False)
@@ -40,24 +44,24 @@ def problem_of(
     run: CheckedRun,
     *,
     source: ProgramSource,
-    loops: Sequence[LoopPlace],
-    detective: Detective | None,
+    loops: Sequence[RestartPlace],
+    finder: CauseFinder | None,
 ) -> Problem:
     """Return why a run has not finished.
 
     Args:
-        loops: Those of the baseline.
-        detective: Knows what a restart lost; None before the first one.
+        loops: Those of the baseline, each by the end of its last batch.
+        finder: Knows what a restart lost; None before the first one.
     """
     if run.missed is not None:
         return _missed(run, loops)
-    problem = _hung(run, source) if run.hang else _failed(run, detective)
+    problem = _hung(run, source) if run.hang else _failed(run, finder)
     problem.route = run.route if run.route.places else None
     return problem
 
 
-def _missed(run: CheckedRun, loops: Sequence[LoopPlace]) -> Problem:
-    have = ", ".join(f"{loop.at(loop.num_batches)}" for loop in loops[:6])
+def _missed(run: CheckedRun, loops: Sequence[RestartPlace]) -> Problem:
+    have = ", ".join(f"{loop}" for loop in loops[:6])
     return Problem(
         ExitCode.USAGE,
         f"the program never came to {run.missed}"
@@ -76,7 +80,51 @@ def _hung(run: CheckedRun, source: ProgramSource) -> Problem:
     )
 
 
-def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
+class Wait(NamedTuple):
+    """Where one replica waits: the innermost of the program's own lines.
+
+    Attributes:
+        path: In the user's directory; empty if nothing is known.
+        source: The line itself, which says for what it waits.
+    """
+
+    rank: int
+    path: str = ""
+    line: int = 0
+    function: str = ""
+    source: str = ""
+
+    def describe(self) -> str:
+        if not self.path:
+            return f"rank {self.rank} did not say where it waits"
+        where = f"{self.path}:{self.line} in {self.function}"
+        return f"rank {self.rank} waits at {where}: {self.source}"
+
+
+def waits_of(
+    output: dict[int, list[str]], size: int, source: ProgramSource
+) -> list[Wait]:
+    """Return where each replica waits, from the stacks that they printed."""
+    return [_wait(rank, output.get(rank, []), source) for rank in range(size)]
+
+
+def _wait(rank: int, lines: Sequence[str], source: ProgramSource) -> Wait:
+    wait = Wait(rank)
+    is_innermost = False
+    for text in lines:
+        frame = _FRAME.fullmatch(text)
+        if _STACK in text:
+            is_innermost = True
+        elif frame is not None and is_innermost:
+            path, line = original_path(frame["path"], source), int(frame["line"])
+            if path != frame["path"]:
+                is_innermost = False
+                own = source_line(path, line).strip()
+                wait = Wait(rank, path, line, frame["function"], own)
+    return wait
+
+
+def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:
     assert run.failure is not None
     failure = run.failure.failure
     if failure is not None:
@@ -84,9 +132,9 @@ def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
     else:
         text = f"ended with code {run.failure.code}"
         detail = "\n".join(run.output.get(run.failure.rank, [])[-_LAST_LINES:])
-    if detective is not None and run.route.places:
+    if finder is not None and run.route.places:
         # Such as a name that only a loop sets, which had finished before the restart.
-        named = [c for c in detective.lost(run) if c.rule and f"'{c.name}'" in text]
+        named = [c for c in finder.lost(run) if c.rule and f"'{c.name}'" in text]
         detail = "\n".join([detail, *(line for c in named for line in cause_lines(c))])
     return Problem(
         ExitCode.SCRIPT_FAILS,
@@ -97,6 +145,7 @@ def _failed(run: CheckedRun, detective: Detective | None) -> Problem:
 
 def _when(run: CheckedRun) -> str:
     if not run.route.places:
-        return run.route.describe()
+        precision = " in double precision" * run.route.is_float64
+        return f"{run.route.describe()}{precision}"
     where = "before its restart" if run.last_leg == 0 else "after it is restarted"
     return f"{where} ({run.route.describe()})"

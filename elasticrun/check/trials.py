@@ -6,16 +6,20 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 from elasticrun.check.baseline import samples_of
-from elasticrun.check.blame import Detective
-from elasticrun.check.comparing import Mask, Mismatch, compare_moments, compare_samples
+from elasticrun.check.blame import CauseFinder
+from elasticrun.check.comparing import (
+    Mask,
+    Mismatch,
+    compare_moments,
+    compare_samples,
+    is_tensor,
+)
 from elasticrun.check.problems import Problem, problem_of
 from elasticrun.check.report import ExitCode
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import loops_of
-from elasticrun.check.runs.places import LoopPlace
-from elasticrun.check.runs.routes import Route, straight
-from elasticrun.check.tolerance import Tolerances, tolerances_of
+from elasticrun.check.runs.routes import RestartPlace, Route, straight
 
 
 class Trials:
@@ -23,33 +27,26 @@ class Trials:
 
     Attributes:
         mask: What is not compared.
-        loops: Those of the first baseline.
+        loops: Those of the first baseline, each by the end of its last batch.
         num_runs: How many runs there were.
-        detective: Who explains differences; None before the baseline is known.
+        finder: Who explains differences; None before the baseline is known.
     """
 
     def __init__(self, engine: Engine, mask: Mask) -> None:
         self.engine = engine
         self.mask = mask
-        self.loops: list[LoopPlace] = []
+        self.loops: list[RestartPlace] = []
         self.num_runs = 0
-        self.detective: Detective | None = None
-        self._baselines: dict[int, CheckedRun] = {}
-        self._tolerances: dict[int, Tolerances] = {}
+        self.finder: CauseFinder | None = None
+        self._baselines: dict[Route, CheckedRun] = {}
 
-    def take(
-        self,
-        route: Route,
-        *,
-        watched: Sequence[str] = (),
-        is_perturbed: bool = False,
-    ) -> CheckedRun:
+    def take(self, route: Route, *, watched: Sequence[str] = ()) -> CheckedRun:
         """Take a route to its end.
 
         Raises:
             Problem: It has none: the script fails, hangs, or misses a place.
         """
-        (run,) = self.take_each([route], watched=watched, is_perturbed=is_perturbed)
+        (run,) = self.take_each([route], watched=watched)
         return run
 
     def take_each(
@@ -57,16 +54,13 @@ class Trials:
         routes: Sequence[Route],
         *,
         watched: Sequence[str] = (),
-        is_perturbed: bool = False,
     ) -> Generator[CheckedRun, None, None]:
         """Take routes to their ends, several at once where there are cores.
 
         Raises:
             Problem: One has none.
         """
-        with contextlib.closing(
-            self.engine.run_each(routes, watched=watched, is_perturbed=is_perturbed)
-        ) as runs:
+        with contextlib.closing(self.engine.run_each(routes, watched=watched)) as runs:
             for run in runs:
                 self.num_runs += 1
                 if not run.has_finished:
@@ -74,25 +68,34 @@ class Trials:
                         run,
                         source=self.engine.source,
                         loops=self.loops,
-                        detective=self.detective,
+                        finder=self.finder,
                     )
                 yield run
 
-    def baseline(self, size: int) -> CheckedRun:
+    def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
         """Return the run without a restart with so many replicas.
 
         Raises:
             Problem: It has no end, or nothing that could be restarted.
         """
-        if size not in self._baselines:
-            run = self._baselines[size] = self.take(straight(size))
+        route = straight(size, is_float64=is_float64)
+        if route not in self._baselines:
+            run = self._baselines[route] = self.take(route)
             if len(self._baselines) == 1:
                 self.loops = loops_of(run.moments)
                 self._check_has_loops()
-        return self._baselines[size]
+        return self._baselines[route]
+
+    def baseline_of(self, route: Route) -> CheckedRun:
+        """Return the run without a restart that one of a route is compared with.
+
+        Raises:
+            Problem: It has no end.
+        """
+        return self.baseline(route.sizes[0], is_float64=route.is_float64)
 
     def _check_has_loops(self) -> None:
-        if not any(loop.num_batches for loop in self.loops):
+        if not any(loop.batch for loop in self.loops):
             raise Problem(
                 ExitCode.USAGE,
                 f"{self.engine.source.script.name} has run no loop over an "
@@ -102,36 +105,19 @@ class Trials:
 
     def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
         """Return what differs first: samples, and what does at one moment."""
-        tolerances = None
-        if len({*base.route.sizes, *run.route.sizes}) > 1:
-            tolerances = self._tolerances_with(base.route.sizes[0])
-        moments = compare_moments(base, run, mask=self.mask, tolerances=tolerances)
+        is_rounded = len({*base.route.sizes, *run.route.sizes}) > 1
+        moments = compare_moments(base, run, mask=self.mask, is_rounded=is_rounded)
         return [*compare_samples(samples_of(base), samples_of(run)), *moments]
 
     def is_exact(self, base: CheckedRun, differences: Sequence[Mismatch]) -> bool:
-        """Return whether rounding, and what it leads to, cannot explain these.
+        """Return whether these may not differ between numbers of replicas.
 
-        Weights may differ, and then all that is computed from them; what differs
-        before they do, and a schedule that rounding does not move, must be equal.
+        Weights may, as with dropout, and then all that is computed from them; what
+        differs before they do, and a schedule, must be equal.
         """
-        tolerances = self._tolerances_with(base.route.sizes[0])
-        is_rounded = bool(self.mask.sized) or any(
-            isinstance(each.expected, dict) and "sketch" in each.expected
-            for each in differences
-        )
-        return any(
-            not tolerances.get((each.key, each.name))
-            and not (isinstance(each.expected, dict) and "sketch" in each.expected)
-            and (not is_rounded or _is_schedule(each.name, base))
-            for each in differences
-        )
-
-    def _tolerances_with(self, size: int) -> Tolerances:
-        if size not in self._tolerances:
-            perturbed = self.take(straight(size), is_perturbed=True)
-            base = self.baseline(size)
-            self._tolerances[size] = tolerances_of(base, perturbed)
-        return self._tolerances[size]
+        if self.mask.sized or any(is_tensor(each.expected) for each in differences):
+            return any(_is_schedule(each.name, base) for each in differences)
+        return True
 
 
 def _is_schedule(name: str, run: CheckedRun) -> bool:

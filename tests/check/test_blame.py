@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from elasticrun.check import blame
-from elasticrun.check.blame import Detective
+from elasticrun.check.blame import CauseFinder
 from elasticrun.check.comparing import Mask
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import LineChange
@@ -28,7 +28,7 @@ def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
         "noise = torch.randn(3)\n"
     )
     source = find_source(str(script), directory=str(tmp_path), linked=[])
-    detective = Detective(source, [], mask=Mask(), drawing={"A", "B"})
+    finder = CauseFinder(source, [], mask=Mask(), drawing={"A", "B"})
     run = CheckedRun(straight(1), tmp_path)
 
     def lines_blamed(*drawn: tuple[str, str, int]) -> list[int]:
@@ -36,7 +36,7 @@ def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
             LineChange(f"random.{name}", zone, str(script), line, 1)
             for name, zone, line in drawn
         ]
-        return [cause.line for cause in detective.causes(run, [], lines)]
+        return [cause.line for cause in finder.causes(run, [], lines)]
 
     assert lines_blamed(("torch", "A", 1), ("torch", "A", 2)) == [0]  # Unknown.
     assert lines_blamed(("torch", "A", 2)) == [2]

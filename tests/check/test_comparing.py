@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from elasticrun.check.comparing import Mask, compare_fields, compare_files
+import math
+
+import torch
+
+from elasticrun.check.comparing import Mask, compare_fields, compare_files, is_near
+from elasticrun.check.replica.fields import field_of
 
 
 def test_ignored_fields_are_not_compared() -> None:
     one, other = {"a.b": 1, "a.c": 2}, {"a.b": 3, "a.c": 4}
-    assert [d.name for d in compare_fields(one, other, Mask(("*.b",)), None)] == ["a.c"]
+    assert [d.name for d in compare_fields(one, other, Mask(("*.b",)))] == ["a.c"]
+
+
+def test_rounding_in_double_precision_is_no_difference() -> None:
+    assert is_near(0.1, 0.1 + 1e-15)
+    assert is_near([1, 0.5], [1, 0.5 + 1e-12])
+    assert is_near(0.0, -1e-17)
+    assert not is_near(0.1, 0.1001)
+    assert not is_near(3, 4)
+    assert not is_near([0.5], [0.5, 0.5])
+    assert not is_near("a", "b")
+    assert not is_near(1.0, {"float": "nan"})
+
+
+def test_tensors_are_near_if_rounding_alone_moves_them() -> None:
+    weights = torch.linspace(-1, 1, 1000, dtype=torch.float64)
+    whole = field_of(weights)
+    assert is_near(whole, field_of(weights * (1 + 1e-12)))
+    assert not is_near(whole, field_of(weights * (1 + 1e-4)))
+    assert not is_near(whole, field_of(-weights))  # Of the same norm.
+    assert not is_near(whole, field_of(weights.float() * (1 + 1e-12)))
+    assert not is_near(whole, field_of(torch.cat([weights, weights])))
+    one_more = weights.clone()
+    one_more[500] += 0.1
+    assert not is_near(whole, field_of(one_more))
+    assert not is_near(whole, field_of(weights * math.nan))
 
 
 def test_files_are_compared_as_far_as_they_can_be() -> None:

@@ -96,10 +96,28 @@ def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None
     found = check(tmp_path, "dropout.py", *options)
     assert found.code == 0, found.report
     (note,) = found.report["notes"]
-    assert "differs by more than rounding without any restart" in note
+    assert "model.0.weight differs by more than rounding without any restart" in note
 
 
-def test_double_precision_leaves_little_to_rounding(tmp_path: Path) -> None:
+def test_restarts_with_another_number_of_replicas_in_double_precision(
+    tmp_path: Path,
+) -> None:
     options = ("--at", "0:0:1", "--replicas", "1,2", "--float64")
     limits = ("--max-epochs", 1, "--max-batches", 2)
     assert check(tmp_path, "correct.py", *options, *limits).code == 0
+
+
+def test_a_script_of_single_precision_is_not_compared_between_numbers_of_replicas(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "single.py").write_bytes((SCRIPTS / "single.py").read_bytes())
+    limits = ("--max-epochs", 1, "--max-batches", 1)
+    found = check(tmp_path, "single.py", "--replicas", "1,2", *limits)
+    assert found.code == 0, found.report
+    (note,) = found.report["notes"]
+    assert "1 replica in double precision: rank 0 raised RuntimeError" in note
+    assert found.report["stages"][-1]["text"] == "not compared"
+    options = ("--at", "0:0:1", "--replicas", "1,2")
+    found = check(tmp_path, "single.py", *options, *limits)
+    assert found.code == 4, found.report
+    assert "Numbers of replicas are compared in double" in found.report["problem"]

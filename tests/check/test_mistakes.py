@@ -113,10 +113,10 @@ def test_a_hang_names_where_each_replica_waits(tmp_path: Path) -> None:
     options = ("--at", "0:0:2", "--replicas", 2, "--hang-timeout", 40)
     found = check(tmp_path, "hangs.py", *options)
     assert found.code == 5, found.report
-    waits = [(w["rank"], w["what"], w["line"]) for w in found.report["waits"]]
+    waits = [(w["rank"], w["source"], w["line"]) for w in found.report["waits"]]
     assert waits == [
-        (0, "barrier", found.line_of("dist.barrier()")),
-        (1, "recv", found.line_of("dist.recv(")),
+        (0, "dist.barrier()", found.line_of("dist.barrier()")),
+        (1, "dist.recv(torch.zeros(1), src=0)", found.line_of("dist.recv(")),
     ]
     assert {wait["path"] for wait in found.report["waits"]} == {str(found.script)}
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from elasticrun.check.replica.recorder import Recorder, write_parameters
-from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import Plan
+from elasticrun.check.runs.routes import RestartPlace
 from elasticrun.checkpoint.position import Position
-from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
 from elasticrun.errors import STOPPED
 from elasticrun.job.boundary import Boundary
 from elasticrun.job.job import Job
@@ -22,8 +17,6 @@ from elasticrun.job.loop import LoopedLoader
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.gate import STOP
 from elasticrun.saving.settings import Settings
-
-_TIMES_PRECISION = 32  # So much that what depends on parameters is seen to move.
 
 
 class CheckedJob(Job):
@@ -162,7 +155,6 @@ class CheckedBoundary(Boundary):
         self._job = job
         self._plan = plan
         self._is_doomed = False
-        self._perturbation = Perturbation() if plan.is_perturbed else None
 
     def reach(self, *, ends_epoch: bool = False) -> None:
         if self._is_doomed:
@@ -175,31 +167,4 @@ class CheckedBoundary(Boundary):
                 self.save()
                 return
             self._gate.schedule(STOP, "elasticrun check", STOPPED)
-        if self._perturbation is not None:
-            self._perturbation.apply(self._job.states)
         super().reach(ends_epoch=ends_epoch)
-
-
-class Perturbation:
-    """Multiplies each trained parameter by 1 + e or 1 - e, e some rounding errors.
-
-    Another number of replicas adds gradients up in another order, which moves
-    parameters less far. It draws from a generator of its own.
-    """
-
-    def __init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(0)
-
-    def apply(self, states: Iterable[BaseState]) -> None:
-        """Move the parameters of every registered module once."""
-        for state in states:
-            target = getattr(state, "target", None)
-            if isinstance(state, StatefulState) and isinstance(target, torch.nn.Module):
-                for parameter in target.parameters():
-                    if parameter.requires_grad and parameter.is_floating_point():
-                        self._move(own_shard(parameter.data))
-
-    def _move(self, data: torch.Tensor) -> None:
-        size = _TIMES_PRECISION * torch.finfo(data.dtype).eps
-        signs = torch.randint(2, data.shape, generator=self._generator)
-        data.mul_((1 + (signs.to(data) * 2 - 1) * size).to(data.dtype))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import json
 import math
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,15 +16,15 @@ from elasticrun.checkpoint.states.generators import Generators, capture
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
 from elasticrun.checkpoint.states.values import load_values
+from elasticrun.job.exact import ExactSum
 
 Field = Any  # A JSON value; an object with "hash" stands for what is too big.
 
 _MOST_ITEMS = 16  # Of a list that is written as it is.
 _MOST_ELEMENTS = 1000  # Of a list that is looked into.
 _MOST_TEXT = 200
-_SKETCH_SIZE = 8
+_MOST_SHOWN = 16  # Values of a tensor.
 _MOST_KNOWN = 10_000
-_CHUNK = 1 << 14
 _KNOWN: dict[tuple[str, str], dict[str, Any]] = {}  # By kind and hash.
 
 
@@ -44,13 +42,22 @@ def _values(state: BaseState) -> Any:
     state.save(buffer)
     data = buffer.getvalue()
     try:
-        return load_values(io.BytesIO(data))
+        return _with_sums(load_values(io.BytesIO(data)), state)
     except Exception:  # Not ours: any bytes that a State of the user's writes.
         pass
     try:
         return json.loads(data)
     except ValueError:
         return data
+
+
+def _with_sums(values: Any, state: BaseState) -> Any:
+    """Return an accumulator's sums as numbers; it writes all their digits, as text."""
+    totals = getattr(state, "totals", None)
+    if not isinstance(totals, dict) or not isinstance(values, dict):
+        return values
+    sums = {key: v.value for key, v in totals.items() if isinstance(v, ExactSum)}
+    return {**values, "totals": sums} if sums else values
 
 
 def fields_of_generators(device: torch.device) -> dict[str, Field]:
@@ -73,7 +80,7 @@ def flatten(name: str, value: Any) -> Iterator[tuple[str, Field]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten(f"{name}.{key}", inner)
-    elif isinstance(value, list | tuple) and not _is_short(value):
+    elif isinstance(value, list | tuple) and not are_plain(value, _MOST_ITEMS):
         yield f"len({name})", len(value)
         for number, inner in enumerate(value[:_MOST_ELEMENTS]):
             yield from flatten(f"{name}[{number}]", inner)
@@ -81,8 +88,9 @@ def flatten(name: str, value: Any) -> Iterator[tuple[str, Field]]:
         yield name, field_of(value)
 
 
-def _is_short(values: Any) -> bool:
-    return len(values) <= _MOST_ITEMS and all(
+def are_plain(values: Collection[Any], most: int) -> bool:
+    """Return whether values are numbers, text and the like, and not too many."""
+    return len(values) <= most and all(
         isinstance(each, bool | int | float | str | None) for each in values
     )
 
@@ -119,10 +127,10 @@ def _hash(data: Any) -> str:
 
 
 def field_of_tensor(tensor: torch.Tensor) -> Field:
-    """Return a tensor's hash, its norm, and a sketch that keeps distances.
+    """Return a tensor's hash, its norm, and some of its values.
 
-    The sketch is a projection on a few fixed random directions: the distance of two
-    sketches estimates that of the tensors, so that these need not be kept.
+    What moves a tensor further than rounding moves its norm or one of these, so that
+    whole tensors need not be kept.
     """
     own = own_shard(tensor).detach().cpu().contiguous()
     if own.numel() == 1 and not own.is_floating_point() and not own.is_complex():
@@ -139,28 +147,10 @@ def field_of_tensor(tensor: torch.Tensor) -> Field:
     if own.is_floating_point() and own.numel():
         values = own.reshape(-1).double()
         field["norm"] = _finite(float(values.norm()))
-        field["sketch"] = [_finite(each) for each in _sketch(values)]
-        field["eps"] = torch.finfo(own.dtype).eps
+        some = values[:: max(1, len(values) // _MOST_SHOWN)][:_MOST_SHOWN]
+        field["some"] = [_finite(each) for each in some.tolist()]
     return field
 
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else 1e300
-
-
-def _sketch(values: torch.Tensor) -> list[float]:
-    total = torch.zeros(_SKETCH_SIZE, dtype=torch.float64)
-    flips = random.Random(1)
-    for start in range(0, len(values), _CHUNK):
-        chunk = values[start : start + _CHUNK]
-        signs = [flips.choice((-1.0, 1.0)) for _ in range(_SKETCH_SIZE)]
-        part = _directions()[:, : len(chunk)] @ chunk
-        total += part * torch.tensor(signs, dtype=torch.float64)
-    return [float(each) for each in total]
-
-
-@functools.cache
-def _directions() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    bits = torch.randint(2, (_SKETCH_SIZE, _CHUNK), generator=generator)
-    return bits.double() * 2 - 1

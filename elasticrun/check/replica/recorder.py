@@ -17,6 +17,7 @@ from elasticrun.check.replica.file_watch import FileWatch, changes
 from elasticrun.check.replica.variables import plain_variables
 from elasticrun.check.runs.plan import PARAMETERS, Plan
 from elasticrun.checkpoint.files.durable import open_append
+from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.job.job import Job
@@ -96,7 +97,9 @@ def write_parameters(plan: Plan, job: Job) -> None:
 
 def can_be_read(state: BaseState, world_size: int) -> bool:
     """Return whether a state is whole without asking the other replicas."""
-    if isinstance(state, StatefulState) and type(state).sync is StatefulState.sync:
+    if isinstance(state, MetricState):
+        is_whole = not find_metrics(state.target)
+    elif isinstance(state, StatefulState) and type(state).sync is StatefulState.sync:
         is_whole = not hasattr(state.target, "consolidate_state_dict")
     else:
         is_whole = type(state).sync is BaseState.sync

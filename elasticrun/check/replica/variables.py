@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from elasticrun.check.replica.fields import Field, field_of, field_of_tensor, flatten
+from elasticrun.check.replica.fields import (
+    Field,
+    are_plain,
+    field_of,
+    field_of_tensor,
+    flatten,
+)
 from elasticrun.checkpoint.states.stateful import Stateful
 
 _MOST_ITEMS = 64
@@ -59,10 +65,9 @@ def _fields(
         return {name: field_of_tensor(value)} if is_small else {}
     if isinstance(value, list | tuple | dict | set):
         items = value.values() if isinstance(value, dict) else value
-        is_plain = len(value) <= _MOST_ITEMS and all(
-            isinstance(each, bool | int | float | str | None) for each in items
-        )
-        return dict(flatten(name, value)) if is_plain else {f"len({name})": len(value)}
+        if are_plain(items, _MOST_ITEMS):
+            return dict(flatten(name, value))
+        return {f"len({name})": len(value)}
     if _is_of_program(value, root) and depth == 0 and hasattr(value, "__dict__"):
         found = {}
         for key, inner in list(vars(value).items()):

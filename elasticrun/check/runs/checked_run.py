@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from elasticrun.check.runs.moments import Key, Moment, moments_of
-from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import PARAMETERS
-from elasticrun.check.runs.routes import Route
+from elasticrun.check.runs.routes import RestartPlace, Route
 from elasticrun.job.trace import read_trace
 from elasticrun.launcher.supervisor.causes import Ending
 

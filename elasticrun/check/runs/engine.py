@@ -38,18 +38,15 @@ class Engine:
         *,
         folder: Path,
         limits: Limits,
-        is_float64: bool = False,
         hang_timeout: float = 60.0,
     ) -> None:
         self.source = source
-        self.is_float64 = is_float64
         self._limits = limits
         self._hang_timeout = hang_timeout
         self._arguments = tuple(arguments)
         self._folder = folder
         self._numbers = itertools.count()
         self._loop = EventLoop()
-        self._problem = ""
         self._journeys: list[Journey] = []
         program = Program("script", str(source.script), (), ())
         self._starter = Starter(
@@ -57,7 +54,7 @@ class Engine:
             imports=[OBSERVER, *_installed(imports_of(program), source)],
             is_exec=False,
             say=lambda _: None,
-            on_failure=self._on_failure,
+            on_failure=_give_up,
         )
 
     def __enter__(self) -> Engine:
@@ -75,7 +72,6 @@ class Engine:
         self,
         routes: Sequence[Route],
         *,
-        is_perturbed: bool = False,
         watched: Sequence[str] = (),
     ) -> Generator[CheckedRun, None, None]:
         """Take routes to their ends, or to where they fail, in their order.
@@ -90,23 +86,16 @@ class Engine:
         try:
             while waiting or under_way:
                 while waiting and _fits(waiting[0], under_way):
-                    journey = self._begin(
-                        waiting.pop(0), is_perturbed=is_perturbed, watched=watched
-                    )
-                    under_way.append(journey)
+                    under_way.append(self._begin(waiting.pop(0), watched))
                 if under_way[0].is_over:
                     yield self._end(under_way.pop(0))
                 else:
                     self._loop.run_once()
-                    if self._problem:
-                        raise EngineError(self._problem)
         finally:  # Whoever asked may have seen enough.
             for journey in under_way:
                 journey.abandon()
 
-    def _begin(
-        self, route: Route, *, is_perturbed: bool, watched: Sequence[str]
-    ) -> Journey:
+    def _begin(self, route: Route, watched: Sequence[str]) -> Journey:
         folder = self._folder / f"elasticrun-run-{next(self._numbers)}"
         script = copy_source(self.source, folder / WORK)
         plan = Plan(
@@ -117,8 +106,7 @@ class Engine:
             leg=0,
             limits=self._limits,
             home=str(self.source.directory),
-            is_perturbed=is_perturbed,
-            is_float64=self.is_float64,
+            is_float64=route.is_float64,
             watched=tuple(watched),
         )
         arguments = own_arguments(self._arguments, self.source, folder / WORK)
@@ -145,8 +133,9 @@ class Engine:
         groups = [group for journey in self._journeys for group in journey.groups]
         self._starter.note_running(groups)
 
-    def _on_failure(self, why: str) -> None:
-        self._problem = why
+
+def _give_up(why: str) -> None:
+    raise EngineError(why)
 
 
 def _installed(names: Sequence[str], source: ProgramSource) -> list[str]:

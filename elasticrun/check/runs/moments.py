@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from elasticrun.check.runs.places import LoopPlace
+from elasticrun.check.runs.routes import RestartPlace
 
 _RESUMING = ("continue", "enter", "begin", "exit")
 _WORDS = {
@@ -87,11 +87,11 @@ def is_of_state(name: str, state: str) -> bool:
     return bare == state or bare.startswith((f"{state}.", f"{state}["))
 
 
-def loops_of(moments: Iterable[Moment]) -> list[LoopPlace]:
-    """Return the loops of a run, in their order."""
+def loops_of(moments: Iterable[Moment]) -> list[RestartPlace]:
+    """Return the loops of a run, in their order, each by the end of its last batch."""
     return [
-        LoopPlace(
-            moment.key.epoch, moment.key.loop, moment.key.in_epoch, moment.num_batches
+        RestartPlace(
+            moment.key.epoch, moment.key.loop, moment.num_batches, moment.key.in_epoch
         )
         for moment in moments
         if moment.key.kind == "leave"

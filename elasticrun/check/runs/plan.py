@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticrun.check.runs.places import RestartPlace
+from elasticrun.check.runs.routes import RestartPlace
 
 PARAMETERS = "parameters-*.json"  # Among the records, by rank.
 
@@ -42,7 +42,6 @@ class Plan:
         until: Where it stops; None to run to the end.
         resumed: Where the one before stopped; None in the first.
         is_killed: Whether it saves there, and is killed a boundary later.
-        is_perturbed: Whether parameters are moved by rounding errors at each boundary.
         is_float64: Whether the program computes in double precision.
         watched: Fields and files for which the line that changes them is sought.
         home: What `directory` is a copy of.
@@ -57,7 +56,6 @@ class Plan:
     until: RestartPlace | None = None
     resumed: RestartPlace | None = None
     is_killed: bool = False
-    is_perturbed: bool = False
     is_float64: bool = False
     watched: tuple[str, ...] = ()
     home: str = ""

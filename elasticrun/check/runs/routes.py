@@ -1,10 +1,77 @@
-"""Routes: which generations a run consists of, and where each one ends."""
+"""Where a check restarts a run: places in it, and routes through several of them."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-from elasticrun.check.runs.places import RestartPlace
+_TEXT = re.compile(
+    r"(?P<after>after)?(?P<epoch>\d+):(?:(?P<loop>\d+):(?P<batch>\d+)|end)"
+)
+
+
+class RestartPlace(NamedTuple):
+    """The boundary after a batch, or after an epoch.
+
+    Attributes:
+        epoch: The epoch's number; outside of epochs, how many are finished.
+        loop: The loop's number since the last epoch ended; -1 for the epoch's end.
+        batch: How many global batches of the loop are finished.
+        in_epoch: Whether the loop stands in an epoch.
+    """
+
+    epoch: int
+    loop: int
+    batch: int
+    in_epoch: bool = True
+
+    def at(self, batch: int) -> RestartPlace:
+        """Return the boundary after another batch of the same loop."""
+        return self._replace(batch=batch)
+
+    @property
+    def is_end(self) -> bool:
+        return self.loop < 0
+
+    def __str__(self) -> str:
+        if self.is_end:
+            return f"{self.epoch}:end"
+        prefix = "" if self.in_epoch else "after"
+        return f"{prefix}{self.epoch}:{self.loop}:{self.batch}"
+
+    def describe(self) -> str:
+        if self.is_end:
+            return f"the end of epoch {self.epoch}"
+        where = f"loop {self.loop}, batch {self.batch}"
+        if self.in_epoch:
+            return f"epoch {self.epoch}, {where}"
+        return f"{where} after {self.epoch} epochs"
+
+
+def parse_restart_place(text: str) -> RestartPlace:
+    """Return the place that E:L:K, E:end or afterE:L:K means.
+
+    Raises:
+        ValueError: `text` is none of them.
+    """
+    match = _TEXT.fullmatch(text)
+    if match is None or (match["after"] and match["loop"] is None):
+        raise ValueError(
+            f"--at {text}: give EPOCH:LOOP:BATCH (0:1:3 is after the third batch of "
+            "the second loop of the first epoch), EPOCH:end, or "
+            "afterEPOCHS:LOOP:BATCH for a loop outside of epochs."
+        )
+    if match["loop"] is None:
+        return RestartPlace(int(match["epoch"]), -1, 0)
+    place = RestartPlace(
+        int(match["epoch"]), int(match["loop"]), int(match["batch"]), not match["after"]
+    )
+    if place.batch < 1:
+        raise ValueError(
+            f"--at {text}: batches are counted from 1 here, since a job can stop after "
+            "a batch but not before the first one."
+        )
+    return place
 
 
 class Route(NamedTuple):
@@ -14,11 +81,13 @@ class Route(NamedTuple):
         sizes: The number of replicas of each leg.
         places: Where it is restarted: where each leg ends, but for the last one.
         is_killed: Whether they are killed there, after a checkpoint, and not stopped.
+        is_float64: Whether the program computes in double precision.
     """
 
     sizes: tuple[int, ...]
     places: tuple[RestartPlace, ...] = ()
     is_killed: bool = False
+    is_float64: bool = False
 
     @property
     def is_resized(self) -> bool:
@@ -44,12 +113,13 @@ class Route(NamedTuple):
         options = [part for place in self.places for part in ("--at", str(place))]
         sizes = self.sizes if self.is_resized else self.sizes[:1]
         options += ["--replicas", ",".join(map(str, sizes))]
-        return options + ["--kill"] * self.is_killed
+        options += ["--kill"] * self.is_killed
+        return options + ["--float64"] * self.is_float64
 
 
-def straight(size: int) -> Route:
+def straight(size: int, *, is_float64: bool = False) -> Route:
     """Return the route without a restart."""
-    return Route((size,))
+    return Route((size,), is_float64=is_float64)
 
 
 def replicas_in_words(size: int) -> str:

@@ -1,18 +1,21 @@
-"""Which boundaries a sweep restarts at."""
+"""Which boundaries a sweep restarts at.
+
+Loops are given by the ends of their last batches.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from elasticrun.check.runs.places import LoopPlace, RestartPlace
+from elasticrun.check.runs.routes import RestartPlace
 
 _NUM_RANDOM = 4
 _MOST_LOOPS = 4  # Of one epoch.
 
 
 def places_to_try(
-    loops: Sequence[LoopPlace], epochs: Sequence[int]
+    loops: Sequence[RestartPlace], epochs: Sequence[int]
 ) -> list[RestartPlace]:
     """Return the boundaries where mistakes show, and a few others.
 
@@ -34,41 +37,24 @@ def places_to_try(
     return list(dict.fromkeys([*places, *_at_random(loops)]))
 
 
-def first_place_in(
-    loops: Iterable[LoopPlace], epoch: int | None, loop: int
-) -> RestartPlace | None:
-    """Return the boundary after the first batch of a loop, if it has one.
-
-    Args:
-        epoch: None for the first of these loops, in whatever epoch.
-    """
-    for each in loops:
-        is_wanted = each.loop == loop and each.in_epoch and each.num_batches
-        if is_wanted and epoch in (each.epoch, None):
-            return each.at(1)
-    return None
-
-
-def middle_of(loops: Sequence[LoopPlace], part: float) -> RestartPlace | None:
+def middle_of(loops: Sequence[RestartPlace], part: float) -> RestartPlace:
     """Return a boundary about so far into the whole training."""
-    there = [each for each in loops if each.num_batches]
-    if not there:
-        return None
+    there = [each for each in loops if each.batch]
     loop = there[min(int(part * len(there)), len(there) - 1)]
-    return loop.at((loop.num_batches + 1) // 2)
+    return loop.at((loop.batch + 1) // 2)
 
 
-def _some(loops: list[LoopPlace]) -> list[LoopPlace]:
+def _some(loops: list[RestartPlace]) -> list[RestartPlace]:
     if len(loops) <= _MOST_LOOPS:
         return loops
     return [*loops[: _MOST_LOOPS - 1], loops[-1]]
 
 
-def _edges(loop: LoopPlace) -> list[RestartPlace]:
-    last = loop.num_batches
+def _edges(loop: RestartPlace) -> list[RestartPlace]:
+    last = loop.batch
     return [loop.at(batch) for batch in dict.fromkeys([1, last - 1, last]) if batch > 0]
 
 
-def _at_random(loops: Sequence[LoopPlace]) -> list[RestartPlace]:
-    every = [each.at(k + 1) for each in loops for k in range(each.num_batches)]
+def _at_random(loops: Sequence[RestartPlace]) -> list[RestartPlace]:
+    every = [each.at(k + 1) for each in loops for k in range(each.batch)]
     return random.Random(0).sample(every, min(_NUM_RANDOM, len(every)))

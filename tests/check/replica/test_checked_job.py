@@ -24,8 +24,8 @@ from elasticrun import (
 from elasticrun.check.replica.checked_job import CheckedJob
 from elasticrun.check.replica.observing import import_from_copy
 from elasticrun.check.runs.moments import loops_of, moments_of, replays_of
-from elasticrun.check.runs.places import RestartPlace
 from elasticrun.check.runs.plan import Limits, Plan
+from elasticrun.check.runs.routes import RestartPlace
 from elasticrun.job.trace import read_trace
 from elasticrun.testing import Settings, use_job
 
@@ -108,7 +108,7 @@ def test_batches_are_counted_over_a_restart(plan: Plan) -> None:
         with contextlib.suppress(JobStopped), use_job(CheckedJob(own)):
             step()
     moments = moments_of(read_trace(plan.records))
-    assert [loop.num_batches for loop in loops_of(moments)] == [2, 3, 3, 3]
+    assert [loop.batch for loop in loops_of(moments)] == [2, 3, 3, 3]
     kinds = [m.key.kind for m in moments if m.key.loop >= 0]
     assert kinds == [
         "enter", "leave", "enter", "leave", "enter",
@@ -127,10 +127,7 @@ def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
     with use_job(CheckedJob(replace(plan, leg=1, resumed=RestartPlace(1, 0, 2)))):
         train(9)
     moments = moments_of(read_trace(plan.records))
-    assert [str(loop.at(loop.num_batches)) for loop in loops_of(moments)] == [
-        "0:0:3",
-        "1:0:3",
-    ]
+    assert list(map(str, loops_of(moments))) == ["0:0:3", "1:0:3"]
     (replay,) = replays_of(moments)
     assert replay.stopped.fields["variables.epochs"] == 2
     assert replay.resumed.fields["variables.epochs"] == 3

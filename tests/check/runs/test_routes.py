@@ -1,9 +1,28 @@
-"""A route says with which options it is taken again."""
+"""Places and routes are written as the options with which they are taken again."""
 
 from __future__ import annotations
 
-from elasticrun.check.runs.places import RestartPlace
-from elasticrun.check.runs.routes import Route, straight
+import pytest
+
+from elasticrun.check.runs.routes import (
+    RestartPlace,
+    Route,
+    parse_restart_place,
+    straight,
+)
+
+
+@pytest.mark.parametrize("text", ["0:1:3", "2:end", "after3:0:2"])
+def test_a_place_is_read_as_it_is_written(text: str) -> None:
+    assert str(parse_restart_place(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "0:0", "0:0:0", "after1:end", "a:b:c", "-1:0:1"]
+)
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--at"):
+        parse_restart_place(text)
 
 
 def test_a_route_says_how_it_is_taken() -> None:
