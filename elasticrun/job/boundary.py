@@ -135,7 +135,7 @@ class Boundary:
 
     # Boundaries.
 
-    def reach(self, *, ends_epoch: bool = False) -> None:
+    def reach(self, *, ends_epoch: bool = False, saves: bool = False) -> None:
         """Count the boundary that the program is at, and do what is due there.
 
         Most of the time that is nothing, and costs a few comparisons: no lock, no
@@ -143,6 +143,7 @@ class Boundary:
 
         Args:
             ends_epoch: Whether it is that of an epoch, not of a batch.
+            saves: Whether to save here, also if that is not due.
 
         Raises:
             JobStopped: The job stops here; the checkpoint is written.
@@ -156,7 +157,7 @@ class Boundary:
             self._settle()
         if ends_epoch:
             self._schedule.note_epoch(self._gate.number)
-        is_due = self._gate.number >= self._schedule.due_at
+        is_due = saves or self._gate.number >= self._schedule.due_at
         if decision is not None or is_due or self._put_off is not None:
             self._act(decision)
 

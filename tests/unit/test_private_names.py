@@ -136,9 +136,9 @@ TEXTS = [
         (
             "lightning.pytorch.utilities.combined_loader",
             text,
-            "A validation, or loaders together, go on with other numbers of batches.",
+            "Loaders together go on with other numbers of batches.",
         )
-        for text in ("self._idx", "self._iterator", "self._mode")
+        for text in ("self._mode",)
     ],
     ("trl.trainer.sft_trainer", "self._total_train_tokens", "Tokens count anew."),
     ("trl.trainer.sft_trainer", "self._metrics", "Averages that it logs begin anew."),

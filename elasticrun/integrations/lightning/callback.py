@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
@@ -21,11 +23,11 @@ from elasticrun.integrations.lightning.loaders import StandIn, check_alike, elas
 from elasticrun.integrations.lightning.logs import restore_logs
 from elasticrun.integrations.lightning.state import FitState, averaging, restore_sums
 from elasticrun.integrations.lightning.steps import StepsInParts, settle_cut
-from elasticrun.integrations.lightning.validation import Validation
 from elasticrun.integrations.lightning.values import StepValues
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
+from elasticrun.replicas.gathering import gather
 
 
 class Elastic(Callback):
@@ -36,8 +38,9 @@ class Elastic(Callback):
         trainer = Trainer(max_epochs=10, callbacks=[Elastic()], **Elastic.devices())
         trainer.fit(model, train, valid)
 
-    The job saves and stops between two batches of training or of a validation, and not
-    while gradients are accumulated. The module, its optimizers and schedulers, the
+    The job saves and stops between two batches of training, before a validation and
+    after it, and not while gradients are accumulated. A stop that is asked for in a
+    validation waits for its end. The module, its optimizers and schedulers, the
     progress of all loops, callbacks, the averages over the epoch that `self.log` has
     begun, and what a `CSVLogger` has written are in each checkpoint. Losses are weighed
     by the replica's share in the global batch. A loader with `max_local_batch_size` is
@@ -53,20 +56,12 @@ class Elastic(Callback):
             is then cut into micro-batches of that size. Of an `AdaptiveDataLoader` it
             is always global.
         devices: How many there were when that size was chosen.
-        saves_in_validation: Whether to save and stop between two batches of a
-            validation, too. A list that the module fills in `validation_step` would be
-            empty again after a restart. So with None, a save or a stop waits for the
-            end of the validation where an attribute of the module, of a callback or of
-            the data has changed in it or in the batch before it, or hooks change
-            weights at its beginning. True says that nothing is kept but by `self.log`,
-            in metrics of torchmetrics and in callbacks' states, and that those hooks
-            may be called twice.
 
     Raises:
         ElasticRunError: The Trainer is told to do what is not supported.
         TypeError: `fit` gets a loader that cannot go on in the middle.
-        ValueError: `devices` is missing, or without a meaning; or another argument has
-            a value that it cannot have.
+        ValueError: `batch_size` has a value that it cannot have; or `devices` is
+            missing, or without a meaning.
     """
 
     def __init__(
@@ -74,7 +69,6 @@ class Elastic(Callback):
         batch_size: Literal["global", "per_device"] | None = None,
         *,
         devices: int | None = None,
-        saves_in_validation: bool | None = None,
     ) -> None:
         if batch_size not in (None, "global", "per_device"):
             raise ValueError(
@@ -86,11 +80,6 @@ class Elastic(Callback):
                 'how many "per_device" is one, so these go together. A job trains with '
                 "the same global batch at any number of devices."
             )
-        if saves_in_validation not in (None, True, False):
-            raise ValueError(
-                f"saves_in_validation={saves_in_validation!r} must be True, False or "
-                "None."
-            )
         self._num_nominal = {None: 0, "global": 1}.get(batch_size, devices)
         self._trainer: Trainer | None = None
         self._loop: ForeignLoop | None = None
@@ -98,8 +87,7 @@ class Elastic(Callback):
         self._is_waiting = False  # Gradients, for a step.
         self._has_finished = False
         self._start = (0, 0)  # Epoch, and its first batch in this process.
-        self._saves_in_validation = saves_in_validation
-        self._validation: Validation | None = None
+        self._seconds_of_validation = math.inf  # Nobody knows before the first one.
         self._num_loaders = 0
         self._sizes: dict[str, int] = {}  # Of one device, by the name of the loader.
 
@@ -121,7 +109,7 @@ class Elastic(Callback):
             return
         check_arguments(trainer)
         self._loop = ForeignLoop("Trainer.fit")
-        current_job().boundary.put_off_while(self._is_put_off)
+        current_job().boundary.put_off_while(lambda: self._is_waiting)
         try:
             self._state = FitState(trainer)
         except StateNameError as error:
@@ -130,13 +118,6 @@ class Elastic(Callback):
                 "Train until a larger max_epochs, or in another job with a checkpoint "
                 "directory of its own."
             ) from error
-        self._validation = Validation(
-            trainer,
-            self._loop,
-            state=self._state,
-            evaluations=self._evaluations,
-            saves=self._saves_in_validation,
-        )
         loaded = self._state.loaded
         if loaded is not None:
             self._resumes = True
@@ -175,8 +156,6 @@ class Elastic(Callback):
             self._steps.make_closure, automatic._make_closure
         )
         epoch_loop.reset = partial(self._begin_epoch, epoch_loop.reset)
-        val_loop = epoch_loop.val_loop
-        val_loop.reset = partial(self._begin_validation, val_loop.reset)
         epoch_loop.on_advance_end = partial(self._end_batch, epoch_loop.on_advance_end)
         fit_loop.on_advance_end = partial(self._end_epoch, fit_loop.on_advance_end)
 
@@ -233,9 +212,6 @@ class Elastic(Callback):
             )
         if is_for_training:
             return StandIn(loader, self._read)
-        if is_fitting:
-            assert self._validation is not None
-            return StandIn(loader, self._validation.read)
         return StandIn(loader, self._evaluations.read)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -279,9 +255,8 @@ class Elastic(Callback):
         if self._resumes:  # Between two batches: nothing is to be repeated or skipped.
             fit_loop._restarting = False
             epoch_loop.restarting = False  # And that of the loops in it.
-        validated: tuple[int, int] | None = None
         if self._resumes and loaded is not None and loaded["is_in_epoch"]:
-            validated = loaded["validated"]
+            self._state.is_before_validation = loaded["validated"] is not None
             loops = loaded["checkpoint"]["loops"]["fit_loop"]
             # Older versions count an epoch that goes on once more.
             fit_loop.epoch_progress.load_state_dict(loops["epoch_progress"])
@@ -300,13 +275,11 @@ class Elastic(Callback):
         epoch, _ = loop.begin(
             int(trainer.num_training_batches),
             epoch=fit_loop.epoch_progress.current.processed,
-            step=trained - 1 if validated else trained,
+            step=trained - 1 if self._state.is_before_validation else trained,
         )
         self._start = epoch, trained
         self._state.is_in_epoch = True
-        if validated and loaded is not None:  # All that is left of the batch.
-            assert self._validation is not None
-            self._validation.resume_at(validated)
+        if self._state.is_before_validation:  # It is all that is left of the batch.
             epoch_loop.on_advance_end(fit_loop._data_fetcher)
 
     def _read(self, batches: StandIn) -> Iterator[Any]:
@@ -335,8 +308,6 @@ class Elastic(Callback):
     ) -> None:
         """Count the samples of all micro-batches; Lightning has the first one."""
         self._steps.be_in_whole()
-        assert self._validation is not None
-        self._validation.look_before_batch()
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Let metrics forget padding."""
@@ -359,14 +330,31 @@ class Elastic(Callback):
         self._is_waiting = False
 
     def _end_batch(self, end: Any, data_fetcher: Any) -> None:
-        """Pass a boundary after all that belongs to a batch, validation included."""
-        end(data_fetcher)
+        """Pass a boundary before a validation, and one after all of the batch."""
         assert self._trainer is not None
         assert self._loop is not None
-        assert self._validation is not None
-        self._validation.end()
-        if not self._trainer.fit_loop.epoch_loop.done:
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        is_validated = epoch_loop._should_check_val_fx(data_fetcher)
+        if is_validated and not self._state.is_before_validation:
+            self._pass_boundary_before_validation()
+        self._state.is_before_validation = False  # Also where the job resumed at one.
+        begun = time.monotonic()
+        end(data_fetcher)
+        if is_validated:
+            self._seconds_of_validation = time.monotonic() - begun
+        if not epoch_loop.done:
             self._loop.pass_boundary()
+
+    def _pass_boundary_before_validation(self) -> None:
+        """Save, if a stop may come that cannot wait for the end of the validation.
+
+        It repeats the validation then, but not the training before it. How long this
+        one takes is judged by the last one; half of the grace is for the stop's save.
+        """
+        assert self._loop is not None
+        is_long = self._seconds_of_validation > current_job().settings.grace / 2
+        self._state.is_before_validation = True
+        self._loop.pass_boundary(0, saves=any(gather(is_long)))
 
     def _end_epoch(self, end: Any) -> None:
         """Finish the epoch, with all hooks and schedulers."""
@@ -374,24 +362,6 @@ class Elastic(Callback):
         assert self._loop is not None
         self._state.is_in_epoch = False
         self._loop.end()
-
-    def _is_put_off(self) -> bool:
-        """Say whether something is in no checkpoint here. Collective."""
-        if self._is_waiting or self._validation is None:
-            return self._is_waiting
-        return self._state.validated is not None and self._validation.must_end()
-
-    def _begin_validation(self, reset: Any) -> None:
-        reset()
-        assert self._validation is not None
-        self._validation.begin()
-
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any
-    ) -> None:
-        """Let averages go on where a validation does."""
-        if self._validation is not None:
-            self._validation.begin_batch()
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Let metrics forget padding."""

@@ -55,22 +55,17 @@ INTERNALS = {
     "fit_loop._data_fetcher": "knows which batch is the last one",
     "fit_loop.epoch_loop._should_check_val_fx": "says whether a validation follows",
     "fit_loop.epoch_loop.val_loop.setup_data": "asks for the loaders for validation",
-    "fit_loop.epoch_loop.val_loop._combined_loader": "has them",
-    "fit_loop.epoch_loop.val_loop.reset": "is the beginning of a validation",
-    "fit_loop.epoch_loop.val_loop._restarting": "says whether it counts on",
     "fit_loop.epoch_loop.val_loop._results.update_metrics": "is that of a validation",
     "validate_loop._results.update_metrics": "is that of one without training",
     "test_loop._results.update_metrics": "is that of a test",
     "_results": "is the one that is used now",
     "fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader": "counts for loggers",
-    "fit_loop.epoch_loop.val_loop._store_dataloader_outputs": "ends one of several",
 }
 
 # The same of what is not the Trainer's.
 INTERNALS_BESIDE = {
     "ModelCheckpoint._last_global_step_saved": "says which step it has written",
     "ModelCheckpoint._last_checkpoint_saved": "says where to",
-    "_ResultMetric._computed": "is the average over a loader that is finished",
     "_ResultMetric._forward_cache": "is what a step has logged",
     "_ResultMetric._update_count": "says whether there is anything to average",
 }

@@ -31,27 +31,17 @@ class Evaluations:
 
     def read(self, batches: StandIn) -> Iterator[Any]:
         """Yield all batches."""
-        for batch, _ in self.read_from(0, batches, end=len(batches)):
-            yield batch
-
-    def read_from(
-        self, first: int, batches: StandIn, *, end: int
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield batches from a number on, each with its own.
-
-        Args:
-            end: Before which batch the evaluation ends; the generator goes on.
-        """
         values = self._of_now()
         loader = batches.loader
-        is_even = loader.even_batches or not end
+        is_even = loader.even_batches or not len(batches)
         if not is_even:
-            is_even = loader._pass().size(end - 1) >= current_job().world_size
-        for batch, (number, _, part) in loader.read(0, first):
+            last = len(batches) - 1
+            is_even = loader._pass().size(last) >= current_job().world_size
+        for batch, (_, _, part) in loader.read(0):
             if values is not None:
                 values.is_even = is_even
                 values.begin_batch(part.num_valid)
-            yield batch, number
+            yield batch
 
     def end_batch(self) -> None:
         """Let metrics forget padding."""

@@ -37,8 +37,8 @@ class FitState(State):
 
     Attributes:
         is_in_epoch: Whether the boundary is within an epoch, for Lightning.
-        validated: At a boundary in a validation, which of its loaders it is in, and how
-            many batches of that one are finished.
+        is_before_validation: Whether it is the one before a validation, which belongs
+            to a batch that is trained.
         loaded: What the checkpoint has, if there is one.
     """
 
@@ -47,7 +47,7 @@ class FitState(State):
         self._trainer = trainer
         self._captured: dict[str, Any] = {}
         self.is_in_epoch = False
-        self.validated: tuple[int, int] | None = None
+        self.is_before_validation = False
         self.loaded: dict[str, Any] | None = None
 
     def current(self) -> None:
@@ -69,10 +69,8 @@ class FitState(State):
             "is_in_epoch": self.is_in_epoch,
             "should_stop": trainer.should_stop,
             "sums": sums_of_all(epoch_loop._results),
-            "validated": self.validated,
-            "validation_sums": sums_of_all(
-                epoch_loop.val_loop._results if self.validated else {}
-            ),
+            # The loader and the batch of a validation that is to begin.
+            "validated": (0, 0) if self.is_before_validation else None,
             "seen": dict(epoch_loop.val_loop._seen_batches_per_dataloader),
             "saved_last": [
                 {name: vars(each)[name] for name in _SAVED_LAST}
@@ -153,9 +151,6 @@ def _sums(results: Any) -> Sums:
             "rank_zero_only": meta.sync.rank_zero_only,
             "reduce_fx": meta.reduce_fx.__name__,
         }
-        if metric._computed is not None:  # That loader of a validation is finished.
-            kept[key]["computed"] = metric._computed.tolist()
-            kept[key]["dtype"] = str(metric._computed.dtype).removeprefix("torch.")
         if metric.is_tensor:
             number = metric.cumulated_batch_size if meta.is_mean_reduction else 0
             kept[key] |= {
@@ -180,9 +175,6 @@ def restore_sums(results: Any, sums: Sums, trainer: Trainer) -> None:
         )
         metric: Any = _ResultMetric(meta, "value" in kept)
         results[key] = metric
-        if "computed" in kept:
-            dtype = getattr(torch, kept["dtype"])
-            metric._computed = torch.tensor(kept["computed"], dtype=dtype)
         metric.to(trainer.strategy.root_device)
         if "value" not in kept:
             attribute = str(meta.metric_attribute)

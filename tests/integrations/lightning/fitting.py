@@ -267,7 +267,6 @@ class Kind:
         with_module: Whether hooks of a LightningDataModule make the loaders.
         with_torch: Whether the loaders are torch's.
         scale: Of gradients in float16, at the beginning.
-        valid_size: The batch size of a validation, which stops between two of 3.
         tolerance: How much another number of replicas may change values.
     """
 
@@ -277,7 +276,6 @@ class Kind:
     with_module: bool = False
     with_torch: bool = False
     scale: float | None = None
-    valid_size: int = 4
     tolerance: float = 2e-5
     options: dict[str, Any] = field(default_factory=lambda: {"val_check_interval": 0.5})
 
@@ -286,7 +284,6 @@ CLIPPED = {"gradient_clip_val": 0.3, "val_check_interval": 0.5}
 
 KINDS = {
     "plain": Kind(),
-    "in validation": Kind(valid_size=3, options={"val_check_interval": 2}),
     "steps": Kind(
         Patient,
         options={
@@ -308,7 +305,7 @@ KINDS = {
     "shortest": Kind(
         Paired, mode="min_size", options={"check_val_every_n_epoch": 2, "max_epochs": 4}
     ),
-    "longest": Kind(Paired, mode="max_size", valid_size=3, options={}),
+    "longest": Kind(Paired, mode="max_size", options={}),
     "cut": Kind(Logging, max_local_batch_size=1, options=CLIPPED),
     "whole": Kind(Logging, options=CLIPPED),
     "scaled": Kind(
@@ -357,10 +354,8 @@ class Fit:
                 "train_dataloaders": self._train(),
                 "val_dataloaders": self._valid(),
             }
-        # What these tests do in callbacks is not to be kept.
-        elastic = Elastic(means, saves_in_validation=kind.valid_size == 3 or None)
         return self._fit(
-            [elastic], loaders, strategy=self.strategy, **Elastic.devices()
+            [Elastic(means)], loaders, strategy=self.strategy, **Elastic.devices()
         )
 
     def run_bare(self, batches: Batches) -> dict[str, Any]:
@@ -394,7 +389,7 @@ class Fit:
         kind = KINDS[self.kind]
         if kind.with_torch:
             return DataLoader(valid, 4)
-        loader = AdaptiveDataLoader(valid, kind.valid_size, even_batches=False)
+        loader = AdaptiveDataLoader(valid, 4, even_batches=False)
         if kind.mode is None:
             return loader
         others = [(data, 5), (valid, 4)]

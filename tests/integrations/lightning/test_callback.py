@@ -62,17 +62,6 @@ def run(directory: Path, fit: Fit, **options: Any) -> Any:
     return run_once(fit.run, directory, trace_dir=trace, **options)
 
 
-class StopsInValidation(StopOnce):
-    """Lets the last rank ask for a stop in the second of a validation's three loaders.
-
-    It comes there or in the third, when the first one's averages are complete.
-    """
-
-    def __call__(self, trainer: Any) -> None:
-        if trainer.validating and trainer._results.dataloader_idx == 1:
-            super().__call__()
-
-
 class StopsEachFit:
     """Asks for a stop in the first batch of each fit."""
 
@@ -114,7 +103,7 @@ def test_stops_in_every_batch_do_not_show(tmp_path: Path, kind: str) -> None:
         batches = delivered(tmp_path / "cut" / "trace")
         assert batches == delivered(tmp_path / "calm" / "trace")
     # A stop comes at the next boundary or at the one after it.
-    assert num_stops >= (10 if KINDS[kind].valid_size == 3 else 2)
+    assert num_stops >= 2
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
@@ -269,7 +258,7 @@ def test_loaders_that_train_together_do_so_at_1_to_2_replicas(
 ) -> None:
     fit = Fit(str(tmp_path / "calm"), kind=kind)
     calm = run(tmp_path / "calm", fit)
-    fit = replace(fit, directory=str(tmp_path / "cut"), on_batch=StopsInValidation())
+    fit = replace(fit, directory=str(tmp_path / "cut"), on_batch=StopOnce())
     assert run_generation(fit, 2, timeout=TIMEOUT) == [None] * 2
     (ended,) = run_generation(replace(fit, on_batch=nothing), 1, timeout=TIMEOUT)
     for name, expected in calm.items():
@@ -334,17 +323,6 @@ class Ends(Callback):
             request_stop_and_wait()
 
 
-class EndsInValidation(Callback):
-    """Ends the first fit that comes to the last loader of a validation."""
-
-    _has_ended = False
-
-    def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
-        if trainer._results.dataloader_idx == 2 and not self._has_ended:
-            self._has_ended = True
-            request_stop_and_wait()
-
-
 class Logging(Net):
     """Logs each step, of a validation, too."""
 
@@ -373,7 +351,6 @@ def fit_with(directory: Path, *callbacks: Callback, **options: Any) -> Any:
                 **{**SILENT, **options},
             ),
             batch_size="global",
-            saves_in_validation=True,
         )
         train = DataLoader(data, 6, shuffle=True)
         trainer.fit(Logging(), train, [DataLoader(valid, 4) for _ in range(3)])
@@ -391,7 +368,7 @@ def test_a_csv_logger_goes_on_in_its_file(tmp_path: Path, version: int | None) -
 
     for directory, ends in [
         ("calm", [Ends(None, None)]),
-        ("cut", [Ends(2, None), EndsInValidation(), Ends(6, Crash), Ends(None, None)]),
+        ("cut", [Ends(2, None), Ends(4, None), Ends(6, Crash), Ends(None, None)]),
     ]:
         for end in ends:
             logger = CSVLogger(tmp_path / directory, version=version)
@@ -471,11 +448,6 @@ def test_a_batch_size_means_what_is_said(
 def test_a_batch_size_without_a_meaning_is_refused(options: Any) -> None:
     with pytest.raises(ValueError, match="batch_size="):
         Elastic(**options)
-
-
-def test_a_wish_for_saves_in_validations_without_a_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="saves_in_validation='never' must be"):
-        Elastic(saves_in_validation="never")  # type: ignore[arg-type]
 
 
 def set_up(trainer: Any) -> None:

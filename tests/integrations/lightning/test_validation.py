@@ -1,111 +1,283 @@
-"""Validations of Lightning's stop between batches, unless something would be lost."""
+"""A fit goes on before a validation, in which no stop comes, as if it had not stopped.
+
+Each case is trained once, with a checkpoint at each boundary, and goes on from some of
+these: what it then sees is compared with what the first one saw from there on.
+"""
 
 from __future__ import annotations
 
 import io
-import itertools
 import logging
-import random
+import os
+import shutil
+import signal
 import threading
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanMetric
+from lightning.pytorch import Callback, Trainer
+from torch.utils.data import DataLoader
 
 from elasticrun import init, rank, world_size
+from elasticrun.checkpoint.states.values import load_values
 from elasticrun.integrations.lightning import Elastic
-from elasticrun.integrations.lightning.fields import Fields
-from elasticrun.testing import run_generation
-from tests.integrations.lightning.fitting import SILENT, Net, datasets, nothing
-from tests.support.generations import run_once
+from elasticrun.replicas.environment import read_environment
+from elasticrun.testing import (
+    Job,
+    Settings,
+    run_generation,
+    start_generation,
+    use_job,
+)
+from tests.integrations.lightning.fitting import SILENT, datasets
+from tests.integrations.lightning.validating import (
+    CASES,
+    OF_SEVERAL,
+    Case,
+    Filling,
+)
+from tests.support.generations import JOB, run_once, scramble_generators
 from tests.support.programs import StopOnce
 
 # Lightning warns of small loaders, and deprecations of torch's.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TIMEOUT = 600.0
-NUM_BATCHES = 5  # Of a validation.
+NUM_BATCHES = 5  # Of a validation with batches of 4.
+
+Seen = list[tuple[str, tuple[int, ...], Any]]
 
 
-class Filling(Net):
-    """Fills a list in each validation, of which it logs the mean at the end."""
+@dataclass(frozen=True)
+class Ended:
+    """What a replica saw of one fit.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.outputs: list[torch.Tensor] = []
+    Attributes:
+        is_before_validation: Whether it went on before a validation.
+    """
 
-    def validation_step(
-        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        super().validation_step(batch, batch_idx)
-        self.outputs.append(self.loss(batch[0]))
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("mean", torch.stack(self.outputs).mean(), sync_dist=True)
-        self.outputs.clear()
+    seen: Seen
+    is_before_validation: bool
 
 
-class FillsLast(Net):
-    """Fills a list on the last of two replicas alone."""
+def fit(case: Case) -> Ended:
+    """Train for two epochs, each with a validation."""
+    seen: Seen = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.outputs: list[int] = []
+    class Seeing(Callback):
+        """Keeps batches of validations, what is logged, and weights, elsewhere."""
 
-    def validation_step(
-        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        super().validation_step(batch, batch_idx)
-        if rank() == 1:
-            self.outputs.append(batch_idx)
+        def on_validation_batch_end(
+            self,
+            trainer: Trainer,
+            module: Any,
+            outputs: Any,
+            batch: Any,
+            number: int,
+            loader: int = 0,
+        ) -> None:
+            place = (trainer.current_epoch, loader, number)
+            logged = {
+                name: float(value)
+                for name, value in trainer._logger_connector.metrics["log"].items()
+                if name.endswith("_step")
+            }
+            seen.append(("batch", place, (batch[0].flatten().tolist(), logged)))
+
+        def on_validation_end(self, trainer: Trainer, module: Any) -> None:
+            logged = {k: float(v) for k, v in trainer.callback_metrics.items()}
+            seen.append(("logged", (trainer.current_epoch,), logged))
+
+        def on_train_batch_start(
+            self, trainer: Trainer, module: Any, *args: Any
+        ) -> None:
+            weights = [each.flatten().tolist() for each in module.parameters()]
+            place = (trainer.current_epoch, trainer.fit_loop.batch_idx)
+            seen.append(("trained", place, weights))
+
+        def on_fit_end(self, trainer: Trainer, module: Any) -> None:
+            weights = [each.flatten().tolist() for each in module.parameters()]
+            seen.append(("trained", (-1,), weights))
+
+    torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    others = [] if case.other is None else [case.other()]
+    elastic = Elastic("global")
+    trainer = Trainer(
+        max_epochs=2,
+        callbacks=[elastic, *others, Seeing()],
+        **SILENT,
+        **Elastic.devices(),
+    )
+    data, valid = datasets()
+    if case.data is not None:
+        trainer.fit(case.net(), datamodule=case.data())
+    else:
+        loaders = [DataLoader(valid, size) for size in case.sizes]
+        trainer.fit(case.net(), DataLoader(data, 6), loaders)
+    loaded = elastic._state.loaded
+    return Ended(seen, bool(loaded and loaded["validated"]))
 
 
-class Counting(Callback):
-    """Counts batches of a validation, in no state."""
+def fit_in_turn(jobs: list[tuple[Case, Path]], save_interval: Any) -> list[Ended]:
+    """Train each case in its directory, in this process."""
+    ended, variables = [], dict(os.environ)
+    for number, (case, directory) in enumerate(jobs):
+        scramble_generators()
+        os.environ.update(variables)  # Lightning takes away some at each end.
+        settings = Settings.read(
+            {},
+            job=JOB,
+            checkpoint_dir=directory,
+            save_interval=save_interval,
+            async_save=False,
+            keep=1000,
+        )
+        environment = replace(read_environment(), step=str(number))
+        with use_job(Job(environment, settings)):
+            ended.append(fit(case))
+    return ended
 
-    count = 0
 
-    def on_validation_batch_end(self, *args: Any) -> None:
-        self.count += 1
+def telling(directory: Path, into: Path) -> list[Path]:
+    """Return jobs that have a checkpoint each: those before validations are chosen.
+
+    And the first one behind an epoch, and the last one of all.
+    """
+    found = sorted(directory.glob("checkpoint-*"))
+    told = [
+        load_values(io.BytesIO((each / "lightning").read_bytes())) for each in found
+    ]
+    chosen = [path for path, each in zip(found, told, strict=True) if each["validated"]]
+    assert len(chosen) == 2
+    chosen += [p for p, t in zip(found, told, strict=True) if not t["is_in_epoch"]][:1]
+    copies = []
+    for path in sorted({*chosen, found[-1]}):
+        shutil.copytree(path, into / path.name / path.name)
+        copies.append(into / path.name)
+    return copies
+
+
+def flat(value: Any) -> list[float]:
+    """Return all numbers in a value, and of names the order."""
+    if isinstance(value, dict):
+        return [each for key in sorted(value) for each in flat(value[key])]
+    if isinstance(value, list | tuple):
+        return [each for inner in value for each in flat(inner)]
+    return [value]
+
+
+def assert_goes_on(ended: Ended, calm: Seen) -> None:
+    """Compare what one saw with what another one saw from there on."""
+    assert ended.seen
+    rest = calm[len(calm) - len(ended.seen) :]
+    for (kind, place, values), expected in zip(ended.seen, rest, strict=True):
+        assert (kind, place) == expected[:2]
+        if isinstance(values, dict):
+            assert values.keys() == expected[2].keys()
+        assert flat(values) == pytest.approx(flat(expected[2]), abs=1e-5), place
+    if ended.is_before_validation:
+        kind, (_, loader, number), _ = ended.seen[0]
+        assert (kind, (loader, number)) == ("batch", (0, 0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fit_goes_on_before_a_validation(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    (calm,) = fit_in_turn([(case, tmp_path / "calm")], save_interval=0)
+    for directory in telling(tmp_path / "calm", tmp_path / "copies"):
+        (ended,) = fit_in_turn([(case, directory)], save_interval="off")
+        assert_goes_on(ended, calm.seen)
+
+
+# Two replicas. All cases are trained in the same processes, one after another.
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Fits in turn, in a replica of its own."""
+
+    jobs: list[tuple[Case, Path]]
+    save_interval: Any
+
+    def __call__(self) -> list[Ended]:
+        return fit_in_turn(self.jobs, self.save_interval)
+
+
+def both(*every: Ended) -> Ended:
+    """Return what two replicas saw together: of each batch, the samples of both."""
+    samples: dict[Any, list[float]] = {}
+    for each in every:
+        for kind, place, values in each.seen:
+            if kind == "batch":
+                samples.setdefault(place, []).extend(values[0])
+    seen: Seen = []
+    for kind, place, values in every[0].seen:
+        is_batch = kind == "batch"
+        seen.append((kind, place, (samples[place], values[1]) if is_batch else values))
+    return Ended(seen, every[0].is_before_validation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_a_validation_begins_at_another_number_of_replicas(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    cases = OF_SEVERAL
+    expected = fit_in_turn([(c, tmp_path / n) for n, c in cases.items()], "off")
+    run = tmp_path / "run"
+    begun = Fits([(case, run / name) for name, case in cases.items()], 0)
+    run_generation(begun, before, timeout=TIMEOUT)
+    jobs, calm = [], []
+    for (name, case), whole in zip(cases.items(), expected, strict=True):
+        for copy in telling(run / name, tmp_path / "copies" / name):
+            jobs.append((case, copy))
+            calm.append(whole)
+    every = run_generation(Fits(jobs, "off"), after, timeout=TIMEOUT)
+    for number in range(len(jobs)):
+        ended = both(*(each[number] for each in every))
+        assert_goes_on(ended, calm[number].seen)
+
+
+# Stops that are asked for in a validation.
+
+
+def stop_by_signal(*_: Any) -> None:
+    """Get a signal, and come to no boundary any more."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
 
 
 @dataclass
-class Fit:
-    """A fit of two epochs, each with a validation.
+class Stopped:
+    """A fit of two epochs, each with a validation, that keeps a list.
 
     Attributes:
-        asks: Whether a stop is asked for in the first batch of the first validation.
+        how: By what its first validation is stopped, in its first batch.
     """
 
     directory: Path
-    net: type[Net] = Net
-    others: tuple[type[Callback], ...] = ()
-    asks: bool = False
-    saves: bool | None = None
+    how: str = ""
 
     def __call__(self) -> dict[str, float]:
         """Run in a replica of its own."""
-        init(str(self.directory / "job"), save_interval="off", async_save=False)
+        directory = str(self.directory / "job")
+        init(directory, save_interval="off", async_save=False)
         return self.run()
 
     def run(self) -> dict[str, float]:
-        path = self.directory / f"validated-{rank()}"
-        act = StopOnce() if self.asks else nothing
+        path = self.directory / f"seen-{rank()}"
+        act: Any = {"request": StopOnce(), "signal": stop_by_signal}.get(self.how)
 
         class Noting(Callback):
-            """Notes which batches of a validation come, in no attribute."""
+            """Notes which batches come."""
+
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                self.note(f"train-{trainer.fit_loop.batch_idx}")
 
             def on_validation_batch_end(
                 self,
@@ -115,223 +287,82 @@ class Fit:
                 batch: Any,
                 number: int,
             ) -> None:
-                with path.open("a") as file:
-                    file.write(f"{number} ")
-                act(trainer)
+                self.note(str(number))
+                if act is not None:
+                    act(trainer)
                 if world_size() > 1 and number < NUM_BATCHES - 1:
                     dist.barrier()  # Or the others would be through before the stop.
+
+            def note(self, what: str) -> None:
+                with path.open("a") as file:
+                    file.write(f"{what} ")
 
         torch.set_num_threads(1)
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         data, valid = datasets()
-        elastic = Elastic("global", saves_in_validation=self.saves)
         trainer = Trainer(
             max_epochs=2,
-            callbacks=[elastic, Noting(), *(each() for each in self.others)],
+            callbacks=[Elastic("global"), Noting()],
             **SILENT,
             **Elastic.devices(),
         )
-        trainer.fit(self.net(), DataLoader(data, 6), DataLoader(valid, 4))
+        trainer.fit(Filling(), DataLoader(data, 6), DataLoader(valid, 4))
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
-    def numbers(self, replica: int = 0) -> list[int]:
-        """Return the batches of all validations so far."""
-        text = (self.directory / f"validated-{replica}").read_text()
-        return [int(number) for number in text.split()]
+    def seen(self) -> list[str]:
+        """Return the batches of all generations so far."""
+        return (self.directory / "seen-0").read_text().split()
 
 
-def in_turn(fit: Fit, num_replicas: int) -> tuple[int, dict[str, float]]:
-    """Return how many batches were validated before the stop, and what is logged.
+VALIDATED = [str(number) for number in range(NUM_BATCHES)]
+EPOCH = [*(f"train-{number}" for number in range(4)), *VALIDATED]
 
-    With one replica, all is in this process.
-    """
-    stopping = replace(fit, asks=True)
-    if num_replicas == 1:
-        assert run_once(stopping.run, fit.directory / "job") is None
-        return len(fit.numbers()), run_once(fit.run, fit.directory / "job")
-    left = run_generation(stopping, num_replicas, timeout=TIMEOUT)
-    assert left == [None] * num_replicas
-    num_validated = len(fit.numbers())
-    (ended,) = run_generation(fit, 1, timeout=TIMEOUT)
-    return num_validated, ended
+
+@pytest.fixture
+def calm(tmp_path: Path) -> dict[str, float]:
+    fit = Stopped(tmp_path / "calm")
+    fit.directory.mkdir()
+    return run_once(fit.run, fit.directory / "job")
 
 
 @pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_validation_stops_between_two_batches(
-    tmp_path: Path, num_replicas: int
+def test_a_stop_waits_for_the_end_of_a_validation(
+    tmp_path: Path, calm: dict[str, float], num_replicas: int
 ) -> None:
-    fit, calm = Fit(tmp_path / "cut"), Fit(tmp_path / "calm")
-    for each in (fit, calm):
-        each.directory.mkdir()
-    expected = run_once(calm.run, tmp_path / "calm" / "job")
-    num_validated, ended = in_turn(fit, num_replicas)
-    assert num_validated <= 3  # At two replicas, the last one asks in its first batch.
-    assert ended == pytest.approx(expected, abs=1e-5)
-    assert fit.numbers() == calm.numbers()  # Each batch once.
-    assert len(calm.numbers()) == 2 * NUM_BATCHES
-
-
-@pytest.mark.parametrize(
-    ("net", "others", "name", "num_replicas"),
-    [
-        (Filling, (), "Filling.outputs", 1),
-        (Net, (Counting,), "Counting.count", 1),
-        pytest.param(Filling, (), "Filling.outputs", 2, marks=pytest.mark.slow),
-        pytest.param(FillsLast, (), "FillsLast.outputs", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_where_something_would_be_lost_it_ends_first(
-    tmp_path: Path,
-    net: type[Net],
-    others: Any,
-    name: str,
-    num_replicas: int,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fit, calm = Fit(tmp_path / "cut", net, others), Fit(tmp_path / "calm", net, others)
-    for each in (fit, calm):
-        each.directory.mkdir()
-    expected = run_once(calm.run, tmp_path / "calm" / "job")
-    num_validated, ended = in_turn(fit, num_replicas)
-    assert num_validated == NUM_BATCHES
-    assert ended == pytest.approx(expected, abs=1e-5)
-    assert fit.numbers() == calm.numbers()
+    fit = Stopped(tmp_path, how="request")
     if num_replicas == 1:
-        (said,) = (each for each in caplog.messages if "has changed" in each)
-        assert f"`{name}` has changed in the validation" in said
+        left = [run_once(fit.run, tmp_path / "job")]
+    else:
+        named = {"ELASTICRUN_JOB": JOB}
+        left = run_generation(fit, num_replicas, timeout=TIMEOUT, variables=named)
+    assert left == [None] * num_replicas
+    assert fit.seen() == EPOCH
+    ended = run_once(replace(fit, how="").run, tmp_path / "job")
+    assert ended == pytest.approx(calm, abs=1e-5)
+    assert fit.seen() == EPOCH * 2
 
 
-# What is found of attributes.
+@pytest.mark.slow
+def test_a_stop_that_cannot_wait_repeats_the_validation_alone(
+    tmp_path: Path, calm: dict[str, float]
+) -> None:
+    """Nothing was to be saved but what a stop might lose."""
+    fit = Stopped(tmp_path, how="signal")
+    with start_generation(fit, 1, variables={"ELASTICRUN_GRACE": "0.1"}) as started:
+        (outcome,) = started.wait(timeout=TIMEOUT)
+    assert outcome.exit_code == 128 + signal.SIGTERM
+    assert fit.seen() == EPOCH[:5]
+    (ended,) = run_generation(replace(fit, how=""), 1, timeout=TIMEOUT)
+    assert ended == pytest.approx(calm, abs=1e-5)
+    assert fit.seen() == [*EPOCH[:5], *VALIDATED, *EPOCH]
 
 
-class Slots:
-    """Has no dictionary."""
-
-    __slots__ = ("number",)
-
-    def __init__(self) -> None:
-        self.number = 0
-
-
-class Owner(LightningModule):
-    """Has all kinds of attributes."""
-
-    of_class: ClassVar[list[int]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.BatchNorm1d(2)
-        self.mean = MeanMetric()
-        self.items: list[Any] = [float("nan"), {"a": deque([1, 2])}]
-        self.tensor = torch.zeros(2)
-        self.array = np.zeros(2)
-        self.random = random.Random(0)
-        self.numpy = np.random.default_rng(0)
-        self.torch = torch.Generator()
-        self.record = SimpleNamespace(number=1, around=self.items)
-        self.items.append(self.items)  # In itself.
-        self.many = list(range(10_000))
-        self.scores = dict.fromkeys(range(200_000), 0.0)
-        self.large = np.zeros(2_000_000)
-        self.objects = np.array([None, "a"], dtype=object)
-        self.slots = Slots()
-        self.count = itertools.count()
-        self.text = io.StringIO()
-        self.hidden = [MeanMetric()]
-        self.lock = threading.Lock()
-        self.data = TensorDataset(torch.zeros(3))
-        self.around = self.many_around()
-        self.register_buffer("passing", torch.zeros(2), persistent=False)
-
-    def many_around(self) -> Callable[[], object]:
-        values = [1]
-        return lambda: values.append(len(self.many))
-
-
-CHANGES: dict[str, Callable[[Owner], object]] = {
-    "Owner.items": lambda owner: owner.items[1]["a"].append(3),
-    "Owner.tensor": lambda owner: owner.tensor.add_(1),
-    "Owner.array": lambda owner: owner.array.__iadd__(1),
-    "Owner.random": lambda owner: owner.random.random(),
-    "Owner.numpy": lambda owner: owner.numpy.random(),
-    "Owner.torch": lambda owner: torch.rand(1, generator=owner.torch),
-    "Owner.record": lambda owner: setattr(owner.record, "number", 2),
-    "Owner.many": lambda owner: owner.many.append(0),
-    "Owner.scores": lambda owner: owner.scores.update({3: 1.0}),
-    "Owner.large": lambda owner: owner.large.__setitem__(5, 1),
-    "Owner.objects": lambda owner: owner.objects.__setitem__(0, 1),
-    "Owner.slots": lambda owner: setattr(owner.slots, "number", 1),
-    "Owner.count": lambda owner: next(owner.count),
-    "Owner.text": lambda owner: owner.text.write("a"),
-    "Owner.hidden": lambda owner: owner.hidden[0].update(1.0),
-    "Owner.data": lambda owner: setattr(owner, "data", TensorDataset(torch.zeros(3))),
-    "Owner.around": lambda owner: owner.around(),
-    "Owner.passing": lambda owner: owner.passing.add_(1),
-    "Owner.of_class": lambda owner: owner.of_class.append(1),
-    "Owner.new": lambda owner: setattr(owner, "new", 0),
-    "Owner.part.seen": lambda owner: setattr(owner.part, "seen", 0),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_an_attribute_that_changes_is_named(name: str) -> None:
-    owner = Owner()
-    with torch.inference_mode():  # As a validation is.
-        fields = Fields(Trainer(**SILENT), owner)
-        assert fields.find_change() is None
-        CHANGES[name](owner)
-        assert fields.find_change() == name
-
-
-def test_what_is_made_in_a_validation_may_change_there() -> None:
-    owner = Owner()
-    with torch.inference_mode():
-        owner.made = torch.zeros(2)
-        fields = Fields(Trainer(**SILENT), owner)
-        assert fields.find_change() is None
-        owner.made += 1
-        assert fields.find_change() == "Owner.made"
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        pytest.param(np.zeros(10_000_000), id="too large"),
-        pytest.param((each for each in ()), id="a generator"),
-        pytest.param(torch.zeros(2).to_sparse(), id="sparse"),
-    ],
-)
-def test_what_cannot_be_compared_counts_as_changed(value: Any) -> None:
-    owner = Owner()
-    owner.value = value
-    assert Fields(Trainer(**SILENT), owner).find_change() == "Owner.value"
-
-
-class Bar(ProgressBar):
-    """Shows how often it was asked."""
-
-    num_shown = 0
-
-
-class Remembering(Counting):
-    """Has its count in its state."""
-
-    lost = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-
-def test_what_checkpoints_have_and_what_is_shown_may_change() -> None:
-    owner = Owner()
-    bar, counting = Bar(), Remembering()
-    trainer = Trainer(**{**SILENT, "enable_progress_bar": True})
-    trainer.callbacks += [bar, counting]  # type: ignore[attr-defined]
-    fields = Fields(trainer, owner)
-    bar.num_shown = counting.count = 1
-    owner.part(torch.randn(4, 2))  # Its averages.
-    owner.mean.update(1.0)
-    owner.eval()
-    assert fields.find_change() is None
-    counting.lost = 1
-    assert fields.find_change() == "Remembering.lost"
+def test_nothing_is_saved_before_a_validation_that_a_stop_can_wait_for(
+    tmp_path: Path,
+) -> None:
+    """But before the first one: nobody knows how long that takes."""
+    fit = Stopped(tmp_path)
+    assert run_once(fit.run, tmp_path / "job", keep=100)
+    saved = sorted((tmp_path / "job").glob("checkpoint-*"))
+    told = [load_values(io.BytesIO((p / "lightning").read_bytes())) for p in saved]
+    assert [bool(each["validated"]) for each in told] == [True, False]
