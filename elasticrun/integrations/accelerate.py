@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 from elasticrun.data.combined import current_dataloader
 from elasticrun.errors import ElasticRunError
+from elasticrun.integrations.checks import check_internals, check_num_processes
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.states import register
@@ -165,14 +165,12 @@ def _check_kinds(model: Any, optimizer: Any, scheduler: Any) -> None:
 
 def _check(accelerator: Accelerator, job: Job) -> None:
     """Refuse accelerators that train otherwise, a second one, and unknown ones."""
-    for path, use in INTERNALS.items():
-        try:
-            attrgetter(path)(accelerator)
-        except AttributeError:
-            raise ElasticRunError(
-                f"Accelerate {accelerate.__version__} has no accelerator.{path}, which "
-                f"{use}. Install a version that setup.py names."
-            ) from None
+    check_internals(
+        f"the Accelerator of Accelerate {accelerate.__version__}",
+        accelerator,
+        INTERNALS,
+        tested="Accelerate 1.15",
+    )
     kind = accelerator.distributed_type
     if kind not in _SUPPORTED:
         raise ElasticRunError(
@@ -180,13 +178,12 @@ def _check(accelerator: Accelerator, job: Job) -> None:
             "be kept here. Train with plain data parallelism, or shard the model with "
             "fully_shard, register it, and step as docs/usage.md says."
         )
-    if accelerator.num_processes != job.world_size:
-        raise ElasticRunError(
-            f"the Accelerator has {accelerator.num_processes} processes, but the job "
-            f"{job.world_size} replicas, so it would not train all of a global batch. "
-            "Start the script with `elasticrun run` or torchrun; on CPUs, make it as "
-            "Accelerator(cpu=True), without which it takes part in no process group."
-        )
+    check_num_processes(
+        "the Accelerator",
+        accelerator.num_processes,
+        "Start the script with `elasticrun run` or torchrun; on CPUs, make it as "
+        "Accelerator(cpu=True), without which it takes part in no process group.",
+    )
     known = _accumulation_of.get(job)
     if known is not None and known.accelerator is not accelerator:
         raise ElasticRunError(

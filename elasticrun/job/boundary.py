@@ -135,7 +135,7 @@ class Boundary:
 
     # Boundaries.
 
-    def reach(self, *, ends_epoch: bool = False, saves: bool = False) -> None:
+    def reach(self, *, ends_epoch: bool = False) -> None:
         """Count the boundary that the program is at, and do what is due there.
 
         Most of the time that is nothing, and costs a few comparisons: no lock, no
@@ -143,7 +143,6 @@ class Boundary:
 
         Args:
             ends_epoch: Whether it is that of an epoch, not of a batch.
-            saves: Whether to save here, also if that is not due.
 
         Raises:
             JobStopped: The job stops here; the checkpoint is written.
@@ -157,9 +156,14 @@ class Boundary:
             self._settle()
         if ends_epoch:
             self._schedule.note_epoch(self._gate.number)
-        is_due = saves or self._gate.number >= self._schedule.due_at
+        is_due = self._gate.number >= self._schedule.due_at
         if decision is not None or is_due or self._put_off is not None:
             self._act(decision)
+
+    def save_at_next(self) -> None:
+        """Let the next boundary save, also if that is not due. Collective."""
+        if self._saver is not None:
+            self._schedule.due_at = 0
 
     def finish_epochs(self) -> None:
         """Save the end of an epoch loop, unless its last boundary has just done so."""

@@ -142,7 +142,7 @@ class ForeignLoop:
         """How many samples of that micro-batch are real, and not padding."""
         return self._running("num_valid").current[2].num_valid
 
-    def pass_boundary(self, num_steps: int = 1, *, saves: bool = False) -> None:
+    def pass_boundary(self, num_steps: int = 1) -> None:
         """Count steps as finished with all that belongs to them; save or stop if due.
 
         Call it after logs, evaluations and callbacks of the step, and before the next
@@ -152,7 +152,6 @@ class ForeignLoop:
         Args:
             num_steps: With 0, the step goes on, and the trainer keeps in states of its
                 own how far it has come in it.
-            saves: Whether to save here, also if that is not due.
 
         Raises:
             JobStopped: The job stops here; the checkpoint is written.
@@ -163,7 +162,7 @@ class ForeignLoop:
             raise job.loops.overlap(loop)
         job.progress.advance(num_steps)
         loop.begin_step(job.progress.index)
-        job.boundary.reach(saves=saves)
+        job.boundary.reach()
 
     def end(self) -> None:
         """Finish the epoch; its end is a boundary.

@@ -122,7 +122,7 @@ TEXTS = [
     ],
     *[
         (f"{LOGGERS}.tensorboard", text, LOGS)
-        for text in ("self._experiment", "self._kwargs", "self._version")
+        for text in ("self._experiment", "self._version")
     ],
     *[
         (

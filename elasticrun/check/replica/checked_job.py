@@ -156,15 +156,15 @@ class CheckedBoundary(Boundary):
         self._plan = plan
         self._is_doomed = False
 
-    def reach(self, *, ends_epoch: bool = False, saves: bool = False) -> None:
+    def reach(self, *, ends_epoch: bool = False) -> None:
         if self._is_doomed:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._job.next_place() == self._plan.until:
             self._job.note("stop")
             if self._plan.is_killed:
                 self._is_doomed = True
-                super().reach(ends_epoch=ends_epoch, saves=saves)
+                super().reach(ends_epoch=ends_epoch)
                 self.save()
                 return
             self._gate.schedule(STOP, "elasticrun check", STOPPED)
-        super().reach(ends_epoch=ends_epoch, saves=saves)
+        super().reach(ends_epoch=ends_epoch)

@@ -17,13 +17,16 @@ from torch.utils.data import DataLoader
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
-from elasticrun.integrations.lightning.checks import check_arguments, check_internals
-from elasticrun.integrations.lightning.evaluation import Evaluations
-from elasticrun.integrations.lightning.loaders import StandIn, check_alike, elastic
+from elasticrun.integrations.lightning.checks import check_arguments, check_version
+from elasticrun.integrations.lightning.loaders import (
+    StandIn,
+    check_equal_shares,
+    make_elastic,
+)
 from elasticrun.integrations.lightning.logs import restore_logs
 from elasticrun.integrations.lightning.state import FitState, averaging, restore_sums
-from elasticrun.integrations.lightning.steps import StepsInParts, settle_cut
-from elasticrun.integrations.lightning.values import StepValues
+from elasticrun.integrations.lightning.steps import MicroBatchSteps, set_micro_batches
+from elasticrun.integrations.lightning.values import Evaluations, StepValues
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
@@ -103,7 +106,7 @@ class Elastic(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the loaders, and load what the job has."""
         if self._trainer is not trainer:
-            check_internals(trainer)
+            check_version(trainer)
             self._take_over(trainer)
         if stage != "fit":
             return
@@ -126,12 +129,8 @@ class Elastic(Callback):
             connector = trainer._checkpoint_connector
             connector._loaded_checkpoint = dict(loaded["checkpoint"])
             trainer.should_stop = loaded["should_stop"]
-            loops = loaded["checkpoint"]["loops"]["fit_loop"]
             restore_logs(
-                trainer.loggers,
-                loaded["logs"],
-                step=loops["epoch_loop.state_dict"]["_batches_that_stepped"],
-                is_writer=trainer.is_global_zero,
+                trainer.loggers, loaded["logs"], is_writer=trainer.is_global_zero
             )
 
     def _take_over(self, trainer: Trainer) -> None:
@@ -147,10 +146,8 @@ class Elastic(Callback):
         connector.resume_start = partial(self._resume_start, connector.resume_start)
         connector.restore_model = partial(self._restore_model, connector.restore_model)
         epoch_loop = fit_loop.epoch_loop
-        self._steps = StepsInParts(
-            trainer, StepValues(trainer, epoch_loop._results, strategy.reduce)
-        )
-        self._evaluations = Evaluations(trainer, strategy.reduce)
+        self._steps = MicroBatchSteps(trainer, StepValues(trainer, epoch_loop._results))
+        self._evaluations = Evaluations(trainer)
         automatic = epoch_loop.automatic_optimization
         automatic._make_closure = partial(
             self._steps.make_closure, automatic._make_closure
@@ -192,7 +189,9 @@ class Elastic(Callback):
             self._num_loaders += 1
             if self._num_nominal > 1 and is_for_training:
                 self._sizes[name] = loader.batch_size or 0
-            loader = elastic(loader, size, name=name, is_for_training=is_for_training)
+            loader = make_elastic(
+                loader, size, name=name, is_for_training=is_for_training
+            )
         if not isinstance(loader, AdaptiveDataLoader):
             if not is_fitting:
                 return loader
@@ -225,7 +224,7 @@ class Elastic(Callback):
         fit_loop.setup_data()
         if fit_loop._combined_loader is not None:
             members = fit_loop._combined_loader.flattened
-            settle_cut([each.loader for each in members], trainer, self._sizes)
+            set_micro_batches([each.loader for each in members], trainer, self._sizes)
         val_loop = fit_loop.epoch_loop.val_loop
         if trainer.enable_validation:
             trainer.validating = True
@@ -268,7 +267,7 @@ class Elastic(Callback):
             reset()
         self._resumes = False
         members = fit_loop._combined_loader.flattened
-        check_alike([each.loader for each in members], current_job().world_size)
+        check_equal_shares([each.loader for each in members], current_job().world_size)
         for each in members:
             each.num_passes = 0
         trained = epoch_loop.batch_progress.current.completed
@@ -307,7 +306,7 @@ class Elastic(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Count the samples of all micro-batches; Lightning has the first one."""
-        self._steps.be_in_whole()
+        self._steps.log_for_all_parts()
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Let metrics forget padding."""
@@ -352,9 +351,12 @@ class Elastic(Callback):
         one takes is judged by the last one; half of the grace is for the stop's save.
         """
         assert self._loop is not None
-        is_long = self._seconds_of_validation > current_job().settings.grace / 2
+        job = current_job()
+        is_long = self._seconds_of_validation > job.settings.grace / 2
+        if any(gather(is_long)):
+            job.boundary.save_at_next()
         self._state.is_before_validation = True
-        self._loop.pass_boundary(0, saves=any(gather(is_long)))
+        self._loop.pass_boundary(0)
 
     def _end_epoch(self, end: Any) -> None:
         """Finish the epoch, with all hooks and schedulers."""

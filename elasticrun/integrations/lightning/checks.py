@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 )
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import current_job
+from elasticrun.integrations.checks import check_internals, check_num_processes
 
 # What is not public of Lightning's Trainer, and what for it is needed here.
 INTERNALS = {
@@ -43,7 +42,6 @@ INTERNALS = {
     "fit_loop.epoch_progress": "counts epochs",
     "fit_loop.setup_data": "asks for the loaders for training",
     "fit_loop.on_advance_end": "is the end of an epoch",
-    "fit_loop.epoch_loop._batches_that_stepped": "is what loggers count by",
     "fit_loop.epoch_loop._results.update_metrics": "keeps what is logged in a batch",
     "fit_loop.epoch_loop.automatic_optimization._make_closure": "trains with a batch",
     "fit_loop.epoch_loop.automatic_optimization._make_step_fn": "is a part of it",
@@ -66,31 +64,25 @@ INTERNALS = {
 INTERNALS_BESIDE = {
     "ModelCheckpoint._last_global_step_saved": "says which step it has written",
     "ModelCheckpoint._last_checkpoint_saved": "says where to",
-    "_ResultMetric._forward_cache": "is what a step has logged",
     "_ResultMetric._update_count": "says whether there is anything to average",
 }
 
 
-def check_internals(trainer: Trainer) -> None:
+def check_version(trainer: Trainer) -> None:
     """Refuse a version of Lightning that is not known here.
 
     Raises:
         ElasticRunError: Something is gone.
     """
-    needed = {f"trainer.{path}": why for path, why in INTERNALS.items()}
-    needed |= INTERNALS_BESIDE
-    owners = SimpleNamespace(
-        trainer=trainer,
+    version, tested = lightning.__version__, "Lightning 2.1 to 2.6"
+    check_internals(
+        f"the Trainer of Lightning {version}", trainer, INTERNALS, tested=tested
+    )
+    beside = SimpleNamespace(
         ModelCheckpoint=ModelCheckpoint(),
         _ResultMetric=_ResultMetric(_Metadata("training_step", "loss"), is_tensor=True),
     )
-    gone = [path for path in needed if not _has(owners, path)]
-    if gone:
-        raise ElasticRunError(
-            f"Lightning {lightning.__version__} has no {gone[0]}, which "
-            f"{needed[gone[0]]}. Elastic is tested with Lightning 2.1 to 2.6: "
-            "install one of these."
-        )
+    check_internals(f"Lightning {version}", beside, INTERNALS_BESIDE, tested=tested)
 
 
 def check_arguments(trainer: Trainer) -> None:
@@ -101,12 +93,11 @@ def check_arguments(trainer: Trainer) -> None:
     """
     for what, why in _refused(trainer).items():
         raise ElasticRunError(f"Elastic does not support {what}: {why}.")
-    world_size = current_job().world_size
-    if trainer.world_size != world_size:
-        raise ElasticRunError(
-            f"the Trainer has {trainer.world_size} devices, but the job {world_size} "
-            "replicas. Make it as Trainer(..., **Elastic.devices())."
-        )
+    check_num_processes(
+        "the Trainer",
+        trainer.world_size,
+        "Make it as Trainer(..., **Elastic.devices()).",
+    )
 
 
 def _refused(trainer: Any) -> dict[str, str]:
@@ -136,11 +127,3 @@ def _refused(trainer: Any) -> dict[str, str]:
             "of batches"
         )
     return refused
-
-
-def _has(owners: SimpleNamespace, path: str) -> bool:
-    try:
-        attrgetter(path)(owners)
-    except AttributeError:
-        return False
-    return True

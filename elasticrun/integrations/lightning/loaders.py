@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError
+from elasticrun.integrations.checks import is_shuffled
 
 
 class StandIn:
@@ -41,10 +37,10 @@ class StandIn:
         yield from self._read(self)
 
 
-def elastic(
+def make_elastic(
     loader: DataLoader[Any], batch_size: int, *, name: str, is_for_training: bool
 ) -> AdaptiveDataLoader[Any]:
-    """Return an elastic loader that delivers what one of torch's does.
+    """Return an AdaptiveDataLoader that delivers what a loader of torch's does.
 
     Args:
         batch_size: Of all devices together.
@@ -56,7 +52,7 @@ def elastic(
     return AdaptiveDataLoader(
         loader.dataset,
         batch_size,
-        _is_shuffled(loader),
+        _shuffles(loader),
         drop_last=loader.drop_last,
         even_batches=is_for_training,
         name=name,
@@ -71,17 +67,11 @@ def elastic(
     )
 
 
-def _is_shuffled(loader: DataLoader[Any]) -> bool:
+def _shuffles(loader: DataLoader[Any]) -> bool:
     sampler: Any = loader.sampler
-    if loader.batch_size is not None:
-        if type(sampler) is SequentialSampler:
-            return False
-        if type(sampler) is DistributedSampler:
-            return bool(sampler.shuffle)
-        if type(sampler) is RandomSampler and not (
-            sampler.replacement or sampler._num_samples
-        ):
-            return True
+    shuffles = is_shuffled(sampler) if loader.batch_size is not None else None
+    if shuffles is not None:
+        return shuffles
     own = sampler if loader.batch_size is not None else loader.batch_sampler
     raise TypeError(
         f"fit() got a DataLoader with a {type(own).__name__}, which goes through its "
@@ -92,8 +82,8 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
     )
 
 
-def check_alike(loaders: list[AdaptiveDataLoader[Any]], world_size: int) -> None:
-    """Refuse loaders of one step whose batches do not divide alike among replicas.
+def check_equal_shares(loaders: list[AdaptiveDataLoader[Any]], world_size: int) -> None:
+    """Refuse loaders of one step whose batches replicas cannot share evenly.
 
     Raises:
         ElasticRunError: A loss over several of them has no weight.

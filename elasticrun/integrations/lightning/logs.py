@@ -38,12 +38,13 @@ def _rows(logger: Any) -> str:
 
 
 def restore_logs(
-    loggers: Iterable[Logger], kept: list[dict[str, Any]], *, step: int, is_writer: bool
+    loggers: Iterable[Logger], kept: list[dict[str, Any]], *, is_writer: bool
 ) -> None:
-    """Let loggers write where they wrote before; what a killed generation wrote goes.
+    """Let loggers write where they wrote before.
+
+    From the file of a `CSVLogger` goes what a killed generation has written since.
 
     Args:
-        step: The first one whose lines are to come.
         is_writer: Whether this replica writes the logs.
     """
     for logger, of_logger in zip(loggers, kept, strict=False):
@@ -52,7 +53,6 @@ def restore_logs(
         taken = logger.log_dir  # The next number, if Lightning was to find one.
         if is_writer and isinstance(logger, TensorBoardLogger):
             logger.experiment.close()
-            logger._kwargs["purge_step"] = step
         logger._version = of_logger["version"]
         logger._experiment = None
         if not is_writer:

@@ -14,8 +14,8 @@ from elasticrun.integrations.lightning.values import StepValues
 from elasticrun.job.foreign import ForeignLoop
 
 
-class StepsInParts:
-    """Trains with each batch in as many parts as it has.
+class MicroBatchSteps:
+    """Trains with all micro-batches of a batch in one step of Lightning's.
 
     Lightning gets the first micro-batch, with one number, one step of the optimizer and
     the hooks of one batch; the others are trained inside of that step.
@@ -34,7 +34,7 @@ class StepsInParts:
         self._parts = parts
         _, share = parts[0]
         self._take(share)
-        self._values.begin_batch(share[2].local_batch_size, num_parts=len(parts))
+        self._values.begin_part(share[2].local_batch_size)
 
     def make_closure(
         self, make: Any, kwargs: Any, optimizer: Any, batch_idx: int
@@ -67,21 +67,21 @@ class StepsInParts:
         for number, (_, share) in enumerate(self._parts):
             self._take(share)
             results.batch, results.batch_size = batches[number], None
-            self._values.begin_part(number, share[2].num_valid)
+            self._values.begin_part(share[2].num_valid)
             with nullcontext() if share[2].is_step else block():
                 loss = closures[number]()
             if loss is not None:
                 weight = share[2].num_valid / max(1, share[2].local_batch_size)
                 losses.append(loss * weight)
-        self.be_in_whole()
+        self.log_for_all_parts()
         return torch.stack(losses).sum(0) if losses else None
 
-    def be_in_whole(self) -> None:
-        """Let what is logged now be that of all parts, as hooks are."""
+    def log_for_all_parts(self) -> None:
+        """Count what is logged now for all samples of the batch, as hooks are."""
         if len(self._parts) > 1:
             num_samples = self._parts[0][1][2].local_batch_size
             self._trainer.fit_loop.epoch_loop._results.batch_size = num_samples
-            self._values.begin_part(0, num_samples)
+            self._values.begin_part(num_samples)
 
     def end_part(self) -> None:
         """Let metrics forget padding."""
@@ -98,7 +98,7 @@ class _CutClosure:
     """Stands for Lightning's closure over a batch, with one over each part of it."""
 
     def __init__(
-        self, steps: StepsInParts, closures: list[Any], batches: list[Any]
+        self, steps: MicroBatchSteps, closures: list[Any], batches: list[Any]
     ) -> None:
         self._steps = steps
         self._closures = closures
@@ -116,20 +116,19 @@ class _CutClosure:
         return result
 
 
-def settle_cut(
+def set_micro_batches(
     loaders: list[AdaptiveDataLoader[Any]], trainer: Any, sizes: dict[str, int]
 ) -> None:
-    """Cut batches into such as devices had, and refuse it where no step can be taken.
+    """Set the size of micro-batches, or refuse them where no step can be taken.
 
     Args:
-        sizes: What fits on a device, by the loader's name, of those that are to be cut
-            if that can be done.
+        sizes: By the name of a loader, what fits on a device; it is cut if it can be.
 
     Raises:
         ElasticRunError: A loader is to be cut by its own max_local_batch_size, but the
             module steps itself, or loaders deliver together.
     """
-    why_not = _why_not_cut(loaders, trainer)
+    why_not = _why_no_micro_batches(loaders, trainer)
     for loader in loaders:
         if why_not is None and loader.name in sizes:
             loader._shares = replace(
@@ -141,7 +140,7 @@ def settle_cut(
             )
 
 
-def _why_not_cut(loaders: list[Any], trainer: Any) -> str | None:
+def _why_no_micro_batches(loaders: list[Any], trainer: Any) -> str | None:
     """Return why a step cannot be taken on micro-batches, with a way out."""
     if not trainer.lightning_module.automatic_optimization:
         return (

@@ -1,66 +1,62 @@
-"""What `self.log` keeps of a batch: means over samples, however they are shared out."""
+"""What `self.log` and metrics keep of a batch: padding counts in no average or sum."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 
 from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.errors import ElasticRunError
-
-Metrics = list[tuple[Any, dict[str, Any]]]  # Each with what it has.
+from elasticrun.integrations.lightning.loaders import StandIn
+from elasticrun.job.current import current_job
 
 
 class StepValues:
-    """Corrects what is logged in a batch whose parts are uneven.
+    """Leaves padding out of what is logged in one of a Trainer's loops.
 
-    A batch is shared out among devices, may be cut into micro-batches, and a device
-    without a sample has padding. The value of a step is then that of all samples, with
-    `sync_dist=True` those of all devices; and padding counts in no average or sum.
-    Metrics of torchmetrics are given padding, too, and get back what they had before.
+    A device without a sample of a batch, or of one of its micro-batches, gets padding.
+    Averages and sums over an epoch leave it out. Metrics of torchmetrics are given it,
+    and get back what they had before. The value of a step is Lightning's: that of the
+    last micro-batch, and with `sync_dist=True` the mean of the devices' means.
 
     Args:
         trainer: With the module whose metrics these are.
-        results: Where one of its loops keeps what is logged.
-        reduce: Of a tensor over all devices.
+        results: Where the loop keeps what is logged.
 
     Attributes:
         is_even: Whether every device has a part of each batch.
-        num_valid: How many samples this part has, without padding.
     """
 
-    def __init__(self, trainer: Any, results: Any, reduce: Any) -> None:
+    def __init__(self, trainer: Any, results: Any) -> None:
         self._trainer = trainer
-        self._metrics: Metrics = []  # Before padding.
-        self.is_even = True
-        self.num_valid = 0
         self._results = results
-        self._reduce = reduce
         self._update = results.update_metrics
-        self._part = 0
-        self._num_parts = 1
-        self._parts: dict[str, dict[int, torch.Tensor]] = {}
+        self._num_valid = 0
+        self._before_padding: list[tuple[Any, dict[str, Any]]] = []
+        self.is_even = True
         results.update_metrics = self._log
 
-    def begin_batch(self, num_valid: int, *, num_parts: int = 1) -> None:
-        """Forget the batch before."""
-        self._num_parts = num_parts
-        self._parts.clear()
-        self.begin_part(0, num_valid)
+    def begin_part(self, num_valid: int) -> None:
+        """Take what is logged from now on for that of one batch or micro-batch.
 
-    def begin_part(self, number: int, num_valid: int) -> None:
-        """Take what is logged from now on for that of one micro-batch."""
+        Args:
+            num_valid: How many samples it has, without padding.
+        """
         self.end_part()
-        self._part = number
-        self.num_valid = num_valid
+        self._num_valid = num_valid
         if not num_valid:
-            self._metrics = copy_metrics(self._trainer.lightning_module)
+            self._before_padding = _copy_metrics(self._trainer.lightning_module)
 
     def end_part(self) -> None:
         """Let metrics forget what they were given of padding."""
-        restore_metrics(self._metrics)
+        for metric, values in self._before_padding:
+            for name, value in values.items():
+                setattr(metric, name, value)
+        self._before_padding.clear()
 
     def _log(self, key: str, value: Any, batch_size: int) -> None:
         """Keep a value, in place of Lightning's own method."""
@@ -69,62 +65,65 @@ class StepValues:
         if self._results.batch is None or not metric.is_tensor:
             self._update(key, value, batch_size)
             return
-        reduction = meta.reduce_fx.__name__
-        size = batch_size
-        if not meta.on_epoch and batch_size == 1:  # Lightning does not count these.
-            size = self.num_valid
-        if not self.num_valid:
-            size = batch_size = 0
-            if reduction == "sum":
-                value = torch.zeros_like(value)
-        sync = meta.sync
-        is_synced = sync.should
-        if not meta.on_step or not (is_synced or self._num_parts > 1):
-            self._update(key, value, batch_size)
-            return
-        if is_synced and not self.is_even:
+        if meta.on_step and meta.sync.should and not self.is_even:
             raise ElasticRunError(
-                f"self.log({meta.name!r}, on_step=True, sync_dist=True) is a mean over "
-                "devices in each batch of a validation, but the last one has fewer "
+                f"self.log({meta.name!r}, on_step=True, sync_dist=True) is taken over "
+                "devices in each batch of an evaluation, but its last one has fewer "
                 "samples than there are devices, so that some of them have no such "
                 "batch. Leave on_step=True out; or give the loader even_batches=True, "
-                "whose padding counts in nothing that self.log averages or sums up."
+                "whose padding counts in no average or sum over the epoch."
             )
-        sync.should = False
+        if not self._num_valid:
+            batch_size = 0
+            if meta.is_sum_reduction:
+                value = torch.zeros_like(value)
         self._update(key, value, batch_size)
-        sync.should = is_synced
-        own = metric._forward_cache
-        if reduction == "mean":
-            own, reduction = torch.stack((own * size, torch.full_like(own, size))), ""
-        if is_synced and not sync.rank_zero_only:
-            own = self._reduce(own, group=sync.group, reduce_op=reduction or "sum")
-        parts = self._parts.setdefault(key, {})
-        parts[self._part] = own
-        metric._forward_cache = _whole(torch.stack([*parts.values()]), reduction)
-        if not meta.on_epoch:
-            metric.value = metric._forward_cache
 
 
-def _whole(parts: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Return a batch's value; without a reduction, of sums and numbers of samples."""
-    if reduction in ("max", "min"):
-        return parts.amax(0) if reduction == "max" else parts.amin(0)
-    total = parts.sum(0)
-    return total if reduction else total[0] / total[1].clamp(min=1)
+class Evaluations:
+    """Reads batches for a Trainer's validations and tests, and leaves out padding.
+
+    Args:
+        trainer: Whose loops these are.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer: Any = trainer
+        of_trainer = self._trainer
+        val_loop = of_trainer.fit_loop.epoch_loop.val_loop
+        self._values = {
+            id(loop._results): StepValues(trainer, loop._results)
+            for loop in (val_loop, of_trainer.validate_loop, of_trainer.test_loop)
+        }
+
+    def read(self, batches: StandIn) -> Iterator[Any]:
+        """Yield all batches."""
+        values = self._values_now()
+        loader = batches.loader
+        is_even = loader.even_batches or not len(batches)
+        if not is_even:
+            last = len(batches) - 1
+            is_even = loader._pass().size(last) >= current_job().world_size
+        for batch, (_, _, part) in loader.read(0):
+            if values is not None:
+                values.is_even = is_even
+                values.begin_part(part.num_valid)
+            yield batch
+
+    def end_batch(self) -> None:
+        """Let metrics forget padding."""
+        values = self._values_now()
+        if values is not None:
+            values.end_part()
+
+    def _values_now(self) -> StepValues | None:
+        return self._values.get(id(self._trainer._results))  # None to predict.
 
 
-def copy_metrics(module: Any) -> Metrics:
-    """Return what the metrics of torchmetrics in a module have."""
+def _copy_metrics(module: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the metrics of torchmetrics in a module, each with what it has."""
     return [
         (metric, copy.deepcopy({name: getattr(metric, name) for name in names}))
         for _, metric in find_metrics(module)
         for names in [(*metric._defaults, "_update_count", "_computed")]
     ]
-
-
-def restore_metrics(metrics: Metrics) -> None:
-    """Give metrics what they had, once."""
-    for metric, values in metrics:
-        for name, value in values.items():
-            setattr(metric, name, value)
-    metrics.clear()

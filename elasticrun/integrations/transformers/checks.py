@@ -2,63 +2,49 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-import transformers.trainer
-from transformers import Trainer
+import transformers
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import current_job
+from elasticrun.integrations.checks import check_internals, check_num_processes
 
-# What is used of the Trainer and its module beside public names: of a function the
-# parameters that it must have, of what is set when it begins to train None. A version
-# without one of them is refused.
-PRIVATE: dict[str, str | None] = {
-    "_finalize_training": "trial num_train_samples start_time",
-    "_get_collator_with_removed_columns": "data_collator description",
-    "_get_dataloader": "dataset description batch_size sampler_fn is_training",
-    "_get_num_items_in_batch": "batch_samples device",
-    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
-    "resume_from_checkpoint trial",
-    "_load_rng_state": "checkpoint",
-    "_prepare_for_training": "max_steps train_dataloader resume_from_checkpoint",
-    "_run_epoch": "epoch train_dataloader steps_in_epoch start_time "
-    "resume_from_checkpoint epochs_trained steps_trained_in_current_epoch",
-    "_track_num_input_tokens": "inputs",
-    "skip_first_batches": "dataloader num_batches",
-    "_globalstep_last_logged": None,
-    "_initial_global_step": None,
-    "_initial_num_input_tokens_seen": None,
-    "_total_loss_scalar": None,
-    "_tr_loss": None,
+# What is not public of transformers, and what for it is needed here.
+INTERNALS = {
+    "Trainer._finalize_training": "is the end of a training",
+    "Trainer._get_collator_with_removed_columns": "makes batches of samples",
+    "Trainer._get_dataloader": "makes the loaders",
+    "Trainer._get_num_items_in_batch": "counts what a loss is a mean over",
+    "Trainer._init_training_state": "says at which epoch a training begins",
+    "Trainer._load_rng_state": "would put random generators back, as the job does",
+    "Trainer._prepare_for_training": "makes the optimizer",
+    "Trainer._run_epoch": "trains in an epoch",
+    "Trainer._track_num_input_tokens": "counts tokens",
+    "trainer.skip_first_batches": "goes on within an epoch",
 }
+
+# The same of a Trainer that begins to train.
+INTERNALS_IN_TRAINING = {
+    "_globalstep_last_logged": "says when it has logged last",
+    "_initial_global_step": "says where it has begun",
+    "_initial_num_input_tokens_seen": "is the same, in tokens",
+    "_total_loss_scalar": "is the loss up to the last log",
+    "_tr_loss": "is the loss since then",
+}
+
+_TESTED = "transformers 5.23"
 
 
 def check_version() -> None:
     """Refuse a version of transformers that does not do as is relied upon."""
-    for name, parameters in PRIVATE.items():
-        if parameters is None:
-            continue
-        function = getattr(Trainer, name, getattr(transformers.trainer, name, None))
-        known = () if function is None else inspect.signature(function).parameters
-        if missing := [each for each in parameters.split() if each not in known]:
-            raise _gone(f"{name}({', '.join(missing)})")
+    name = f"transformers {transformers.__version__}"
+    check_internals(name, transformers, INTERNALS, tested=_TESTED)
 
 
-def check_attributes(trainer: Any) -> None:
-    """Refuse it where a Trainer that begins to train shows that."""
-    for name, parameters in PRIVATE.items():
-        if parameters is None and not hasattr(trainer, name):
-            raise _gone(name)
-
-
-def _gone(what: str) -> ElasticRunError:
-    return ElasticRunError(
-        f"the Trainer of transformers {transformers.__version__} has no {what}, "
-        "without which training cannot go on where it was. docs/integrations.md says "
-        "which versions are tested; install one of them."
-    )
+def check_in_training(trainer: Any) -> None:
+    """Refuse it where only a Trainer that begins to train shows that."""
+    name = f"the Trainer of transformers {transformers.__version__}"
+    check_internals(name, trainer, INTERNALS_IN_TRAINING, tested=_TESTED)
 
 
 def check(trainer: Any) -> None:
@@ -89,12 +75,10 @@ def check(trainer: Any) -> None:
                 "another number of devices, it would not do what it did before. "
                 "docs/integrations.md says what works, and what to do instead."
             )
-    world_size = current_job().world_size
-    if args.world_size != world_size:
-        raise ElasticRunError(
-            f"the Trainer has {args.world_size} processes, but the job {world_size} "
-            "replicas, so it would not train all of a global batch. Start the script "
-            "with `elasticrun run` or torchrun; on CPUs make "
-            "TrainingArguments(use_cpu=True), without which it takes part in no "
-            "process group."
-        )
+    check_num_processes(
+        "the Trainer",
+        args.world_size,
+        "Start the script with `elasticrun run` or torchrun; on CPUs make "
+        "TrainingArguments(use_cpu=True), without which it takes part in no process "
+        "group.",
+    )

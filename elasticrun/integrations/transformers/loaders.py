@@ -8,12 +8,13 @@ from typing import Any
 
 import transformers.trainer
 from torch import Tensor
-from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import IterableDataset
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.order.ready import LengthGroups
 from elasticrun.errors import ElasticRunError
+from elasticrun.integrations.checks import is_shuffled
 
 
 @dataclass(eq=False)
@@ -73,10 +74,9 @@ if hasattr(transformers.trainer, "skip_first_batches"):  # Else no Trainer is ma
 
 def order(sampler: Any, batch_size: int) -> dict[str, Any]:
     """Return the loader's arguments for the order that the Trainer would have."""
-    if type(sampler) is RandomSampler and not sampler.replacement:
-        return {"shuffle": True}
-    if type(sampler) is SequentialSampler:
-        return {}
+    shuffles = is_shuffled(sampler)
+    if shuffles is not None:
+        return {"shuffle": shuffles}
     if type(sampler) is LengthGroupedSampler:
         return {"sampler": LengthGroups(sampler.lengths, batch_size)}
     raise ElasticRunError(

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from transformers.trainer_callback import ExportableState
 
 from elasticrun.checkpoint.states.values import load_values, save_values
-from elasticrun.integrations.transformers.checks import check_attributes
+from elasticrun.integrations.transformers.checks import check_in_training
 from elasticrun.job.states import State
 from elasticrun.replicas.gathering import gather
 
@@ -104,7 +104,7 @@ class TrainingState(State):
         if self.began:
             return
         trainer = self._trainer
-        check_attributes(trainer)
+        check_in_training(trainer)
         self.began = start_time
         if self._loaded is not None:
             self.began -= self._loaded["seconds"]

@@ -125,19 +125,18 @@ class Paired(Net):
 
 
 class Logging(Net):
-    """Logs what there was of steps, of all devices."""
+    """Logs averages, sums and extremes over the epoch, of all devices."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         (x,) = batch
-        both = {"on_step": True, "on_epoch": True, "sync_dist": True}
+        told = {"on_step": False, "on_epoch": True, "sync_dist": True}
         loss = self.loss(x)
-        self.log("both", loss, **both)
-        self.log("step", loss, sync_dist=True)
+        self.log("mean", loss, **told)
         for name in ("sum", "max", "min"):
-            self.log(name, getattr(x[:, 0], name)(), reduce_fx=name, **both)
+            self.log(name, getattr(x[:, 0], name)(), reduce_fx=name, **told)
         weights = (x[:, 1].abs() * 99).round()  # As numbers of tokens.
         mean = (x[:, 0] * weights).sum() / weights.sum()
-        self.log("tokens", mean, batch_size=int(weights.sum()), **both)
+        self.log("tokens", mean, batch_size=int(weights.sum()), **told)
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -437,7 +436,7 @@ class Fit:
 
 
 class Stepwise(Net):
-    """Logs steps of a validation, and counts samples."""
+    """Logs sums of steps of a validation, and an average; counts samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -451,9 +450,9 @@ class Stepwise(Net):
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        both = {"on_step": True, "on_epoch": True, "sync_dist": True}
         self.num_validated.update(len(batch[0]))
-        self.log("mean", self.loss(batch[0]), **both)
+        self.log("mean", self.loss(batch[0]), sync_dist=True)
+        both = {"on_step": True, "on_epoch": True, "sync_dist": True}
         self.log("sum", batch[0].sum(), reduce_fx="sum", **both)
 
 
@@ -473,6 +472,7 @@ def validate_by_steps(directory: str) -> tuple[list[float], str]:
     net = Stepwise()
     # Their last batches have one sample.
     trainer.fit(net, AdaptiveDataLoader(data, 11), AdaptiveDataLoader(valid, 4))
+    seen.append(float(trainer.callback_metrics["mean"]))
     counts = [float(each.compute()) for each in (net.num_trained, net.num_validated)]
     fitted = [*seen, *counts]
     try:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="it needs CPython 3.11 or later")
 
-import transformers.trainer
+import transformers
 from accelerate import DistributedType
 from accelerate.state import PartialState
 from torch.utils.data import DataLoader, IterableDataset
@@ -26,7 +26,10 @@ from elasticrun import (
     world_size,
 )
 from elasticrun.integrations.transformers import ElasticMixin, ElasticTrainer
-from elasticrun.integrations.transformers.checks import PRIVATE
+from elasticrun.integrations.transformers.checks import (
+    INTERNALS,
+    INTERNALS_IN_TRAINING,
+)
 from elasticrun.integrations.transformers.evaluation import SharedBatches
 from elasticrun.testing import run_generation, start_generation
 from tests.integrations.transformers.training import (
@@ -260,21 +263,24 @@ def make(directory: Path, kind: Any = ElasticTrainer, **options: Any) -> Any:
     return kind(model=net("samples", 0.0), args=arguments, **(given | options))
 
 
-@pytest.mark.parametrize("name", PRIVATE)
-def test_a_version_without_a_private_name_is_refused(
-    job: Any, monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path
+@pytest.mark.parametrize("path", INTERNALS)
+def test_what_transformers_has_no_more_is_named(
+    job: Any, monkeypatch: pytest.MonkeyPatch, path: str, tmp_path: Path
 ) -> None:
-    if PRIVATE[name] is not None:  # A function, which takes something else.
-        owner = Trainer if hasattr(Trainer, name) else transformers.trainer
-        monkeypatch.setattr(owner, name, lambda self: None)
+    owner, _, name = path.partition(".")
+    monkeypatch.delattr(getattr(transformers, owner), name)
+    with pytest.raises(ElasticRunError, match=f" has no {path}, which"):
+        make(tmp_path)
 
-    def train() -> None:
-        trainer = make(tmp_path)
-        trainer.add_callback(Forgets(trainer, name))
+
+@pytest.mark.parametrize("name", INTERNALS_IN_TRAINING)
+def test_what_a_trainer_that_trains_has_no_more_is_named(
+    job: Any, name: str, tmp_path: Path
+) -> None:
+    trainer = make(tmp_path)
+    trainer.add_callback(Forgets(trainer, name))
+    with pytest.raises(ElasticRunError, match=f"Trainer of .* has no {name}, which"):
         trainer.train()
-
-    with pytest.raises(ElasticRunError, match=f" has no {name}"):
-        train()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""What is checked of every framework: private names, processes, and samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import current_job
+
+
+def check_internals(
+    framework: str, owner: Any, uses: Mapping[str, str], *, tested: str
+) -> None:
+    """Refuse a version of a framework that lacks something that is not public of it.
+
+    Args:
+        framework: What is looked at, with its version.
+        owner: From where names are looked up.
+        uses: For what each name is needed.
+        tested: Versions that have all of them.
+
+    Raises:
+        ElasticRunError: Something is gone.
+    """
+    for name, use in uses.items():
+        try:
+            attrgetter(name)(owner)
+        except AttributeError:
+            raise ElasticRunError(
+                f"{framework} has no {name}, which {use}. It has been tested with "
+                f"{tested}: install one of these."
+            ) from None
+
+
+def check_num_processes(owner: str, num_processes: int, advice: str) -> None:
+    """Refuse a framework that trains in other processes than the job.
+
+    Raises:
+        ElasticRunError: It has more of them, or fewer.
+    """
+    world_size = current_job().world_size
+    if num_processes != world_size:
+        raise ElasticRunError(
+            f"{owner} has {num_processes} processes, but the job {world_size} "
+            f"replicas, so it would not train all of a global batch. {advice}"
+        )
+
+
+def is_shuffled(sampler: Any) -> bool | None:
+    """Return whether a sampler of torch's shuffles; None if it has another order."""
+    if type(sampler) is SequentialSampler:
+        return False
+    if type(sampler) is DistributedSampler:
+        return bool(sampler.shuffle)
+    if type(sampler) is RandomSampler and not (
+        sampler.replacement or sampler._num_samples
+    ):
+        return True
+    return None
