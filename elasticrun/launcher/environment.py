@@ -58,7 +58,7 @@ def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
 def noticing_reads(
     names: Collection[str], call: Callable[[str], object]
 ) -> Iterator[None]:
-    """Call before this process's Python code looks at one of some variables.
+    """Call a function before this process's Python code reads one of some variables.
 
     Who copies all variables, as for a process to be started, asks for none of them. A
     copy is known by looking at one after the other in their order, in one thread.

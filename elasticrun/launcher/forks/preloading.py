@@ -1,4 +1,4 @@
-"""Imports modules once for all replicas, as far as a fork is sound after it."""
+"""Imports modules in the forkserver, as far as replicas can safely be forked after."""
 
 from __future__ import annotations
 

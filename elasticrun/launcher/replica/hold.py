@@ -1,4 +1,4 @@
-"""Where a program waits that runs beside the generation that it is to succeed."""
+"""Lets a program that runs ahead of its generation wait where it needs the job."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def _release(modules: list[str]) -> None:
     leaves no trace.
     """
     for name in modules:
-        del sys.modules[name]
+        sys.modules.pop(name, None)  # A finalizer of another one may have done it.
     gc.collect()
 
 

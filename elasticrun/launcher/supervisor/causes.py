@@ -65,7 +65,7 @@ class Ending:
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether a signal ended it that somebody else sends, not its program's bugs.
+        """Whether it was ended by a signal that comes from outside of its program.
 
         Stop signals end it only before its program has made its job.
         """

@@ -11,7 +11,7 @@ _CAUSES_KEPT = 10
 
 
 class CrashBook:
-    """Remembers what decides about a restart.
+    """Remembers the crashes of a job, and decides whether it may restart.
 
     Args:
         newest_at_start: The number of the newest checkpoint when the launcher started.
@@ -31,7 +31,7 @@ class CrashBook:
         self._has_job_trained = False
 
     def adopt(self, round_: Round) -> None:
-        """Know what the other nodes know, so that all decide alike."""
+        """Take over what the other nodes know, so that all nodes decide the same."""
         self._has_job_trained = self._has_job_trained or round_.has_trained
         self.budget.newest_at_crash = round_.newest_at_crash
         self.budget.num_used = round_.num_used
@@ -41,7 +41,7 @@ class CrashBook:
         self._has_job_trained = self._has_job_trained or verdict.has_trained
 
     def decide(self, verdict: Verdict, generation: int) -> tuple[float | None, str]:
-        """Take a crash.
+        """Count a crash, and decide whether a restart follows.
 
         A node whose own replica fails before it has trained anything is at fault
         itself, and so is a program that nowhere has; but not for a signal that somebody

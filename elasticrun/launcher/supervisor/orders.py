@@ -1,4 +1,4 @@
-"""What the launcher tells a replica when it lets it go."""
+"""The order that a replica gets: what to run, and with which variables."""
 
 from __future__ import annotations
 

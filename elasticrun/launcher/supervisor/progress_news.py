@@ -1,4 +1,4 @@
-"""What is heard of a running generation, and who is told."""
+"""Hands on what replicas report: to the user, and to the rest of the launcher."""
 
 from __future__ import annotations
 

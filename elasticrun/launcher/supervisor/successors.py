@@ -30,7 +30,7 @@ class _Use(enum.Enum):
 
 
 class Successors:
-    """The replicas that were asked for last; all of them, or none, are forked by now.
+    """The replicas that wait for the next generation: all of them, or none so far.
 
     Beside a generation they rehearse: they run their script up to where it needs the
     job, and wait there, unless a script has failed so once, or memory would not hold
@@ -43,7 +43,7 @@ class Successors:
         orders: Makes their orders for a rehearsal, from their number.
         say: Called with what the user should know.
         on_ready: Called when all are there.
-        on_able: Called when those beside which they were prepared may give way.
+        on_able: Called when the generation that they were prepared beside may stop.
         on_too_slow: Called with the reason if a rehearsal takes too long.
         on_failed: Called with the reason when their script has failed.
 
@@ -123,7 +123,7 @@ class Successors:
         """Have so many wait: the spares if these are as many, else others.
 
         Args:
-            beside: The generation that gives way to them.
+            beside: The running generation, which stops for them.
         """
         if beside is None and self._use is _Use.SPARES and self._size == size:
             self._use = _Use.NEXT
@@ -142,7 +142,7 @@ class Successors:
             self._ask(beside.size, _Use.SPARES, beside)
 
     def rehearse(self) -> None:
-        """Let them run their script as if beside a generation: it is elsewhere."""
+        """Let them run their script, while a generation trains on other nodes."""
         if not self.is_rehearsing and self.may_rehearse:
             self._is_told_to_rehearse = True
             if self.is_ready:

@@ -74,7 +74,7 @@ class Supervisor:
     Attributes:
         generation: The one that runs, or None between two.
         nodes: The machines of the job.
-        takeover: Has successors prepare beside the generation that runs.
+        takeover: Decides when the running generation stops for its successors.
         successors: The replicas that wait for the next one.
         crashes: The crashes so far.
         judge: Decides what follows from the end of a generation.
@@ -170,7 +170,7 @@ class Supervisor:
 
     @property
     def is_settled(self) -> bool:
-        """Whether what runs is about neither to give way to another size nor to end."""
+        """Whether the running generation is neither to stop nor to be rescaled."""
         return self._stop is Stop.NONE and not self.takeover.is_rescaling
 
     def scale(self, size: int) -> str:
@@ -238,7 +238,7 @@ class Supervisor:
         self._stop = stop
 
     def _may_train(self, generation: Generation) -> bool:
-        """Return whether it may have something to save: here, or on another node."""
+        """Return whether a generation may have something to save, here or elsewhere."""
         round_ = self.nodes.round
         is_alone = round_ is None or round_.num_nodes == 1
         return generation.has_begun or not is_alone
@@ -361,11 +361,11 @@ class Supervisor:
             self.takeover.on_preparation_requested(cause)
 
     def on_preparation_withdrawn(self) -> None:
-        """Go on with what runs: nobody needs another generation any more."""
+        """Let the running generation go on: nobody needs another one any more."""
         self.takeover.on_preparation_withdrawn()
 
     def on_prepared(self, cause: str) -> None:
-        """Have what runs save and exit: others can take over."""
+        """Have the running generation save and exit: its successors are ready."""
         if self.takeover.is_preparing:
             if self.options.nodes is not None:
                 self._say_all_save(cause)

@@ -24,11 +24,12 @@ from elasticrun.launcher.terminal.console import Console
 
 
 class Takeover:
-    """Has successors prepare for another generation; what runs does not know of them.
+    """Decides when the running generation stops for its successors.
 
-    Either they can take over on all nodes, and the supervisor asks what runs to stop;
-    or nobody needs them any more, or one of them fails, and what runs goes on. While no
-    other generation is asked for, the successors are spares, if the job has any.
+    The generation does not know of them. Either they are ready on all nodes, and the
+    supervisor asks the generation to save and exit; or nobody needs them any more, or
+    one of them fails, and it trains on. While no other generation is asked for, the
+    successors are spares, if the job has any.
 
     Args:
         on_ready: Called when all successors are there.
@@ -36,7 +37,8 @@ class Takeover:
     Attributes:
         size: How many replicas the next generation gets on this node.
         successors: The replicas that wait for it.
-        is_preparing: Whether what runs is to give way once successors can take over.
+        is_preparing: Whether the running generation is to stop once its successors are
+            ready.
     """
 
     def __init__(
@@ -85,12 +87,12 @@ class Takeover:
 
     @property
     def is_rescaling(self) -> bool:
-        """Whether what runs is to give way to another number of replicas."""
+        """Whether the next generation is to have another number of replicas."""
         generation = self._generation if self.is_preparing else None
         return generation is not None and self.size != generation.size
 
     def prepare(self) -> None:
-        """Have successors forked; what runs gives way once they can take over."""
+        """Have successors forked; once they are ready, the running generation stops."""
         generation = self._generation
         if generation is None:
             self.successors.prepare(self.size)
@@ -133,7 +135,7 @@ class Takeover:
         return text
 
     def _stay(self) -> str:
-        """Give up a rescaling of which what runs knows nothing yet."""
+        """Take a rescaling back of which the running generation knows nothing yet."""
         assert self._generation is not None
         before, self.size = self.size, self._generation.size
         self._nodes.withdraw_request(SCALE)
@@ -146,7 +148,7 @@ class Takeover:
         return text
 
     def give_up(self) -> None:
-        """Need no successors: none can be started."""
+        """Discard the successors, since not all of them can be started."""
         self.successors.discard()
         if self.is_preparing:
             self.is_preparing = False
@@ -159,7 +161,7 @@ class Takeover:
             self.prepare()
 
     def on_preparation_withdrawn(self) -> None:
-        """Go on with what runs: no node needs another generation any more."""
+        """Let the running generation go on: no node needs another one any more."""
         if self.is_preparing:
             self._console.event("nothing is to change any more; those that run go on")
             self._call_off()
@@ -200,22 +202,22 @@ class Takeover:
     # What is heard from the successors.
 
     def _on_able(self) -> None:
-        """Tell the nodes that they wait; if they do not rehearse, end what runs now."""
+        """Tell the nodes that they wait, or stop the generation for them at once."""
         if self.is_preparing and not self.successors.is_rehearsing:
             self._nodes.skip_preparation()
         elif self.is_preparing or self._generation is None:
             self._nodes.note_prepared()
 
     def _on_too_slow(self, why: str) -> None:
-        """End what runs now: they may never get ready beside it."""
+        """Stop the running generation: they may never be ready beside it."""
         if self.is_preparing:
             self._news.tell(f"{why}; those that run give way to them now")
             self._nodes.skip_preparation()
 
     def _on_failed(self, why: str) -> None:
-        """Go on with what runs if it has not been asked to give way.
+        """Let the running generation go on, unless it was asked to stop.
 
-        Among nodes it gives way at once: another one may need the next generation.
+        Among nodes it stops at once: another one may need the next generation.
         """
         may_rehearse = self.successors.may_rehearse
         if self.is_preparing and self._options.nodes is not None:

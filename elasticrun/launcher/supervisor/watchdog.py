@@ -178,11 +178,11 @@ class Watchdog:
             return
         self._loop.call_later(_TICK, lambda: self._tick(generation))
         now = time.monotonic()
-        was_suspended = now - self._looked_at > 2 * _TICK
+        # While this process was suspended nobody has read what the replicas said.
+        pause = max(0.0, now - self._looked_at - _TICK)
         self._looked_at = now
         for member in generation.running:
-            if was_suspended:  # What was said meanwhile is not read so far.
-                member.moved_at = now
+            member.moved_at = min(now, member.moved_at + pause)
             silence = now - member.moved_at
             is_in_loop = bool(member.report.get("is_in_loop"))
             if self._hang.is_hung(silence, is_in_loop=is_in_loop):
