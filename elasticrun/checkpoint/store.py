@@ -210,11 +210,12 @@ class CheckpointStore:
         claim on an object store was taken over.
         """
         left = number_of(self.storage.folder_of_lost_owner() or "")
-        return 1 + max(left or 0, self.highest_number())
+        return 1 + max([left or 0, *list_numbers(self.storage)])
 
-    def highest_number(self) -> int:
-        """Return the highest number of what is named like a checkpoint, or 0."""
-        return max(list_numbers(self.storage), default=0)
+    def newest_number(self) -> int:
+        """Return the highest number of a checkpoint, whatever its condition, or 0."""
+        numbers = list_numbers(self.storage)
+        return next((n for n in numbers if is_own(self.storage, n)), 0)
 
     def begin(self, number: int) -> Draft:
         """Create the draft that all ranks write into; rank 0 only.

@@ -115,10 +115,10 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
     """Return what to begin with, and the highest number of a checkpoint there."""
     checkpoints.acquire()
     try:
-        newest, highest = checkpoints.find_newest(), checkpoints.highest_number()
+        newest = checkpoints.find_newest()
         checkpoints.sweep()
         generation, number = checkpoints.next_generation(), checkpoints.next_number()
-        return Start(generation, number, newest), highest
+        return Start(generation, number, newest), checkpoints.newest_number()
     except StoreUnreachableError as error:
         raise CheckpointError(
             f"what is in {checkpoints.place} cannot be told: {error}. A "
@@ -228,7 +228,7 @@ def _find_what_rank_0_has(
 
 def _check_sees_no_more(checkpoints: CheckpointStore, highest: int) -> None:
     """Refuse to start over what rank 0 does not see, whose generation may be equal."""
-    number = checkpoints.highest_number()
+    number = checkpoints.newest_number()
     if number > highest:
         raise CheckpointError(
             f"{checkpoints.place} on host {socket.gethostname()} has a "
