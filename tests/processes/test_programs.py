@@ -52,7 +52,6 @@ EVERY_SHAPE: Program = [
         ),
     ),
     Loop(7, num_batches=5),
-    Loop(9),
 ]
 
 

@@ -6,7 +6,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,37 +83,34 @@ class LoopPlan:
             yield from self._requests(range(number, number + count), shares)
             number += count
 
-    def _requests(self, numbers: range, shares: list[Share]) -> Iterable[Any]:
-        """Return what is asked for of batches that are shared out alike."""
+    def _requests(self, numbers: range, shares: list[Share]) -> Iterator[Any]:
+        """Yield what is asked for of batches that are shared out alike."""
         parts = [share.part for share in shares]
         lengths = [part.num_read for part in parts]
         if not any(lengths):
             self.in_flight.extend([(number, NOTHING, parts[0]) for number in numbers])
-            return []
+            return
         own = [place for share in shares for place in share.places]
         span = self.batches.span
         begin = self.batches.start(numbers[0])
         steps = np.arange(len(numbers), dtype=np.int64) * parts[0].advance
         starts = (begin + steps) * span
         positions = (starts[:, None] + np.asarray(own, dtype=np.int64)).ravel()
-        pieces = list(self.cut(self.order(positions), lengths * len(numbers)))
-        numbered = product(numbers, parts)
-        for (number, part), indices in zip(numbered, pieces, strict=True):
-            self.in_flight.append((number, indices, part))
-        if self.seeding is None:
-            return pieces
-        return self._seeded(pieces, derive_seeds(self.seeding.key, positions).tolist())
-
-    def _seeded(self, pieces: list[Any], seeds: list[int]) -> Iterator[Any]:
-        assert self.seeding is not None
-        begin = 0
-        for indices in pieces:
-            end = begin + len(indices)
-            yield (
-                indices,
-                seeds[begin:end] if self.seeding.each_sample else seeds[begin],
-            )
-            begin = end
+        pieces = iter(self.cut(self.order(positions), lengths * len(numbers)))
+        seeds: list[int] = []
+        if self.seeding is not None:
+            seeds = derive_seeds(self.seeding.key, positions).tolist()
+        asked = 0  # Positions, of those above.
+        for number in numbers:
+            for part in parts:
+                indices = next(pieces)
+                self.in_flight.append((number, indices, part))
+                if self.seeding is None:
+                    yield indices
+                    continue
+                own_seeds = seeds[asked : asked + part.num_read]
+                asked += part.num_read
+                yield indices, own_seeds if self.seeding.each_sample else own_seeds[0]
 
 
 def loop_key(seed: int, epoch: int, loop: int, inside: tuple[int, ...] = ()) -> int:
