@@ -15,7 +15,6 @@ from elasticrun.check.runs.moments import (
     LineChange,
     Moment,
     Replay,
-    is_of_state,
     replays_of,
 )
 from elasticrun.check.runs.source import (
@@ -88,6 +87,8 @@ def replayed_changes(run: CheckedRun, mask: Mask) -> list[Cause]:
             if is_late or mask.hides(name) or before.get(name, MISSING) == now:
                 continue
             zone = _zone_of(name, replay)
+            if zone != "P" and not name.startswith(FILE_PREFIX):
+                continue  # A state's change that is undone where the replay ends.
             changes.append(Cause("replayed", name, zone, before.get(name), now))
     return changes
 
@@ -152,7 +153,7 @@ class CauseFinder:
         names = {difference.name for difference in differences}
         # What explains the first difference, and what a replay did besides.
         changes.sort(key=lambda change: (change.name not in names, _rank(change)))
-        causes = self._replayed(changes, lines, run)
+        causes = self._replayed(changes, lines)
         if causes:
             return causes
         if drifted:
@@ -164,7 +165,7 @@ class CauseFinder:
         return [*lost, *drawn] or [Cause("unknown", "", "", None, None)]
 
     def _replayed(
-        self, changes: Sequence[Cause], lines: Sequence[LineChange], run: CheckedRun
+        self, changes: Sequence[Cause], lines: Sequence[LineChange]
     ) -> list[Cause]:
         by_place: dict[tuple[str, ...], Cause] = {}
         for change in changes:
@@ -176,7 +177,7 @@ class CauseFinder:
                 zone=change.zone if line is None else line.zone,
                 path=path,
                 line=number,
-                rule=rule or _likely_rule(change, run),
+                rule=rule or _likely_rule(change),
                 message=message,
                 source=source_line(path, number),
             )
@@ -271,22 +272,9 @@ def _rank(change: Cause) -> tuple[int, bool, str]:
     return (2 - is_count - is_plain, is_hidden, change.name)
 
 
-def _likely_rule(change: Cause, run: CheckedRun) -> str:
+def _likely_rule(change: Cause) -> str:
     """Return the rule for such a change where the linter has nothing at its line."""
     if change.name.startswith(FILE_PREFIX):
         is_appended = change.before and change.after
         return "ER104" if is_appended else "ER106"
-    kinds = _kinds_of(change.name, run)
-    if "LRScheduler" in kinds:
-        return "ER101"
-    if {"Module", "Optimizer"} & kinds:
-        return "ER108" if isinstance(change.after, float) else "ER107"
-    if isinstance(change.before, list) or change.name.startswith("len("):
-        return "ER103"
-    return "ER102"
-
-
-def _kinds_of(name: str, run: CheckedRun) -> set[str]:
-    kinds = run.moments[-1].kinds if run.moments else {}
-    states = [state for state in kinds if is_of_state(name, state)]
-    return set(kinds[max(states, key=len)]) if states else set()
+    return "ER107"

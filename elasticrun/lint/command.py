@@ -17,7 +17,7 @@ from elasticrun.lint.options import (
     read_options,
 )
 from elasticrun.lint.rules.rule import Rule
-from elasticrun.lint.rules.table import RULES
+from elasticrun.lint.rules.table import RETIRED, RULES
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
 SEVERITIES = {"E": "error", "W": "warning", "H": "hint (with --pedantic)"}
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _codes(text: str) -> tuple[str, ...]:
     codes = tuple(each.strip().upper() for each in text.split(",") if each.strip())
     for code in codes:
-        if not any(known.startswith(code) for known in RULES):
+        if not any(known.startswith(code) for known in (*RULES, *RETIRED)):
             raise argparse.ArgumentTypeError(
                 f"{code} begins no rule; see `elasticrun rule`"
             )
@@ -125,7 +125,7 @@ def _chosen(options: argparse.Namespace, paths: list[Path]) -> LintOptions:
 def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `elasticrun rule`."""
     parser.add_argument(
-        "codes", nargs="*", metavar="CODE", help="such as ER101; none for a list of all"
+        "codes", nargs="*", metavar="CODE", help="such as ER107; none for a list of all"
     )
 
 
@@ -137,8 +137,11 @@ def rule_main(options: argparse.Namespace) -> int:
         return CLEAN
     status = CLEAN
     for code in options.codes:
-        rule = RULES.get(code.upper())
-        if rule is None:
+        code = code.upper()
+        rule = RULES.get(code)
+        if code in RETIRED:
+            _say(f"{code} {RETIRED[code]}")
+        elif rule is None:
             text = f"there is no rule {code}. `elasticrun rule` lists all."
             _complain(f"elasticrun rule: {text}")
             status = COULD_NOT

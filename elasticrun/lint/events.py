@@ -60,18 +60,17 @@ class Made(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A step of what is trained.
+    """A step of what is trained, or another change of it.
 
     Attributes:
         role: `scheduler`, `optimizer`, `scaler`, `ema`, `weights` changed otherwise, or
-            `average` for weights that are kept in a dictionary.
+            `average` for weights that are kept in a dictionary; `loaded` for a state
+            that replaces the one that is there.
         how: The method or function that changes weights.
-        taints: What a scheduler's step is given.
     """
 
     role: str
     how: str = ""
-    taints: frozenset[str] = frozenset()
 
 
 class Backward(NamedTuple):
@@ -81,27 +80,17 @@ class Backward(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A field of something saved gets a value.
+    """A field of something saved, or an optimizer's setting, gets a value.
 
     Attributes:
-        operator: `Set`, or the type of the operator that is applied to the old value.
+        how: `set`, `update` from its own value, or `grow` of a container.
         field: The attribute, or the item's key.
         text: The target as the program writes it.
     """
 
-    operator: str
+    how: str
     field: str
     text: str
-
-
-class SettingChanged(NamedTuple):
-    """An optimizer's setting gets a value; `operator` as in Changed."""
-
-    operator: str
-
-
-class Grown(NamedTuple):
-    """A container gets more elements."""
 
 
 # Random numbers.

@@ -101,6 +101,14 @@ class Walked:
         has_epochs = bool(self.graph.epochs)  # without, ER002 says that all is repeated
         return has_epochs and self.zone(event.step) == "P" and not is_once(event.step)
 
+    def is_kept_at_start(self, event: Event) -> bool:
+        """Return whether each start does it again, before any loop can have begun."""
+        return (
+            self.zone(event.step) == "P"
+            and event.step not in self.zones.after_loops
+            and not is_once(event.step)
+        )
+
 
 def in_words(taints: Iterable[str]) -> str:
     """Return what something depends on that is not the same in all processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 
 from elasticrun.lint.graph import DataLoop, EpochLoop, Graph, Step, WalkedLoop
 
@@ -35,6 +36,11 @@ class Zones:
         for epoch in graph.epochs:
             self._mark_epoch(epoch)
         self._mark_outside()
+
+    @cached_property
+    def after_loops(self) -> set[Step]:
+        """What may run after the beginning of an elastic loop."""
+        return self.graph.forward(self._heads)
 
     def loops_of(self, epoch: EpochLoop | None) -> list[DataLoop]:
         """Return the elastic loops that stand in one epoch loop."""

@@ -13,27 +13,11 @@ pytestmark = pytest.mark.slow
 SMALL = ("--replicas", 1, "--max-epochs", 3, "--max-batches", 2)
 
 
-def test_a_schedule_stepped_in_replayed_code(tmp_path: Path) -> None:
-    found = check(tmp_path, "scheduler_between_loops.py", *SMALL)
-    assert found.code == 1
-    assert len(found.report["results"]) == 1
-    cause = found.cause
-    assert (cause["how"], cause["name"]) == ("replayed", "lr_scheduler.last_epoch")
-    assert (cause["zone"], cause["rule"]) == ("B", "ER101")
-    assert cause["line"] == found.line_of("    schedule.step()")
-    assert cause["path"] == str(found.script)
-
-    command = found.report["results"][0]["command"]
-    assert command[:4] == ["elasticrun", "check", "--at", "0:1:1"]
-    again = check(tmp_path, "scheduler_between_loops.py", *command[2:-1])
-    assert again.code == 1
-    assert again.cause == found.cause
-    assert again.report["results"][0]["first"] == {
-        "name": "lr_scheduler.last_epoch",
-        "expected": 1,
-        "found": 2,
-        "moment": "the end of loop 1 of epoch 0",
-    }
+def test_a_schedule_stepped_in_replayed_code_makes_no_difference(
+    tmp_path: Path,
+) -> None:
+    found = check(tmp_path, "scheduler_between_loops.py", "--at", "0:1:1", *SMALL)
+    assert found.code == 0
 
 
 def test_what_replayed_code_changes(tmp_path: Path) -> None:
@@ -43,12 +27,14 @@ def test_what_replayed_code_changes(tmp_path: Path) -> None:
     places = {(c["how"], c["zone"], c["line"], c["rule"]) for c in causes}
     assert places == {
         ("replayed", "P", found.line_of("net.load_state_dict(first_weights)"), "ER107"),
-        ("replayed", "A", found.line_of("history.epochs.append"), "ER103"),
         ("replayed", "B", found.line_of("with open("), "ER104"),
     }
     names = {cause["zone"]: cause["name"] for cause in causes}
     assert names["P"].startswith("model.")
-    assert (names["A"], names["B"]) == ("variables.epochs", "file:log.txt")
+    assert names["B"] == "file:log.txt"
+
+    command = found.report["results"][0]["command"]
+    assert command[:4] == ["elasticrun", "check", "--at", "1:1:1"]
 
 
 def test_replicas_that_drift_apart_under_a_plain_ddp(tmp_path: Path) -> None:

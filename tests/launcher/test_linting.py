@@ -14,7 +14,7 @@ from tests.support.stage import Stage
 
 # The mistake is in a function that nobody calls.
 WRONG = "".join(
-    f"    {line}\n" for line in (PRELUDE + RULES["ER101"].wrong).splitlines()
+    f"    {line}\n" for line in (PRELUDE + RULES["ER104"].wrong).splitlines()
 )
 SCRIPT = f"def main(train_set, valid_set, step, evaluate):\n{WRONG}\nprint('trained')\n"
 
@@ -34,10 +34,10 @@ def test_errors_are_shown_as_warnings(
     with running(stage, "--replicas", 1, *options, script=script) as job:
         assert job.wait() == 0, job.events
     assert "trained" in job.output
-    line = SCRIPT.splitlines().index("        scheduler.step()") + 1
-    warning = f"elasticrun: warning: {script}:{line}:9: ER101 LR scheduler stepped"
+    line = SCRIPT.splitlines().index('            file.write(f"{epoch}\\n")') + 1
+    warning = f"elasticrun: warning: {script}:{line}:13: ER104 file appended in zone B"
     assert (warning in job.events) == (not options)
-    assert ("`elasticrun rule ER101` explains" in job.events) == (not options)
+    assert ("`elasticrun rule ER104` explains" in job.events) == (not options)
 
 
 LATE = """
@@ -62,7 +62,7 @@ def test_replicas_that_are_quick_do_not_end_the_linter(
     options = ["--replicas", 1, "--start", "exec"]
     with running(stage, *options, script=script, PYTHONPATH=path) as job:
         assert job.wait() == 0, job.events
-    assert "ER101 LR scheduler stepped" in job.events
+    assert "ER104 file appended in zone B" in job.events
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Mistakes to plant in scripts: what to change, and the rule that finds it.
 
 They stand in files `mistakes.diff`, separated by empty lines. A line `# SCRIPT CODE`
-begins a mistake, which is found by a rule, or one of several as in `ER101|ER102`. Each
+begins a mistake, which is found by a rule, or one of several as in `ER301|ER302`. Each
 block behind it is a change of some text: lines with `-` are there, those with `+` come
 in their place, and those with a space stay. The last line may be the beginning of one.
 """

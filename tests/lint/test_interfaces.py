@@ -32,7 +32,7 @@ def test_the_hook_of_pre_commit_lints(tmp_path: Path) -> None:
     lines = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8").splitlines()
     settings = dict(line.strip("- ").split(": ", 1) for line in lines if ": " in line)
     script = tmp_path / "train.py"
-    script.write_text(PRELUDE + RULES["ER101"].wrong, encoding="utf-8")
+    script.write_text(PRELUDE + RULES["ER104"].wrong, encoding="utf-8")
     python, *command = settings["entry"].split()
     assert python == "python"
     result = subprocess.run(
@@ -42,7 +42,7 @@ def test_the_hook_of_pre_commit_lints(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 1
-    assert "ER101" in result.stdout
+    assert "ER104" in result.stdout
 
 
 def test_the_examples_have_no_findings() -> None:
@@ -55,10 +55,9 @@ def test_the_examples_have_no_findings() -> None:
 # The voice.
 
 BODY = (
+    "    register(thing={0})\n    {0}.step()\n"
     "    for epoch in remaining_epochs_until(3):\n"
     "        for x in train:\n            net(x)\n"
-    "        {}.step()\n"
-    "        for x in valid:\n            net(x)\n"
 )
 
 
@@ -73,8 +72,8 @@ def test_a_name_alone_lowers_the_voice() -> None:
 
 LOUD = {
     "E": """
-        ER101 ER102 ER103 ER104 ER107 ER108 ER201 ER203 ER204 ER205 ER206 ER208 ER210
-        ER301 ER303 ER401 ER402 ER502 ER504 ER505
+        ER104 ER107 ER201 ER203 ER204 ER205 ER206 ER208 ER210 ER301 ER303 ER401 ER402
+        ER502 ER504 ER505
     """,
     "W": """
         ER001 ER002 ER105 ER106 ER109 ER110 ER113 ER207 ER209 ER211 ER302 ER304 ER305

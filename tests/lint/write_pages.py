@@ -7,7 +7,7 @@ from pathlib import Path
 
 from elasticrun.lint.command import SEVERITIES
 from elasticrun.lint.rules.rule import PRELUDE, Rule
-from elasticrun.lint.rules.table import RULES
+from elasticrun.lint.rules.table import RETIRED, RULES
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
 
@@ -51,6 +51,12 @@ def markdown_index() -> str:
             "| code | | what it finds |",
             "| --- | --- | --- |",
             *rows,
+            "",
+            "## Retired",
+            "",
+            "These codes find nothing. They may still stand in settings and comments.",
+            "",
+            *(f"- {code}: {text}" for code, text in sorted(RETIRED.items())),
             "",
             "## How the examples begin",
             "",

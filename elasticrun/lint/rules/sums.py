@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Changed
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts
@@ -126,30 +125,3 @@ def _partial(program: Walked, loop: DataLoop, write: Write, loudness: str) -> Fi
         severity=severity,
         doubts=doubts(loop),
     )
-
-
-def emptied(program: Walked) -> Iterator[Finding]:
-    """Yield saved sums that replayed code sets back while a loop may hold a part."""
-    summed = {
-        (event.value, changed.field, event.step.epoch)
-        for event, changed in program.events(Changed)
-        if changed.operator != "Set" and program.zone(event.step) == "L"
-    }
-    for event, changed in program.events(Changed):
-        is_sum = (event.value, changed.field, event.step.epoch) in summed
-        loop = program.replayed(event)
-        if changed.operator != "Set" or not is_sum or loop is None:
-            continue
-        message = (
-            f"`{changed.text}` is set back {program.during(loop, event.step)} does it "
-            "again and loses the part that was saved"
-        )
-        yield program.finding(
-            ER302,
-            event,
-            message,
-            loop=loop,
-            severity="W",
-            doubts=doubts(loop),
-            help_text="set it back in zone C, after it was read",
-        )

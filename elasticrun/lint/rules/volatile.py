@@ -11,7 +11,7 @@ from elasticrun.lint.graph import DataLoop, EpochLoop, Step, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.left_over import left_over, numbered
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
-from elasticrun.lint.rules.sums import emptied, sums
+from elasticrun.lint.rules.sums import sums
 from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock, is_creation
 from elasticrun.lint.values import elastic_loaders_in
 
@@ -34,7 +34,6 @@ def check(program: Walked) -> Iterator[Finding]:
             if not loop.is_inner:  # that is never continued in its middle, nor skipped
                 yield from left_over(program, uses, loop, means)
                 yield from numbered(program, uses, loop)
-    yield from emptied(program)
     yield from _left(program, uses, carried)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from elasticrun.lint.events import Changed, Grown, SettingChanged, Trained
+from elasticrun.lint.events import Changed, Trained
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import Value, element_of, key_of, unknown
@@ -210,7 +210,7 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
         write_content(walk, old, node, "grow", written(node.target))
-        walk.note(node, Grown(), old)
+        walk.note(node, Changed("grow", "[]", written(node.target)), old)
         old.is_complete = False
         return
     if old.kind == "param":
@@ -221,7 +221,7 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         taints = taints_of_quotient(old, value, node.value)
     new = unknown(old.name, taints)
     walk.assign(node.target, new, how="update")
-    _note_update(walk, node.target, node, type(node.op).__name__)
+    _note_change(walk, node.target, node, "update")
 
 
 def _note_assigned(
@@ -236,24 +236,24 @@ def _note_assigned(
     elif not isinstance(target, ast.Attribute | ast.Subscript):
         return
     elif _how(walk, target, value) == "set":
-        _note_update(walk, target, node, "Set")
+        _note_change(walk, target, node, "set")
     elif not _is_bounding(value):
-        _note_update(walk, target, node, _operator(value))
+        _note_change(walk, target, node, "update")
 
 
-def _note_update(walk: Walk, target: ast.expr, node: ast.stmt, operator: str) -> None:
+def _note_change(walk: Walk, target: ast.expr, node: ast.stmt, how: str) -> None:
     """Note a change of something durable, or of an optimizer's settings."""
     if not isinstance(target, ast.Attribute | ast.Subscript):
         return
     base = _quietly(walk, target.value)
-    if base.kind == "group" or (base.kind == "optimizer" and operator != "Set"):
-        walk.note(node, SettingChanged(operator), base.owner or base)
-        return
+    if base.kind == "group":
+        base = base.owner or base
     if base.kind == "param" and isinstance(target, ast.Attribute):
-        if target.attr == "data" and operator != "Set":
+        if target.attr == "data" and how == "update":
             walk.note(node, Trained("weights", "in place"), base.owner)
         return
-    if operator != "Set" and any(x.kind == "param" for x in (base, *base.parts)):
+    is_update = how == "update" and base.kind != "optimizer"
+    if is_update and any(x.kind == "param" for x in (base, *base.parts)):
         walk.note(node, Trained("average"), base)
     elif base.is_durable and base.kind not in ("model", "accumulator"):
         if isinstance(target, ast.Attribute):
@@ -261,7 +261,7 @@ def _note_update(walk: Walk, target: ast.expr, node: ast.stmt, operator: str) ->
         else:
             key = target.slice
             name = str(key.value) if isinstance(key, ast.Constant) else "[]"
-        walk.note(node, Changed(operator, name, written(target)), base)
+        walk.note(node, Changed(how, name, written(target)), base)
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:
@@ -286,12 +286,6 @@ def _is_same(one: ast.AST, other: ast.AST) -> bool:
     if isinstance(one, ast.Call) and isinstance(other, ast.Call):
         return ast.dump(one) == ast.dump(other)
     return False
-
-
-def _operator(value: ast.expr) -> str:
-    if isinstance(value, ast.BinOp):
-        return type(value.op).__name__
-    return "Other"
 
 
 def _is_bounding(value: ast.expr) -> bool:

@@ -50,6 +50,7 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
         walk.read((base.uid, name), node)
         if value.is_container:
             walk.read((value.uid, "[]"), node)
+        if value.is_container or (base.is_model and value.is_model):
             value.registered |= base.is_durable
         return value
     if base.cls is not None:

@@ -62,7 +62,10 @@ def _effect_on_all(walk: Walk, it: Called) -> Value | None:
         walk.note(it.node, Collective(it.last))
         return unknown(taints=it.taints - {"rank"})
     if it.name.startswith("torch.nn.init.") or "prune" in it.name.split("."):
-        walk.note(it.node, Trained("weights", it.name), next(iter(it.args), None))
+        weights = next(iter(it.args), None)
+        if weights is not None and weights.kind == "param":
+            weights = weights.owner
+        walk.note(it.node, Trained("weights", it.name), weights)
     elif it.name.startswith(_ON_ALL) and it.last.endswith("_") and it.args:
         all_of_them = (it.args[0], *it.args[0].parts)
         weights = next((each for each in all_of_them if each.kind == "param"), None)

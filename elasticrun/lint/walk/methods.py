@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import (
     Backward,
+    Changed,
     Collective,
     Draw,
     FileMoved,
     FileOpened,
     FileWritten,
-    Grown,
     Logged,
     Outside,
     Saved,
@@ -152,7 +152,7 @@ def _any_method(walk: Walk, it: MethodCall) -> Value:
         it.arguments(walk, sink)
         if name in catalog.GROWING and receiver.kind == "unknown":
             write_content(walk, receiver, it.node, "grow", it.text)
-            walk.note(it.node, Grown(), receiver)
+            walk.note(it.node, Changed("grow", "[]", it.text), receiver)
         return unknown(taints=receiver.taints)
     result = call_unknown(walk, receiver, name, it.node)
     if result.kind == "wrapped":

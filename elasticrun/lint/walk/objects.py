@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import FileOpened, Grown, Made
+from elasticrun.lint.events import Changed, FileOpened, Made
 from elasticrun.lint.graph import flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Arguments, Value, constant, key_of, unknown
@@ -104,7 +104,7 @@ def _container_method(walk: Walk, it: MethodCall) -> Value | None:
     content = args[-1] if is_time else None
     write_content(walk, it.receiver, it.node, how, it.text, content)
     if it.name in catalog.GROWING:
-        walk.note(it.node, Grown(), it.receiver)
+        walk.note(it.node, Changed("grow", "[]", it.text), it.receiver)
         if walk.loop is None and walk.epoch is None and it.name == "append":
             it.receiver.parts += args
         it.receiver.is_complete &= walk.epoch is None and walk.loop is None

@@ -30,8 +30,8 @@ _EMA_UPDATES = frozenset(("update", "update_parameters", "step", "update_average
 def _scheduler_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name not in ("step", "step_update"):
         return None
-    given = it.arguments(walk, OPTIMIZER)
-    walk.note(it.node, Trained("scheduler", taints=given.taints), it.receiver)
+    it.arguments(walk, OPTIMIZER)
+    walk.note(it.node, Trained("scheduler"), it.receiver)
     return constant(None)
 
 
@@ -72,6 +72,7 @@ def loaded(walk: Walk, it: MethodCall) -> Value:
     it.arguments(walk, OPTIMIZER)
     for each in (it.receiver, *it.receiver.parts, *it.receiver.also):
         each.is_loaded_by_hand = True
+    walk.note(it.node, Trained("loaded"), it.receiver)
     return constant(None)
 
 
