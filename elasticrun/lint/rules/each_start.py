@@ -40,7 +40,7 @@ ER107 = Rule(
         "in front of a loop or between two, are undone where the replay ends."
     ),
     wrong=f"""\
-net.load_state_dict(torch.load("first.pt"))
+net.load_state_dict(torch.nn.Linear(4, 3).state_dict())
 scheduler.step()
 for group in optimizer.param_groups:
     group["lr"] *= 0.1
@@ -49,7 +49,7 @@ for group in optimizer.param_groups:
 """,
     right=f"""\
 if once("first weights"):
-    net.load_state_dict(torch.load("first.pt"))
+    net.load_state_dict(torch.nn.Linear(4, 3).state_dict())
 for group in optimizer.param_groups:
     group["lr"] = 0.01
 {EPOCHS}
