@@ -57,13 +57,13 @@ class OptimizerHooks:
         self.put_off_in: MicroBatch | None = None
         self._partial = partial
         self._pace = pace
-        # The last forward pass for training, and that of the last step if it had one.
-        self._forward_loop: Loop | None = None
-        self._forward_turn: MicroBatch | None = None
-        self._step_turn: MicroBatch | None = None
+        # Where gradients wait, if any do, and since which batch.
+        self._waiting_in: Loop | None = None
+        self._waiting_since = 0
+        self._forward_turn: MicroBatch | None = None  # Of the last one that waits.
+        self._step_turn: MicroBatch | None = None  # The last that had a forward pass.
         self._step_loop: Loop | None = None
         self._num_thrown_away = 0  # In how many batches since the last step.
-        self._zeroed_in: tuple[Loop, int] | None = None  # The last one of these.
         self._stepped_in: MicroBatch | None = None  # The last turn.
         self._lost_in: MicroBatch | None = None  # Where shown sums were zeroed instead.
         replace_method(optimizer, "step", self._step, acts_once=True)
@@ -73,14 +73,18 @@ class OptimizerHooks:
     def has_unstepped(self) -> bool:
         """Whether gradients wait for a step, in the running loop or after it."""
         return (
-            self._forward_turn is not self._step_turn
+            self._waiting_in is not None
             and self._num_thrown_away < _MANY
-            and self._forward_loop in (running_loop(), self._step_loop)
+            and self._waiting_in in (running_loop(), self._step_loop)
         )
 
     def note_forward(self, loop: Loop) -> None:
         """Note a forward pass for training, in a turn of a running loop."""
-        self._forward_loop, self._forward_turn = loop, loop.current
+        turn = loop.current
+        if turn is not self._step_turn:
+            if self._waiting_in is not loop:
+                self._waiting_in, self._waiting_since = loop, turn[0]
+            self._forward_turn = turn
 
     def note_zeroed(self) -> None:
         """Note that the gradients are about to be zeroed."""
@@ -90,12 +94,10 @@ class OptimizerHooks:
         turn = loop.current
         if self._partial.shown_in is turn and self._stepped_in is not turn:
             self._lost_in = turn
-        if self._forward_turn is self._step_turn:
-            return
-        zeroed_in = loop, turn[0]
-        if zeroed_in != self._zeroed_in:
-            self._zeroed_in = zeroed_in
+        # Between the first forward pass and its backward pass nothing is thrown away.
+        if self._waiting_in is loop and self._waiting_since != turn[0]:
             self._num_thrown_away += 1
+            self._waiting_in = None
 
     def _note_step(self, loop: Loop | None, *, has_closure: bool) -> None:
         """Note that the optimizer steps, in a loop or (None) outside.
@@ -104,10 +106,11 @@ class OptimizerHooks:
             has_closure: Whether the forward pass is yet to come.
         """
         turn = None if loop is None else loop.current
-        has_forward = has_closure or self._forward_turn is turn
-        self._forward_turn = self._step_turn = turn if has_forward else None
+        if has_closure or turn is self._forward_turn:
+            self._step_turn = turn
         self._step_loop = loop
-        self._num_thrown_away, self._zeroed_in = 0, None
+        self._waiting_in = None
+        self._num_thrown_away = 0
 
     def _step(
         self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
