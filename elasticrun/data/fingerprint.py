@@ -63,7 +63,7 @@ class LoaderState(BaseState):
         """What must not change, and the sizes of global batches."""
         if self.plan is None:
             return dict(self._fingerprint)
-        return {**self._fingerprint, _SIZES: _encode_plan(self.plan)}
+        return {_SIZES: _encode_plan(self.plan), **self._fingerprint}
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the fingerprint as JSON, and what else there is."""
