@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from elasticrun.data.order.batches import SizePlan
 from elasticrun.errors import LoopOrderError, StateNameError, warn_at_program
 from elasticrun.job.job import Job
@@ -24,17 +22,12 @@ _WHAT_A_PLAN_IS = (
 
 def check_dataset(dataset: Any) -> None:
     """Refuse a data set that cannot be read at a position, or is empty."""
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"{type(dataset).__name__} is an IterableDataset, which can only be read "
-            "from its beginning. To resume at a sample, a data set must be read by "
-            "index: give it __len__ and __getitem__ (a map-style data set)."
-        )
     has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
     if not (hasattr(dataset, "__len__") and has_items):
         raise TypeError(
             f"{type(dataset).__name__} has no __len__ or no __getitem__. To resume at "
-            "a sample, a data set must have a length and be read by index."
+            "a sample, a data set must have a length and be read by index, or be read "
+            "in streams: see `Streams`."
         )
     if len(dataset) == 0:
         raise ValueError(

@@ -13,8 +13,8 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.loop import RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
+from elasticrun.data.order.joint_steps import JointSteps, Participant
 from elasticrun.data.order.plan import Order
-from elasticrun.data.order.together import Participant, Together
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
@@ -96,7 +96,7 @@ class CombinedLoader(Looped):
         self._is_list = not isinstance(loaders, Mapping)
         self._members: dict[str | int, AdaptiveDataLoader] = members
         self._mode: Mode = mode
-        self._together: Together | None = None
+        self._joint: JointSteps | None = None
         names = [[key, member.name] for key, member in members.items()]
         Looped.__init__(
             self,
@@ -126,9 +126,9 @@ class CombinedLoader(Looped):
     @property
     def has_one_weight(self) -> bool:
         """Whether all losses have one weight, here and in steps that are in sight."""
-        if self._together is None:  # Outside of a loop.
+        if self._joint is None:  # Outside of a loop.
             return True
-        return self._together.unlike_step(self.running_loop.current[0]) is None
+        return self._joint.unlike_step(self.running_loop.current[0]) is None
 
     @property
     def even_batches(self) -> bool:
@@ -136,11 +136,11 @@ class CombinedLoader(Looped):
         return all(member.even_batches for member in self._members.values())
 
     def _why_weights_differ(self) -> str:
-        assert self._together is not None
-        step = self._together.unlike_step(self.running_loop.current[0])
+        assert self._joint is not None
+        step = self._joint.unlike_step(self.running_loop.current[0])
         assert step is not None
-        sizes = ", ".join(map(str, self._together.sizes(step)))
-        num_micro = self._together.num_micro(step)
+        sizes = ", ".join(map(str, self._joint.sizes(step)))
+        num_micro = self._joint.num_micro(step)
         pieces = f"{current_job().world_size} replicas"
         if num_micro > 1:
             pieces += f" and {num_micro} micro-batches"
@@ -160,17 +160,18 @@ class CombinedLoader(Looped):
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
         members = list(self._members.values())
         loops = [self._of_member(*each, loop) for each in enumerate(members)]
-        self._together = together = Together(
+        self._joint = joint = JointSteps(
             [
-                Participant(own.batches, member._shares)
-                for member, (own, _) in zip(members, loops, strict=True)
+                Participant(own.batches, member._shares_of(own, order))
+                for member, (own, order) in zip(members, loops, strict=True)
             ],
+            current_job().world_size,
             begin=loop.begin,
             end=loop.end,
         )
         is_cut = any(member._shares.max_local_batch_size for member in members)
         reads = [
-            member._read(own, order, together if is_cut else None)
+            member._read(own, order, joint if is_cut else None)
             for member, (own, order) in zip(members, loops, strict=True)
         ]
         return self._zipped(loop, reads)
@@ -216,7 +217,7 @@ class CombinedLoader(Looped):
                     member._stop()
                 finally:
                     member.running_loop = RunningLoop()
-        self._together = None
+        self._joint = None
 
     def _trace(self, trace: Trace) -> None:
         for member in self._members.values():

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
@@ -23,12 +23,15 @@ from elasticrun.data.arguments import (
 from elasticrun.data.loop import RunningLoop, delivered, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import SizePlan
-from elasticrun.data.order.loop_orders import ListedOrder, SampleOrder
+from elasticrun.data.order.lanes import LanesAsSampler
+from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import LoopPlan, Order, Seeding
-from elasticrun.data.order.shares import EvenShares
-from elasticrun.data.order.together import Together
+from elasticrun.data.order.shares import Cuts, EvenShares, LaneShares, LoopShares
+from elasticrun.data.streams.iterables import streams_of
+from elasticrun.data.streams.mixed import Mixed
+from elasticrun.data.streams.streams import lanes_of
 from elasticrun.data.workers.device import is_read_ahead, on_device
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.job.current import current_job
@@ -63,7 +66,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     Args:
         dataset: A map-style data set: it has `len` and takes an index (or, with
-            `__getitems__`, a list of them).
+            `__getitems__`, a list of them). Or one that is read in streams: `Streams`,
+            `Mixed`, an `IterableDataset` of torch's or of Hugging Face's.
         batch_size: Samples in a global batch, over all replicas; or a plan of it, from
             samples seen to size, as {0: 64, 100_000: 128}. Samples seen are those of
             the epochs before, and of the loop; with `batches`, of all passes.
@@ -122,6 +126,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         **dataloader_kwargs: Any,
     ) -> None:
         job = current_job()
+        if isinstance(dataset, IterableDataset):
+            dataset = streams_of(dataset)
         check_dataset(dataset)
         plan, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
         check_sampler(
@@ -131,13 +137,17 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             batch_size=batch_size,
             drop_last=drop_last,
         )
+        self._lanes = lanes_of(dataset, sampler, batch_sampler, job.world_size)
+        if self._lanes is not None:
+            sampler = LanesAsSampler(self._lanes, shuffle=bool(shuffle))
         seed = check_seed(seed)
         check_seed_each(seed_each)
         if progress:
             check_progress_bar()
         check_place(job, name)
         check_in_order(dataloader_kwargs.pop("in_order", True))
-        DataLoader.__init__(self, dataset, sampler=sampler, **dataloader_kwargs)
+        own_sampler = None if self._lanes is not None else sampler
+        DataLoader.__init__(self, dataset, sampler=own_sampler, **dataloader_kwargs)
         self.shuffle = bool(shuffle)
         self.seed_each = seed_each
         self.device = None if device is None else torch.device(device)
@@ -203,6 +213,17 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         return self.running_loop.part.num_valid
 
     @property
+    def sources(self) -> list[Any]:
+        """The key of the source of each sample of the current micro-batch, of `Mixed`.
+
+        Raises:
+            TypeError: The data set is no `Mixed`.
+        """
+        if not isinstance(self.dataset, Mixed):
+            raise TypeError(f"`{self.name}` reads no Mixed, whose sources have keys.")
+        return [self.dataset.source_of(index) for index in self.running_loop.current[1]]
+
+    @property
     def even_batches(self) -> bool:
         """Whether every replica takes part in every step, by padding if need be."""
         return self._shares.is_padded
@@ -254,27 +275,39 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         by_key = order.endless_order if loop.is_endless else order.order
         return self._read(loop, by_key(loop.key))
 
+    def _shares_of(
+        self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
+    ) -> LoopShares:
+        """Return what this replica reads of each global batch of a loop."""
+        lanes = self._lanes
+        if lanes is None or lanes.num_lanes < self._shares.world_size:
+            return EvenShares(loop.batches, self._shares, cuts)
+        length = order.length if isinstance(order, Passes) else len(lanes)
+        return LaneShares(loop.batches, self._shares, cuts, lanes, length)
+
     def _read(
-        self, loop: RunningLoop, order: Order, together: Together | None = None
+        self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
     ) -> Iterator[Any]:
         """Start to read a loop's batches.
 
         Args:
             order: Of the samples.
-            together: The loaders that deliver in the same steps, if there are any.
+            cuts: Those of the loaders that deliver in the same steps, if there are any.
         """
         reader = self._reader()
         seeding = None
         if reader.is_seeded:
-            seeding = Seeding(derive_seed(loop.key, 2), self.seed_each == "sample")
+            each_sample = self.seed_each == "sample" or reader.names_lanes
+            seeding = Seeding(derive_seed(loop.key, 2), each_sample)
         plan = LoopPlan(
             loop.batches,
-            EvenShares(loop.batches, self._shares, together),
+            self._shares_of(loop, order, cuts),
             order,
             first=loop.begin,
             end=loop.end,
             seeding=seeding,
             cut=reader.cut,
+            names_lanes=reader.names_lanes,
         )
         batches = reader.start(plan, loop.key)
         loop.end_reading = partial(reader.end, batches)
@@ -287,7 +320,10 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         if self._persistent is not None:
             return self._persistent
         reader = reader_of(
-            self, each_sample=self.seed_each == "sample", is_ahead=self._is_ahead
+            self,
+            each_sample=self.seed_each == "sample",
+            is_ahead=self._is_ahead,
+            has_lanes=self._lanes is not None,
         )
         if self.persistent_workers:
             self._persistent = reader

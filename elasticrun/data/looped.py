@@ -10,12 +10,12 @@ from types import FrameType
 from typing import Any, Protocol
 
 from elasticrun.checkpoint.position import Position
-from elasticrun.data.alike import check_alike, publish
 from elasticrun.data.by_hand import run_with
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
 from elasticrun.data.loop import RunningLoop, shown
 from elasticrun.data.order.batches import Batches, SizePlan
 from elasticrun.data.order.plan import loop_key, passes_key
+from elasticrun.data.same_on_replicas import check_same_on_replicas, publish
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
@@ -241,7 +241,7 @@ class Looped(ABC):
     def _compare(self, job: Job) -> None:
         """Raise, in the first loop, if other replicas have made another loader."""
         if not self._is_compared:
-            check_alike(job, self.name, self._made)
+            check_same_on_replicas(job, self.name, self._made)
             self._is_compared = True
 
     def _begin(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch.utils.data import (
     DataLoader,
-    IterableDataset,
     TensorDataset,
     default_collate,
 )
@@ -146,11 +144,6 @@ def test_a_sampler_may_repeat_and_leave_out_samples() -> None:
     assert [batch.tolist() for batch in loader] == [[3, 3, 3, 1], [1, 9]]
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
 class WithoutLength:
     def __getitem__(self, index: int) -> int:
         return index
@@ -163,22 +156,13 @@ class WithoutItems:
 
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (
-        Stream(),
-        {},
-        TypeError,
-        (
-            "Stream is an IterableDataset, which can only be read from its beginning. "
-            "To resume at a sample, a data set must be read by index: give it __len__ "
-            "and __getitem__ (a map-style data set)."
-        ),
-    ),
-    (
         WithoutLength(),
         {},
         TypeError,
         (
             "WithoutLength has no __len__ or no __getitem__. To resume at a sample, a "
-            "data set must have a length and be read by index."
+            "data set must have a length and be read by index, or be read in streams: "
+            "see `Streams`."
         ),
     ),
     (
@@ -187,7 +171,8 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         TypeError,
         (
             "WithoutItems has no __len__ or no __getitem__. To resume at a sample, a "
-            "data set must have a length and be read by index."
+            "data set must have a length and be read by index, or be read in streams: "
+            "see `Streams`."
         ),
     ),
     (

@@ -21,6 +21,7 @@ from elasticrun.data.order.batches import (
     SizedBatches,
     SizePlan,
 )
+from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.maps import batch_at, order_of_map
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
@@ -55,6 +56,8 @@ class SampleOrder:
         """A checksum of entries from all over a user's sampler; None without one."""
         if self.sampler is None:
             return None
+        if isinstance(self.sampler, LanesAsSampler):
+            return self.sampler.checksum
         step = max(1, self.length // _NUM_CHECKED)
         positions = np.arange(0, self.length, step, dtype=np.int64)
         return _checksum(order_of_map(self.sampler, key=0)(positions))
@@ -111,7 +114,7 @@ class SampleOrder:
         def of_pass(number: int) -> Order:
             return self._order(derive_seed(key, 1, number))
 
-        return passes(length, of_pass)
+        return Passes(length, of_pass)
 
     def _order(self, key: int) -> Order:
         if self.sampler is not None:
@@ -204,22 +207,29 @@ def _order_of_lists(lists: Lists) -> Order:
     return order
 
 
-def passes(length: int, order_of_pass: Callable[[int], Order]) -> Order:
-    """Return the order of passes one after another, each of which has its own.
+@dataclass(frozen=True)
+class Passes:
+    """The order of passes one after another, each of which has its own.
 
     Place p is place p mod length of pass p div length. Nothing before a place is
     computed, however many passes lie before it.
+
+    Attributes:
+        length: Of each pass.
+        of_pass: Returns the order of the pass of a number.
     """
 
-    def order(places: NDArray[np.int64]) -> NDArray[np.int64]:
-        numbers, own_places = np.divmod(places, length)
+    length: int
+    of_pass: Callable[[int], Order]
+
+    def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the data-set indices at places."""
+        numbers, own_places = np.divmod(places, self.length)
         indices = np.empty_like(places)
         for number in np.unique(numbers):
             is_own = numbers == number
-            indices[is_own] = order_of_pass(int(number))(own_places[is_own])
+            indices[is_own] = self.of_pass(int(number))(own_places[is_own])
         return indices
-
-    return order
 
 
 def _checksum(indices: NDArray[np.int64]) -> int:

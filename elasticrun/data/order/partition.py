@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_Run = TypeVar("_Run", bound=Sequence[int])
 
 
-def partition(positions: range, number: int, *, num_parts: int) -> range:
+def partition(positions: _Run, number: int, *, num_parts: int) -> _Run:
     """Return one of the parts that positions in the order are shared out in.
 
     They are cut into `num_parts` runs whose lengths differ by at most one, the longer
@@ -16,11 +20,12 @@ def partition(positions: range, number: int, *, num_parts: int) -> range:
         number: Which part, in [0, num_parts).
 
     Returns:
-        A possibly empty range within `positions`.
+        A possibly empty part of `positions`.
     """
     length, num_longer = divmod(len(positions), num_parts)
     start = number * length + min(number, num_longer)
-    return positions[start : start + length + (number < num_longer)]
+    part: Any = positions[start : start + length + (number < num_longer)]
+    return part  # A range of a range, a list of a list.
 
 
 @dataclass(frozen=True)
@@ -37,23 +42,25 @@ class Shares:
     max_local_batch_size: int | None
     is_padded: bool
 
-    def num_micro(self, size: int) -> int:
-        """Return how many micro-batches a global batch of `size` has, at least 1.
+    def num_micro(self, largest_share: int) -> int:
+        """Return how many micro-batches a global batch has, at least 1.
 
         The largest share decides for all, so that each replica enters the same number
         of collectives.
         """
         if self.max_local_batch_size is None:
             return 1
-        largest_share = -(-size // self.world_size)
         return max(1, -(-largest_share // self.max_local_batch_size))
 
-    def micro_batches(self, size: int, num_micro: int) -> list[range]:
-        """Return this replica's runs in a global batch of `size`, from its start.
+    def even_share(self, size: int) -> range:
+        """Return this replica's run in a global batch of `size`, from its start."""
+        return partition(range(size), self.rank, num_parts=self.world_size)
+
+    def cut(self, share: Sequence[int], num_micro: int) -> list[Sequence[int]]:
+        """Cut this replica's share into its micro-batches.
 
         With padding there are equally many on every replica, and an empty one stands
         for a padding sample.
         """
-        share = partition(range(size), self.rank, num_parts=self.world_size)
         runs = [partition(share, m, num_parts=num_micro) for m in range(num_micro)]
         return runs if self.is_padded else [run for run in runs if run]

@@ -62,6 +62,7 @@ class LoopPlan:
         seeding: How the draws of each micro-batch are seeded; None to ask for the plain
             indices.
         cut: In which form the indices are asked for.
+        names_lanes: Whether the replica's lane of each sample is asked for with it.
     """
 
     batches: Batches
@@ -72,6 +73,7 @@ class LoopPlan:
     end: int
     seeding: Seeding | None = None
     cut: Cut = as_lists
+    names_lanes: bool = False
     in_flight: deque[MicroBatch] = field(default_factory=deque, init=False)
 
     def __iter__(self) -> Iterator[Any]:
@@ -102,7 +104,8 @@ class LoopPlan:
             seeds = derive_seeds(self.seeding.key, positions).tolist()
         asked = 0  # Positions, of those above.
         for number in numbers:
-            for part in parts:
+            for share in shares:
+                part = share.part
                 indices = next(pieces)
                 self.in_flight.append((number, indices, part))
                 if self.seeding is None:
@@ -110,7 +113,13 @@ class LoopPlan:
                     continue
                 own_seeds = seeds[asked : asked + part.num_read]
                 asked += part.num_read
-                yield indices, own_seeds if self.seeding.each_sample else own_seeds[0]
+                if self.names_lanes:
+                    yield indices, own_seeds, share.lanes
+                else:
+                    yield (
+                        indices,
+                        own_seeds if self.seeding.each_sample else own_seeds[0],
+                    )
 
 
 def loop_key(seed: int, epoch: int, loop: int, inside: tuple[int, ...] = ()) -> int:

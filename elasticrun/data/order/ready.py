@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
-from elasticrun.data.order.loop_orders import passes
+from elasticrun.data.order.loop_orders import Passes
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
 
@@ -185,7 +185,7 @@ class LengthGroups:
             batches = derive_seed(key, 1, number)
             return self._indices_of_window(number, order, key=batches).take
 
-        return Map(len(self), passes(self._window * self._batch_size, of_window))
+        return Map(len(self), Passes(self._window * self._batch_size, of_window))
 
     def _indices_of_window(
         self, number: int, order: Permutation, *, key: int

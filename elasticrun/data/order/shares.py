@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasticrun.data.order.batches import Batches
+from elasticrun.data.order.lanes import DealtLanes
 from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.together import Together
 from elasticrun.job.loop import Part
 
 _PADDING = range(1)  # The batch's first sample stands in for a missing one.
@@ -19,13 +22,30 @@ class Share(NamedTuple):
 
     Attributes:
         places: Where its samples are, counted from the start of the global batch.
+        lanes: Which of this replica's lanes each of them is in, if lanes share it out.
     """
 
     places: Sequence[int]
     part: Part
+    lanes: Sequence[int] = ()
 
 
-class LoopShares(Protocol):
+class Cuts(Protocol):
+    """Into how many micro-batches each global batch of a loop is cut."""
+
+    def num_micro(self, number: int) -> int:
+        """Return how many micro-batches a global batch has, at least 1."""
+        ...
+
+    def num_alike(self, number: int) -> int:
+        """Return how many batches are cut alike, this one the first.
+
+        At least 1; fewer than there are cost time only.
+        """
+        ...
+
+
+class LoopShares(Cuts, Protocol):
     """What this replica reads of each global batch of a loop."""
 
     def of_batch(self, number: int) -> list[Share]:
@@ -35,12 +55,30 @@ class LoopShares(Protocol):
         """
         ...
 
-    def num_alike(self, number: int) -> int:
-        """Return how many batches are shared out alike, this one the first.
 
-        At least 1; fewer than there are cost time only.
-        """
-        ...
+def _shares_of(
+    runs: list[Sequence[int]], size: int, advance: int, world_size: int
+) -> list[Share]:
+    """Return the shares that read the places in runs of a global batch."""
+    if not runs:
+        return [Share((), Part(0, 0, 0, size, True, 0, advance, 0.0))]
+    local_size = sum(map(len, runs))
+    return [
+        Share(
+            run or _PADDING,
+            Part(
+                micro=micro,
+                num_valid=len(run),
+                local_batch_size=local_size,
+                global_batch_size=size,
+                is_step=micro == len(runs) - 1,
+                num_read=len(run) or 1,
+                advance=advance,
+                weight=len(run) * world_size / size,
+            ),
+        )
+        for micro, run in enumerate(runs)
+    ]
 
 
 @dataclass(frozen=True)
@@ -50,44 +88,88 @@ class EvenShares:
     Attributes:
         batches: The global batches of the loop.
         shares: How each of them is shared out.
-        together: The loaders that deliver in the same steps, if there are any: batch k
-            is then delivered in step k.
+        cuts: Those of the loaders that deliver in the same steps, if there are any:
+            batch k is then delivered in step k.
     """
 
     batches: Batches
     shares: Shares
-    together: Together | None = None
+    cuts: Cuts | None = None
 
     def of_batch(self, number: int) -> list[Share]:
         size = self.batches.size(number)
         advance = self.batches.start(number + 1) - self.batches.start(number)
-        if self.together is None:
-            num_micro = self.shares.num_micro(size)
-        else:
-            num_micro = self.together.num_micro(number)
-        runs = self.shares.micro_batches(size, num_micro)
-        if not runs:
-            return [Share((), Part(0, 0, 0, size, True, 0, advance, 0.0))]
-        local_size = sum(map(len, runs))
-        return [
-            Share(
-                run or _PADDING,
-                Part(
-                    micro=micro,
-                    num_valid=len(run),
-                    local_batch_size=local_size,
-                    global_batch_size=size,
-                    is_step=micro == len(runs) - 1,
-                    num_read=len(run) or 1,
-                    advance=advance,
-                    weight=len(run) * self.shares.world_size / size,
-                ),
-            )
-            for micro, run in enumerate(runs)
-        ]
+        num_micro = (self.cuts or self).num_micro(number)
+        runs = self.shares.cut(self.shares.even_share(size), num_micro)
+        return _shares_of(runs, size, advance, self.shares.world_size)
+
+    def num_micro(self, number: int) -> int:
+        size = self.batches.size(number)
+        return self.shares.num_micro(-(-size // self.shares.world_size))
 
     def num_alike(self, number: int) -> int:
         count = self.batches.num_alike(number)
-        if self.together is None:
-            return count
-        return min(count, self.together.num_alike(number))
+        return count if self.cuts is None else min(count, self.cuts.num_alike(number))
+
+
+@dataclass(frozen=True)
+class LaneShares:
+    """The samples of a replica's lanes: lane l is that of replica l mod world size.
+
+    Shares differ by more than one sample. With at least as many lanes as samples in a
+    batch they are nearly even. Where there are fewer lanes than replicas, each replica
+    reads every lane, and has a run of neighbours of each global batch.
+
+    Attributes:
+        batches: The global batches of the loop.
+        shares: How each of them is cut.
+        cuts: As of `EvenShares`.
+        lanes: Of the streams.
+        pass_length: Samples of a pass; positions go on from pass to pass.
+    """
+
+    batches: Batches
+    shares: Shares
+    cuts: Cuts | None
+    lanes: DealtLanes
+    pass_length: int
+
+    def of_batch(self, number: int) -> list[Share]:
+        size = self.batches.size(number)
+        lanes = self._lanes_of(number)
+        world_size = self.shares.world_size
+        own: Sequence[int] = self.shares.even_share(size)
+        if not self._are_shared:
+            own = np.flatnonzero(lanes % world_size == self.shares.rank).tolist()
+            lanes //= world_size
+        num_micro = (self.cuts or self).num_micro(number)
+        shares = _shares_of(self.shares.cut(own, num_micro), size, size, world_size)
+        return [
+            share._replace(lanes=lanes[list(share.places)].tolist()) for share in shares
+        ]
+
+    def num_micro(self, number: int) -> int:
+        world_size = self.shares.world_size
+        if self._are_shared:
+            return self.shares.num_micro(-(-self.batches.size(number) // world_size))
+        owners = self._lanes_of(number) % world_size
+        return self.shares.num_micro(int(np.bincount(owners).max()))
+
+    def num_alike(self, number: int) -> int:
+        place = self.batches.start(number) % self.pass_length
+        size = self.batches.size(number)
+        count = min(
+            self.batches.num_alike(number),
+            self.lanes.num_alike(place, size),
+            max((self.pass_length - place) // size, 1),
+        )
+        return count if self.cuts is None else min(count, self.cuts.num_alike(number))
+
+    @property
+    def _are_shared(self) -> bool:
+        return self.lanes.num_lanes < self.shares.world_size
+
+    def _lanes_of(self, number: int) -> NDArray[np.int64]:
+        """Return the lane of each sample of a global batch."""
+        places = self.batches.start(number) + np.arange(self.batches.size(number))
+        return self.lanes.lane_of(places % self.pass_length)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import warnings
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from elasticrun.data.order.plan import Cut, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
@@ -38,10 +39,12 @@ class BatchReader(ABC):
         is_seeded: Whether reading seeds the generators, so that each request needs a
             seed; else data sets draw on the program's own.
         cut: In which form the indices are asked for.
+        names_lanes: Whether each request names the lanes of its samples.
     """
 
     is_seeded: bool
     cut: Cut
+    names_lanes = False
 
     @abstractmethod
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
@@ -66,7 +69,7 @@ class Source(NamedTuple):
 
 
 def reader_of(
-    loader: DataLoader[Any], *, each_sample: bool, is_ahead: bool
+    loader: DataLoader[Any], *, each_sample: bool, is_ahead: bool, has_lanes: bool
 ) -> BatchReader:
     """Return what reads the next loop over a loader, as its arguments say.
 
@@ -74,10 +77,13 @@ def reader_of(
         each_sample: Whether the generators are seeded before each sample.
         is_ahead: Whether a batch is read before the program asks for it. What it drew
             on the program's generators would be in the checkpoint of the batch before.
+        has_lanes: Whether the data set is read in streams.
     """
+    if has_lanes and loader.num_workers:
+        return _ByLanes(loader)
     source = _source(loader, is_seeded=each_sample or is_ahead)
     if loader.num_workers or loader.pin_memory:
-        return _ByTorch(loader, source)
+        return _ByTorch(loader, source, pin_memory=loader.pin_memory)
     return _Here(source)
 
 
@@ -124,14 +130,18 @@ class _Here(BatchReader):
 class _ByTorch(BatchReader):
     """Reads by a plain DataLoader, in workers or to pin memory."""
 
-    def __init__(self, loader: DataLoader[Any], source: Source) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], source: Source, *, pin_memory: bool
+    ) -> None:
         self.is_seeded, self.cut = source.is_seeded, source.cut
         self._is_persistent = loader.persistent_workers
         self._requests = _Requests()
         # Keeps torch from drawing on the program's generator.
         self._own_generator = torch.Generator() if loader.generator is None else None
         generator = loader.generator or self._own_generator
-        self._inner = _make(loader, source, self._requests, generator)
+        self._inner = _make(
+            loader, source, self._requests, generator, pin_memory=pin_memory
+        )
 
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
         self._requests.plan = plan
@@ -147,6 +157,79 @@ class _ByTorch(BatchReader):
         """
         if not self._is_persistent and hasattr(batches, "_shutdown_workers"):
             batches._shutdown_workers()
+
+
+class _ByLanes(BatchReader):
+    """Reads each lane in one worker only, in sequence.
+
+    A worker is asked for its lanes' samples of each micro-batch, which are put together
+    and collated in the training process. Each sample has a seed of its own, since which
+    worker reads it with which others depends on how many there are.
+    """
+
+    is_seeded = True
+    cut = staticmethod(as_lists)
+    names_lanes = True
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._num_workers = loader.num_workers
+        self._collate = loader.collate_fn
+        self._is_pinned = loader.pin_memory
+        source = Source(Reader(loader.dataset), _unchanged, True, as_lists)
+        self._by_torch = _ByTorch(loader, source, pin_memory=False)
+        self._pieces: Iterator[Any] = iter(())
+
+    def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
+        places: deque[list[list[int]]] = deque()
+        self._pieces = self._by_torch.start(self._dealt(plan, places), key)
+        batches = self._joined(self._pieces, places)
+        if not self._is_pinned:
+            return batches
+        return iter(
+            DataLoader(
+                _Read(batches), None, collate_fn=_unchanged, pin_memory=self._is_pinned
+            )
+        )
+
+    def _dealt(
+        self, plan: Iterable[Any], places: deque[list[list[int]]]
+    ) -> Iterator[Any]:
+        """Yield what each worker is asked for, which torch sends to them in turn."""
+        for indices, seeds, lanes in plan:
+            own: list[list[int]] = [[] for _ in range(self._num_workers)]
+            for place, lane in enumerate(lanes):
+                own[lane % self._num_workers].append(place)
+            places.append(own)
+            for read in own:
+                yield [indices[place] for place in read], [seeds[p] for p in read]
+
+    def _joined(
+        self, pieces: Iterator[Any], places: deque[list[list[int]]]
+    ) -> Iterator[Any]:
+        """Yield the batches that the workers' pieces make."""
+        for piece in pieces:
+            own = places.popleft()
+            samples: list[Any] = [None] * sum(map(len, own))
+            for read in own:
+                if read is not own[0]:
+                    piece = next(pieces)
+                for place, sample in zip(read, piece, strict=True):
+                    samples[place] = sample
+            yield self._collate(samples)
+
+    def end(self, batches: Iterator[Any]) -> None:
+        del batches
+        self._by_torch.end(self._pieces)
+
+
+class _Read(IterableDataset[Any]):
+    """Batches that were read already, for torch to pin."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
 
 
 class _Requests:
@@ -168,6 +251,8 @@ def _make(
     source: Source,
     requests: _Requests,
     generator: torch.Generator | None,
+    *,
+    pin_memory: bool,
 ) -> DataLoader[Any]:
     """Return a plain DataLoader with the arguments of the given one."""
     init, context = None, None
@@ -182,7 +267,7 @@ def _make(
             batch_sampler=requests,
             num_workers=given.num_workers,
             collate_fn=source.collate,
-            pin_memory=given.pin_memory,
+            pin_memory=pin_memory,
             timeout=given.timeout,
             worker_init_fn=init,
             multiprocessing_context=context,

@@ -15,7 +15,7 @@ from elasticrun.data.order.batches import (
     SizedBatches,
     SizePlan,
 )
-from elasticrun.data.order.loop_orders import passes
+from elasticrun.data.order.loop_orders import Passes
 from elasticrun.data.order.permutation import Permutation
 
 sizes = st.integers(1, 30)
@@ -102,4 +102,4 @@ def test_passes_follow_one_another(length: int, start: int, num: int, far: int) 
         for place in range(start, start + num)
     ]
     places = np.arange(start, start + num) + far
-    assert passes(length, lambda n: order(n).take)(places).tolist() == expected
+    assert Passes(length, lambda n: order(n).take)(places).tolist() == expected

@@ -21,7 +21,7 @@ def joined(ranges: Iterable[range]) -> list[int]:
 
 def num_micro_of(size: int, world_size: int, max_local_batch_size: int | None) -> int:
     shares = Shares(0, world_size, max_local_batch_size, is_padded=True)
-    return shares.num_micro(size)
+    return shares.num_micro(-(-size // world_size))
 
 
 def test_ten_over_four_is_three_three_two_two() -> None:

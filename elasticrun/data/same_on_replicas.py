@@ -25,7 +25,7 @@ def publish(job: Job, name: str, settings: dict[str, Any]) -> None:
     job.exchange.tell(loader_made(name), settings)
 
 
-def check_alike(job: Job, name: str, settings: dict[str, Any]) -> None:
+def check_same_on_replicas(job: Job, name: str, settings: dict[str, Any]) -> None:
     """Hear whether the replicas' loaders of this name are alike; rank 0 compares them.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from elasticrun.data.order.batches import Batches
 from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.shares import EvenShares, LoopShares
 
 _RUNS_AHEAD = 100  # Of steps with one division, in which another one is looked for.
 
@@ -20,10 +21,10 @@ class Participant(NamedTuple):
     """
 
     batches: Batches
-    shares: Shares
+    shares: LoopShares
 
 
-class Together:
+class JointSteps:
     """How the steps are cut that several loaders deliver in.
 
     All deliver equally many micro-batches in a step: as many as the one that needs most
@@ -34,22 +35,27 @@ class Together:
         end: The step before which the loop ends.
     """
 
-    def __init__(self, members: Sequence[Participant], *, begin: int, end: int) -> None:
+    def __init__(
+        self,
+        members: Sequence[Participant],
+        world_size: int,
+        *,
+        begin: int,
+        end: int,
+    ) -> None:
         self._members = members
+        self._world_size = world_size
         self._known = begin  # Up to here all steps are divided alike.
         self._end = end
         self._unlike: int | None = None
 
     def num_micro(self, step: int) -> int:
         """Return into how many micro-batches a step is cut."""
-        return max(
-            member.shares.num_micro(member.batches.size(step))
-            for member in self._members
-        )
+        return max(member.shares.num_micro(step) for member in self._members)
 
     def num_alike(self, step: int) -> int:
         """Return how many steps are cut alike, this one the first; at least 1."""
-        return min(member.batches.num_alike(step) for member in self._members)
+        return min(member.shares.num_alike(step) for member in self._members)
 
     def sizes(self, step: int) -> tuple[int, ...]:
         """Return the samples of each loader in a step."""
@@ -62,12 +68,13 @@ class Together:
         at the last batch of its first epoch that its losses need weights of their own.
         """
         if self._unlike is None and step >= self._known:
-            world_size = self._members[0].shares.world_size
+            are_even = all(isinstance(own.shares, EvenShares) for own in self._members)
             for _ in range(_RUNS_AHEAD):
                 if self._known >= self._end:
                     break
                 sizes, num_micro = self.sizes(self._known), self.num_micro(self._known)
-                if not divide_alike(sizes, num_micro, world_size):
+                are_alike = divide_alike(sizes, num_micro, self._world_size)
+                if not (are_even and are_alike) and len(sizes) > 1:
                     self._unlike = self._known
                     break
                 self._known += self.num_alike(self._known)
@@ -91,4 +98,4 @@ def divide_alike(sizes: tuple[int, ...], num_micro: int, world_size: int) -> boo
 
 def _lengths(size: int, rank: int, num_micro: int, world_size: int) -> list[int]:
     shares = Shares(rank, world_size, None, is_padded=True)
-    return [len(run) for run in shares.micro_batches(size, num_micro)]
+    return [len(run) for run in shares.cut(shares.even_share(size), num_micro)]

@@ -1,0 +1,222 @@
+"""Streams that are files: lines, tar shards, Parquet, tokens."""
+
+from __future__ import annotations
+
+import itertools
+import tarfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elasticrun.data.streams.index import STRIDE, Scan
+from elasticrun.data.streams.streams import Paths, Streams, paths_of
+from elasticrun.errors import ElasticRunError
+
+_BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
+_NEWLINE = 10
+
+
+def open_file(name: str) -> IO[bytes]:
+    """Open a file or a URL to read, decompressed by the end of its name."""
+    if "://" not in name and not name.endswith((".gz", ".zst", ".bz2", ".xz")):
+        return open(name, "rb")
+    import fsspec
+
+    file: IO[bytes] = fsspec.open(name, "rb", compression="infer").open()
+    return file
+
+
+class TextLines(Streams):
+    """The lines of text files: one sample a line.
+
+        train = TextLines("data/*.jsonl.gz", parse=json.loads)
+
+    Files that end in .gz, .bz2, .xz or .zst (which needs the package zstandard) are
+    decompressed. A plain file is entered at an offset, a compressed one by reading what
+    lies before, which a long one should be spared: cut it into several.
+
+    Args:
+        paths: Files, patterns or URLs (of fsspec: s3://, gs://, https://).
+        parse: From a line, without its end, to what is read; `json.loads` for JSON.
+        options: Those of `Streams`.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        parse: Callable[[str], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(paths_of(paths), **options)
+        self._parse = parse
+
+    def scan(self, stream: int) -> Scan:
+        """Count the lines; a mark is an offset."""
+        marks = [0]
+        count, offset, last = 0, 0, _NEWLINE
+        with open_file(self.names[stream]) as file:
+            while block := file.read(_BLOCK):
+                ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE)
+                ahead = len(marks) * STRIDE - count - 1  # Ends before the next mark.
+                marks.extend((ends[ahead::STRIDE] + offset + 1).tolist())
+                count += len(ends)
+                offset += len(block)
+                last = block[-1]
+        return Scan(count + (last != _NEWLINE), np.array(marks, np.int64))
+
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        number, offset = self.mark(stream, first)
+        with open_file(self.names[stream]) as file:
+            file.seek(int(offset))
+            for line in itertools.islice(file, first - number, None):
+                text = line.decode().rstrip("\r\n")
+                yield text if self._parse is None else self._parsed(text, stream, first)
+                first += 1
+
+    def _parsed(self, text: str, stream: int, number: int) -> Any:
+        assert self._parse is not None
+        try:
+            return self._parse(text)
+        except ValueError as error:
+            raise ElasticRunError(
+                f"line {number + 1} of {self.names[stream]} cannot be parsed: {error}. "
+                "Mend the file, or let `parse` return something for such lines."
+            ) from error
+
+
+class TarShards(Streams):
+    """The samples of tar files, in WebDataset's convention.
+
+    Members that follow each other and have one name up to the first dot of its last
+    part are one sample: a dictionary from what comes after the dot to the bytes, and
+    "__key__" to the name.
+
+        shards = TarShards("s3://bucket/train-*.tar", transform=decode)
+
+    Args:
+        paths: As of `TextLines`; of compressed files, all before a sample is read, too.
+        options: Those of `Streams`.
+    """
+
+    def __init__(self, paths: Paths, **options: Any) -> None:
+        super().__init__(paths_of(paths), **options)
+
+    def scan(self, stream: int) -> Scan:
+        """Count the samples; a mark is the offset of the first member's header."""
+        offsets = [offset for offset, _ in self._samples(stream, 0, are_read=False)]
+        return Scan(len(offsets), np.array(offsets[::STRIDE] or [0], np.int64))
+
+    def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
+        number, offset = self.mark(stream, first)
+        samples = self._samples(stream, int(offset), are_read=True)
+        for _, sample in itertools.islice(samples, first - number, None):
+            yield sample
+
+    def _samples(
+        self, stream: int, offset: int, *, are_read: bool
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the offset of each sample from one on, and its content."""
+        begin, sample = offset, {"__key__": ""}
+        with open_file(self.names[stream]) as file:
+            file.seek(offset)
+            with tarfile.open(fileobj=file, mode="r:") as shard:
+                for member in shard:
+                    if not member.isfile():
+                        continue
+                    folder, slash, last = member.name.rpartition("/")
+                    base, _, kind = last.partition(".")
+                    key = folder + slash + base
+                    if key != sample["__key__"]:
+                        if len(sample) > 1:
+                            yield begin, sample
+                        begin, sample = member.offset, {"__key__": key}
+                    content = shard.extractfile(member) if are_read else None
+                    sample[kind] = None if content is None else content.read()
+                    shard.members.clear()  # Which would grow with the shard.
+        if len(sample) > 1:
+            yield begin, sample
+
+
+class ParquetRows(Streams):
+    """The rows of Parquet files, as dictionaries; needs pyarrow.
+
+    Lengths come from the files' footers; a file is entered at a row group.
+
+    Args:
+        paths: As of `TextLines`.
+        columns: Which ones to read; None for all.
+        options: Those of `Streams`.
+    """
+
+    def __init__(
+        self, paths: Paths, *, columns: list[str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(paths_of(paths), **options)
+        self._columns = columns
+
+    def count(self, stream: int) -> int:
+        from pyarrow import parquet
+
+        with open_file(self.names[stream]) as file:
+            return int(parquet.ParquetFile(file).metadata.num_rows)
+
+    def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
+        from pyarrow import parquet
+
+        with open_file(self.names[stream]) as file:
+            rows = parquet.ParquetFile(file)
+            group = 0
+            while first and first >= rows.metadata.row_group(group).num_rows:
+                first -= rows.metadata.row_group(group).num_rows
+                group += 1
+            groups = range(group, rows.num_row_groups)
+            for batch in rows.iter_batches(row_groups=groups, columns=self._columns):
+                if first >= batch.num_rows:
+                    first -= batch.num_rows
+                    continue
+                yield from batch.slice(first).to_pylist()
+                first = 0
+
+
+class TokenFiles(Streams):
+    """Sequences of tokens from binary files, which are mapped into memory.
+
+    Sample j of a file has its tokens from j * length on, and one more, the target of
+    the last one; what is left at the end of a file is left out.
+
+    Args:
+        paths: Files of one NumPy type, nothing else in them.
+        length: Tokens in a sequence, without that one more.
+        dtype: The type of a token.
+        options: Those of `Streams`.
+    """
+
+    def __init__(
+        self, paths: Paths, length: int, *, dtype: Any = np.uint16, **options: Any
+    ) -> None:
+        super().__init__(paths_of(paths), **options)
+        self._length = length
+        self._dtype = np.dtype(dtype)
+
+    @property
+    def kind(self) -> str:
+        return f"{super().kind} {self._length} {self._dtype}"
+
+    def count(self, stream: int) -> int:
+        return max(len(self._tokens(stream)) - 1, 0) // self._length
+
+    def open(self, stream: int, first: int) -> Iterator[Tensor]:
+        tokens = self._tokens(stream)
+        for number in itertools.count(first):
+            begin = number * self._length
+            sequence = tokens[begin : begin + self._length + 1]
+            if len(sequence) <= self._length:
+                return
+            yield torch.from_numpy(sequence.astype(np.int64))
+
+    def _tokens(self, stream: int) -> Any:
+        return np.memmap(self.names[stream], self._dtype, mode="r")

@@ -1,0 +1,148 @@
+"""How long each stream is, and where to enter it: counted once, and kept in files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticrun.checkpoint.files.replacing import replace_file
+
+STRIDE = 512  # Samples from one mark to the next.
+_NUM_THREADS = 8
+_BAR_AFTER_SECONDS = 2.0
+
+
+class Scan(NamedTuple):
+    """What is known of a stream once it has been read through.
+
+    Attributes:
+        length: Its samples.
+        marks: Where to enter it, a row for each sample whose number is a multiple of
+            `STRIDE`; what a row means is the data set's own. Empty without.
+    """
+
+    length: int
+    marks: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+class Stream(NamedTuple):
+    """A stream whose scan may be kept.
+
+    Attributes:
+        kind: How it is counted.
+        stamp: What shows that its content is the same: size and time of a file.
+    """
+
+    kind: str
+    name: str
+    stamp: str
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file in which its scan is kept."""
+        text = f"{self.kind}\0{self.name}".encode()
+        return f"{hashlib.sha256(text).hexdigest()[:32]}.npz"
+
+
+def scan_all(
+    streams: Sequence[Stream],
+    scan: Callable[[int], Scan],
+    *,
+    directory: Path | None,
+    rank: int,
+    world_size: int,
+) -> list[Scan]:
+    """Return the scan of each stream, from a file or by reading it now.
+
+    Replicas begin at different streams, and look for what others have written: so that
+    they share the work without waiting for each other.
+
+    Args:
+        scan: Reads the stream of a number through.
+        directory: Where scans are kept; None to read all streams at each start.
+    """
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def scan_one(number: int) -> Scan:
+        kept = None if directory is None else _read(directory, streams[number])
+        if kept is not None:
+            return kept
+        made = scan(number)
+        if directory is not None:
+            _write(directory, streams[number], made)
+        return made
+
+    first = rank * len(streams) // world_size
+    numbers = [*range(first, len(streams)), *range(first)]
+    with ThreadPoolExecutor(_NUM_THREADS) as pool, _bar(len(streams), rank) as bar:
+        scans: dict[int, Scan] = {}
+        for number, made in zip(numbers, pool.map(scan_one, numbers), strict=True):
+            scans[number] = made
+            bar.update()
+    return [scans[number] for number in range(len(streams))]
+
+
+def stamp_of(name: str) -> str:
+    """Return size and time of a file, or what a storage says of it; "" of no file."""
+    if "://" not in name:
+        with contextlib.suppress(OSError):
+            status = os.stat(name)
+            return f"{status.st_size} {status.st_mtime_ns}"
+        return ""
+    import fsspec
+
+    with fsspec.open(name) as file:  # A file object; nothing is read.
+        about = file.fs.info(file.path) if hasattr(file, "fs") else {}
+    keys = ("size", "ETag", "etag", "mtime", "LastModified", "updated", "created")
+    return " ".join(str(about[key]) for key in keys if key in about)
+
+
+def _read(directory: Path, stream: Stream) -> Scan | None:
+    """Return what is kept of a stream, if its content is still the same."""
+    try:
+        with np.load(directory / stream.file_name, allow_pickle=False) as kept:
+            if str(kept["stamp"]) != stream.stamp:
+                return None
+            return Scan(int(kept["length"]), kept["marks"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None  # None yet, or one that was torn: it is made anew.
+
+
+def _write(directory: Path, stream: Stream, scan: Scan) -> None:
+    def write(file: Any) -> None:
+        np.savez(file, stamp=stream.stamp, name=stream.name, **scan._asdict())
+
+    replace_file(directory / stream.file_name, write)
+
+
+def _bar(total: int, rank: int) -> Any:
+    """Return a bar on rank 0 for what takes longer, where tqdm is installed."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return _NoBar()
+    return tqdm(
+        total=total,
+        desc="counting samples",
+        unit="stream",
+        delay=_BAR_AFTER_SECONDS,
+        disable=rank != 0,
+    )
+
+
+class _NoBar(contextlib.nullcontext[Any]):
+    def __enter__(self) -> _NoBar:
+        return self
+
+    def update(self) -> None:
+        """Show nothing."""

@@ -1,0 +1,122 @@
+"""Data sets that others iterate over: torch's `IterableDataset`, Hugging Face's."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from elasticrun.data.streams.index import STRIDE, Scan
+from elasticrun.data.streams.streams import Streams
+
+_READ_AT_ONCE = 256
+_SHARING_OUT = {"get_worker_info", "get_rank", "get_world_size"}
+
+
+def streams_of(dataset: Any) -> Streams:
+    """Return the streams of an `IterableDataset`, as it is given to a loader.
+
+    Raises:
+        TypeError: It shares itself out among ranks or workers.
+    """
+    is_of_hugging_face = hasattr(dataset, "num_shards") and hasattr(dataset, "shard")
+    return Shards(dataset) if is_of_hugging_face else Iterated(dataset)
+
+
+class _Given(Streams):
+    """Streams of a data set that is known by what it pickles as.
+
+    Attributes:
+        dataset: What was given.
+    """
+
+    def __init__(self, dataset: Any, names: list[str], **options: Any) -> None:
+        super().__init__(names, **options)
+        self.dataset = dataset
+
+    @property
+    def kind(self) -> str:
+        return hashlib.sha256(cloudpickle.dumps(self.dataset)).hexdigest()
+
+
+class Shards(_Given):
+    """The shards of a streamed data set of Hugging Face's, as its streams.
+
+    A shard is entered by reading what lies before.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._num_shards = int(dataset.num_shards)
+        names = [f"shard {number}" for number in range(self._num_shards)]
+        super().__init__(dataset, names)
+
+    def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
+        shard = self.dataset.shard(num_shards=self._num_shards, index=stream)
+        # By batches: for single samples it would share itself out among workers.
+        for rows in shard.iter(batch_size=_READ_AT_ONCE):
+            num_rows = len(next(iter(rows.values())))
+            for row in range(first, num_rows):
+                yield {column: values[row] for column, values in rows.items()}
+            first = max(first - num_rows, 0)
+
+
+class Iterated(_Given):
+    """An `IterableDataset` as one stream, which every replica reads through.
+
+    Each takes its part. The stream is entered by the data set's own `state_dict`, if
+    that can be written as JSON, else by iterating from the beginning.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        code = getattr(type(dataset).__iter__, "__code__", None)
+        found = _SHARING_OUT.intersection(code.co_names if code else ())
+        if found:
+            raise TypeError(
+                f"{type(dataset).__name__} shares itself out ({min(found)} in its "
+                "__iter__), and the loader does so, too: samples would be lost. Let "
+                "__iter__ yield all samples, whoever reads."
+            )
+        has_length = hasattr(dataset, "__len__")
+        super().__init__(
+            dataset,
+            [type(dataset).__name__],
+            lengths=[len(dataset)] if has_length else None,
+        )
+
+    def scan(self, stream: int) -> Scan:
+        """Count the samples; a mark is the data set's state as JSON, if it has one."""
+        del stream
+        samples = iter(self.dataset)
+        states = [self._state(samples)]
+        for count in itertools.count():
+            if count and count % STRIDE == 0:
+                states.append(self._state(samples))
+            if next(samples, self) is self:
+                break
+        return Scan(count, np.array(states if all(states) else []))
+
+    def _state(self, samples: Any) -> str:
+        holder = samples if hasattr(samples, "state_dict") else self.dataset
+        if not hasattr(holder, "load_state_dict"):
+            return ""
+        try:
+            return json.dumps(holder.state_dict())
+        except TypeError:
+            return ""
+
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        number = 0
+        samples = iter(self.dataset)
+        if len(self.scans[stream].marks):
+            number, state = self.mark(stream, first)
+            if hasattr(samples, "load_state_dict"):
+                samples.load_state_dict(json.loads(str(state)))
+            else:
+                self.dataset.load_state_dict(json.loads(str(state)))
+                samples = iter(self.dataset)
+        return itertools.islice(samples, first - number, None)

@@ -1,0 +1,275 @@
+"""`Mixed`: samples of several data sets, in exact shares."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticrun.checkpoint.seeding import derive_seed
+from elasticrun.data.order.batches import MAX_INDEX
+from elasticrun.data.order.lanes import LanesAsSampler
+from elasticrun.data.order.loop_orders import Passes
+from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.order.plan import Order
+from elasticrun.data.streams.streams import InLanes
+
+_Numbers = NDArray[np.int64]
+_Weights = Mapping[Any, float]
+
+_MAP_LANES = 64  # Of a map-style source, which any replica can read.
+
+
+class Mixed(InLanes):
+    """Samples of several data sets by weights, in shares that are exact.
+
+        mix = Mixed({"web": web, "books": books}, {"web": 3, "books": 1})
+        train = AdaptiveDataLoader(mix, 64, shuffle=True)
+        for batch in train.batches(100_000):
+            ...
+
+    Of each `block` samples in a row, every source has its share, at places that are
+    drawn anew for each block. A source goes on from block to block; when it has been
+    read through, its next pass begins, in an order of its own. `train.sources` names
+    the source of each sample of the current batch.
+
+    Args:
+        sources: Data sets, map-style or in streams.
+        weights: Of each source; or a plan of them, from samples seen (of the loop) to
+            weights: {0: {"web": 1, "books": 1}, 500_000: {"web": 1, "books": 3}}. A
+            change comes at the end of a block.
+        num_samples: In one loop over the loader; without it there is no end, and only
+            `batches` can be looped over.
+        block: Samples in which shares are exact to one sample.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[Any, Any],
+        weights: _Weights | Mapping[int, _Weights],
+        *,
+        num_samples: int | None = None,
+        block: int = 1000,
+    ) -> None:
+        self.sources = dict(sources)
+        self._plan = _checked_plan(list(self.sources), weights)
+        self._num_samples = num_samples
+        self._block = block
+
+    @cached_property
+    def lanes(self) -> MixedLanes:
+        """How its samples are dealt to lanes; counts those of its sources."""
+        return MixedLanes(
+            list(self.sources.values()), self._plan, self._block, self._num_samples
+        )
+
+    def source_of(self, index: int) -> Any:
+        """Return the key of the source that a sample is of."""
+        return list(self.sources)[self._number_of(index)]
+
+    def describe(self, index: int) -> str:
+        number = self._number_of(index)
+        source = list(self.sources.values())[number]
+        own = index - int(self.lanes.offsets[number])
+        if isinstance(source, InLanes):
+            return source.describe(own)
+        return f"sample {own} of {self.source_of(index)}"
+
+    def __getitem__(self, index: int) -> Any:
+        number = self._number_of(index)
+        source = list(self.sources.values())[number]
+        return source[index - int(self.lanes.offsets[number])]
+
+    def _number_of(self, index: int) -> int:
+        return bisect_right(self._offsets, index) - 1
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        return self.lanes.offsets[:-1].tolist()  # type: ignore[no-any-return]
+
+
+class MixedLanes:
+    """The lanes of all sources, one after another.
+
+    Which source has a position is the same in every loop, so that its lane is, too.
+
+    Attributes:
+        offsets: The number of each source's first sample, and of all.
+
+    Args:
+        plan: From blocks to the weights from there on.
+    """
+
+    def __init__(
+        self,
+        sources: list[Any],
+        plan: dict[int, list[float]],
+        block: int,
+        num_samples: int | None,
+    ) -> None:
+        self.sources = sources
+        self._length = MAX_INDEX if num_samples is None else num_samples
+        self._block = block
+        self.lengths = [len(source) for source in sources]
+        if 0 in self.lengths:
+            raise ValueError(
+                f"source {self.lengths.index(0)} of Mixed has no samples. Leave it out."
+            )
+        self.offsets = np.cumsum([0, *self.lengths])
+        widths = [
+            source.lanes.num_lanes if isinstance(source, InLanes) else _MAP_LANES
+            for source in sources
+        ]
+        self._first_lanes = np.cumsum([0, *widths])
+        self.num_lanes = int(self._first_lanes[-1])
+        # From each change of the weights on: the first block, each source's samples in
+        # a block, and those that it has had before.
+        self._stretches: list[tuple[int, _Numbers, _Numbers]] = []
+        for samples, weights in sorted(plan.items()):
+            self._add_stretch(-(-samples // block), _counts(weights, block))
+        self._table = lru_cache(maxsize=4)(self._new_table)
+        own = [s.lanes.checksum for s in sources if isinstance(s, InLanes)]
+        text = repr((plan, block, num_samples, self.lengths, own))
+        self.checksum = zlib.crc32(text.encode())
+
+    def _add_stretch(self, first: int, counts: _Numbers) -> None:
+        had = np.zeros_like(counts)
+        if self._stretches:
+            begin, before, had_before = self._stretches[-1]
+            had = had_before + (first - begin) * before
+            if first == begin:
+                self._stretches.pop()
+        self._stretches.append((first, counts, had))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def num_alike(self, position: int, size: int) -> int:
+        del position, size  # The lanes of a block have no period.
+        return 1
+
+    def lane_of(self, positions: _Numbers) -> _Numbers:
+        numbers, samples = self.located(positions)
+        lanes = np.empty_like(positions)
+        for number, source in enumerate(self.sources):
+            own = numbers == number
+            places = samples[own] % self.lengths[number]
+            if isinstance(source, InLanes):
+                lanes[own] = source.lanes.lane_of(places)
+            else:
+                lanes[own] = places % _MAP_LANES
+        return lanes + self._first_lanes[numbers]
+
+    def located(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Return the source of each position, and how many of it come before."""
+        blocks, places = np.divmod(positions, self._block)
+        numbers, samples = np.empty_like(positions), np.empty_like(positions)
+        for block in np.unique(blocks):
+            own = blocks == block
+            at = bisect_right(self._stretches, int(block), key=lambda each: each[0]) - 1
+            first, counts, had = self._stretches[at]
+            of_place, before = self._table(int(block), at)
+            numbers[own] = of_place[places[own]]
+            earlier = had + (block - first) * counts
+            samples[own] = before[places[own]] + earlier[numbers[own]]
+        return numbers, samples
+
+    def _new_table(self, block: int, stretch: int) -> tuple[_Numbers, _Numbers]:
+        """Return the source of each place in a block, and how many come before it."""
+        _, counts, _ = self._stretches[stretch]
+        of_place = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(self._block)
+        of_place = of_place[Permutation(self._block, derive_seed(block)).take(places)]
+        before = np.empty_like(of_place)
+        for number in range(len(counts)):
+            own = of_place == number
+            before[own] = np.arange(np.count_nonzero(own))
+        return of_place, before
+
+    def order(self, key: int | None) -> MixedOrder:
+        """Return the order that has a key; without one, that of the sources."""
+        return MixedOrder(self, key)
+
+
+class MixedOrder:
+    """The samples of all sources, each in passes of its own."""
+
+    def __init__(self, lanes: MixedLanes, key: int | None) -> None:
+        self._lanes = lanes
+        self._orders = [
+            Passes(length, lru_cache(maxsize=2)(_orders_of(source, number, key)))
+            for number, (source, length) in enumerate(
+                zip(lanes.sources, lanes.lengths, strict=True)
+            )
+        ]
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def take(self, positions: _Numbers) -> _Numbers:
+        """Return the number of the sample at each position."""
+        numbers, samples = self._lanes.located(positions)
+        indices = np.empty_like(positions)
+        for number, order in enumerate(self._orders):
+            own = numbers == number
+            indices[own] = order(samples[own])
+        return indices + self._lanes.offsets[numbers]
+
+
+def _orders_of(source: Any, number: int, key: int | None) -> Any:
+    """Return what gives the order of each of a source's passes."""
+
+    def of_pass(number_of_pass: int) -> Order:
+        own = None if key is None else derive_seed(key, number, number_of_pass)
+        if isinstance(source, InLanes):
+            return (
+                LanesAsSampler(source.lanes, shuffle=own is not None)
+                .keyed(own or 0)
+                .take
+            )
+        if own is None:
+            return lambda places: places
+        return Permutation(len(source), own).take
+
+    return of_pass
+
+
+def _counts(weights: list[float], block: int) -> _Numbers:
+    """Return each source's samples in a block, by the largest remainders."""
+    shares = np.array(weights) / sum(weights) * block
+    counts = np.floor(shares).astype(np.int64)
+    most = np.argsort(counts - shares, kind="stable")[: block - int(counts.sum())]
+    counts[most] += 1
+    if np.any((counts == 0) & (shares > 0)):
+        raise ValueError(
+            f"a source with the weight {min(w for w in weights if w > 0)} has no "
+            f"sample in a block of {block}. Take a larger block, or a larger weight."
+        )
+    return counts
+
+
+def _checked_plan(keys: list[Any], weights: Any) -> dict[int, list[float]]:
+    """Return a plan of weights in the sources' order."""
+    plan = (
+        weights if isinstance(next(iter(weights.values())), Mapping) else {0: weights}
+    )
+    if 0 not in plan:
+        raise ValueError(
+            f"weights={weights!r}: a plan gives the weights from each number of "
+            "samples seen on, 0 among them."
+        )
+    checked = {}
+    for samples, own in plan.items():
+        are_weights = set(own) == set(keys) and min(own.values()) >= 0
+        if not (are_weights and sum(own.values()) > 0):
+            raise ValueError(
+                f"weights={own!r}: give each of the sources {keys!r} a number from 0 "
+                "up, and one of them more than 0."
+            )
+        checked[samples] = [float(own[key]) for key in keys]
+    return checked

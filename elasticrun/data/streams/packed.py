@@ -1,0 +1,114 @@
+"""`Packed`: documents as sequences of a fixed number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elasticrun.data.streams.index import STRIDE, Scan
+from elasticrun.data.streams.streams import Streams
+
+NO_DOCUMENT = -1
+
+
+class Packed(Streams):
+    """The documents of streams as sequences of tokens, which may cross documents.
+
+        texts = TextLines("data/*.jsonl", parse=json.loads)
+        train = Packed(texts, lambda sample: tokenizer.encode(sample["text"]), 1024)
+
+    A sample has "tokens", and "documents": for each token the number of its document in
+    the sequence, from 0, for masks. A sequence crosses no stream: what is left at a
+    stream's end is left out, or padded. Documents are tokenized once to count
+    sequences, and again where they are read.
+
+    Args:
+        streams: Of documents; its lanes, window and index are taken.
+        tokens: From a document to its tokens, always the same.
+        length: Tokens in a sequence.
+        pad: The token to fill a stream's last sequence up with, whose document is -1;
+            None to leave that out.
+        name: What stands for the tokenizer where counted lengths are kept: give it
+            another one whenever `tokens` is changed.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        tokens: Callable[[Any], Any],
+        length: int,
+        *,
+        pad: int | None = None,
+        name: str = "",
+    ) -> None:
+        super().__init__(**streams.options())
+        self._streams = streams
+        self._tokens = tokens
+        self._length = length
+        self._pad = pad
+        self._tokenizer = name or getattr(tokens, "__qualname__", "")
+
+    @property
+    def kind(self) -> str:
+        how = f"{self._tokenizer} {self._length} {self._pad}"
+        return f"Packed {how} {self._streams.kind}"
+
+    def scan_all(self) -> list[Scan]:
+        self._streams.scans  # noqa: B018  (that documents can be entered by)
+        return super().scan_all()
+
+    def scan(self, stream: int) -> Scan:
+        """Count the sequences; a mark is a document, and tokens of it to leave out."""
+        marks = [(0, 0)]
+        total = 0
+        span = STRIDE * self._length
+        for number, tokens in self._documents(stream, 0):
+            while len(marks) * span < total + len(tokens):
+                marks.append((number, len(marks) * span - total))
+            total += len(tokens)
+        count = total // self._length
+        if self._pad is not None:
+            count = -(-total // self._length)
+        return Scan(count, np.array(marks, np.int64))
+
+    def open(self, stream: int, first: int) -> Iterator[dict[str, Tensor]]:
+        number, (document, left_out) = self.mark(stream, first)
+        left_out = int(left_out) + (first - number) * self._length
+        tokens: list[Any] = []  # Pieces of the sequence that is being filled.
+        documents: list[Any] = []
+        missing = self._length
+        for at, whole in self._documents(stream, int(document)):
+            piece = whole[left_out:]
+            left_out = max(left_out - len(whole), 0)
+            while len(piece):
+                tokens.append(piece[:missing])
+                documents.append(np.full(len(tokens[-1]), at))
+                piece = piece[missing:]
+                missing -= len(tokens[-1])
+                if missing == 0:
+                    yield self._sequence(tokens, documents)
+                    tokens, documents, missing = [], [], self._length
+        if self._pad is not None and tokens:
+            padding = np.full(missing, self._pad)
+            documents.append(np.full(missing, NO_DOCUMENT))
+            yield self._sequence([*tokens, padding], documents)
+
+    def _documents(self, stream: int, first: int) -> Iterator[tuple[int, Any]]:
+        """Yield the number and the tokens of each document from one on."""
+        transform = self._streams.transform
+        for number, read in enumerate(self._streams.open(stream, first), first):
+            document = read if transform is None else transform(read)
+            yield number, np.asarray(self._tokens(document), np.int64)
+
+    def _sequence(self, tokens: list[Any], documents: list[Any]) -> dict[str, Tensor]:
+        numbers = np.concatenate(documents)
+        is_own = numbers != NO_DOCUMENT
+        numbers[is_own] -= numbers[0]
+        return {
+            "tokens": torch.from_numpy(np.concatenate(tokens)),
+            "documents": torch.from_numpy(numbers),
+        }

@@ -1,0 +1,41 @@
+"""`ResidentShards`: data that fits into all replicas together, but not into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from elasticrun.data.streams.streams import Streams
+
+
+class ResidentShards(Streams):
+    """Shards that a replica loads once, and keeps: those of its lanes, and no others.
+
+        shards = ResidentShards(
+            lambda n: torch.load(f"shard-{n}.pt", map_location=elasticrun.device()),
+            lengths=[50_000] * 64,
+        )
+
+    Which ones these are depends on the rank and the world size alone, so that each
+    replica holds its share of the data in all epochs. With fewer lanes than replicas
+    each loads all of it.
+
+    Args:
+        load: From the number of a shard to its samples, in something that is indexed.
+        lengths: Samples of each shard.
+        options: Those of `Streams`.
+    """
+
+    def __init__(
+        self, load: Callable[[int], Any], lengths: Sequence[int], **options: Any
+    ) -> None:
+        names = [f"shard {number}" for number in range(len(lengths))]
+        super().__init__(names, lengths=lengths, **options)
+        self._load = load
+        self._held: dict[int, Any] = {}
+
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        if stream not in self._held:
+            self._held[stream] = self._load(stream)
+        shard = self._held[stream]
+        return (shard[number] for number in range(first, len(shard)))

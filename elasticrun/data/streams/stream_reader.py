@@ -1,0 +1,134 @@
+"""Reading one stream nearly in sequence."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from elasticrun.errors import ElasticRunError
+
+logger = logging.getLogger(__name__)
+
+_SLOW_SECONDS = 5.0  # To enter a stream: worth a warning.
+# Between attempts to read from a storage that fails, about a minute in all.
+_WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+class StreamReader:
+    """Reads samples of one stream, each within a window of the last ones.
+
+    Samples that are passed over are kept until they are asked for, or the window has
+    gone by. Anything else begins anew at the window's first sample.
+
+    Args:
+        name: What messages call the stream.
+        length: Samples in it.
+        open_at: Returns an iterator over its samples from any one on.
+        window: How far from the furthest one a sample may be asked for later.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        length: int,
+        open_at: Callable[[int], Iterator[Any]],
+        *,
+        window: int,
+    ) -> None:
+        self._name = name
+        self._length = length
+        self._open_at = open_at
+        self._window = window
+        self._samples: Iterator[Any] | None = None
+        self._next = 0
+        self._kept: dict[int, Any] = {}
+
+    def read(self, number: int) -> Any:
+        """Return a sample.
+
+        Raises:
+            ElasticRunError: The stream has fewer or more samples than it had, or cannot
+                be read.
+        """
+        if number in self._kept:
+            return self._kept.pop(number)
+        if self._samples is None or number < self._next:
+            self._enter(max(0, number - self._window + 1), number)
+        self._keep_before(number)
+        sample = self._advance()
+        while (
+            self._kept and (oldest := next(iter(self._kept))) <= number - self._window
+        ):
+            del self._kept[oldest]
+        if self._next == self._length:
+            self._check_end()
+        return sample
+
+    def _enter(self, first: int, number: int) -> None:
+        self._samples = None
+        self._kept.clear()
+        self._next = first
+        start = time.monotonic()
+        self._keep_before(number)
+        seconds = time.monotonic() - start
+        if seconds > _SLOW_SECONDS:
+            logger.warning(
+                "%s: entering it at sample %d took %.1f s, since what lies before is "
+                "read, too. Streams that can be entered by an offset (plain files with "
+                "an index, Parquet, token files) need no such time.",
+                self._name,
+                number,
+                seconds,
+            )
+
+    def _keep_before(self, number: int) -> None:
+        while (passed := self._next) < number:
+            self._kept[passed] = self._advance()
+
+    def _advance(self) -> Any:
+        """Return the next sample; try again where the storage fails for a while."""
+        for wait in (*_WAIT_SECONDS, None):
+            try:
+                if self._samples is None:
+                    self._samples = iter(self._open_at(self._next))
+                sample = next(self._samples)
+            except StopIteration:
+                raise ElasticRunError(
+                    f"{self._name} ends after {self._next} samples, but had "
+                    f"{self._length} when they were counted. It has changed, or it "
+                    "depends on the rank or the worker that reads it, as a data set "
+                    "does that shares itself out. Give the whole of it to every "
+                    "replica, and start anew if the data has changed."
+                ) from None
+            except OSError as error:
+                self._samples = None
+                if wait is None or isinstance(error, _LASTING):
+                    raise ElasticRunError(
+                        f"sample {self._next} of {self._name} cannot be read: {error}"
+                    ) from error
+                logger.warning(
+                    "%s, sample %d: %s; trying again in %g s",
+                    self._name,
+                    self._next,
+                    error,
+                    wait,
+                )
+                time.sleep(wait)
+            else:
+                self._next += 1
+                return sample
+        raise AssertionError("unreachable")
+
+    def _check_end(self) -> None:
+        """Refuse a stream that has more samples than were counted."""
+        assert self._samples is not None
+        if next(self._samples, self) is not self:
+            raise ElasticRunError(
+                f"{self._name} goes on after its {self._length} samples. It has "
+                "changed since they were counted. Start anew with another checkpoint "
+                "directory."
+            )
+        self._samples = None

@@ -1,0 +1,271 @@
+"""`Streams`: a data set whose streams are read in sequence, from any sample on."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from elasticrun.checkpoint.storage.place import parse_place
+from elasticrun.data.order.lanes import DealtLanes, Lanes
+from elasticrun.data.streams.index import STRIDE, Scan, Stream, scan_all, stamp_of
+from elasticrun.data.streams.stream_reader import StreamReader
+from elasticrun.job.current import current_job
+
+logger = logging.getLogger(__name__)
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class InLanes(Dataset[Any], ABC):
+    """A data set that has lanes; samples have numbers over all of them."""
+
+    @property
+    @abstractmethod
+    def lanes(self) -> DealtLanes:
+        """How its samples are dealt to lanes."""
+
+    @abstractmethod
+    def describe(self, index: int) -> str:
+        """Return what messages call a sample: its stream, and its number there."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Any: ...
+
+    def __len__(self) -> int:
+        """Return the samples of all streams."""
+        return len(self.lanes)
+
+
+class Streams(InLanes):
+    """A data set of streams, each of which is read in sequence from any sample on.
+
+    An `AdaptiveDataLoader` reads its streams through a fixed number of lanes, each by
+    one replica and one worker at a time, and resumes at the sample at any number of
+    replicas and workers. With `shuffle=True`, each loop has another order of the
+    streams in a lane, and of the samples in each window of a lane.
+
+    A subclass says how a stream is opened and, unless the lengths are given, counted:
+
+        class Records(Streams):
+            def open(self, stream, first):
+                with open(self.names[stream], "rb") as file:
+                    file.seek(first * 100)
+                    while record := file.read(100):
+                        yield record
+
+            def count(self, stream):
+                return os.path.getsize(self.names[stream]) // 100
+
+    Streams are counted when a loader is made; every replica needs all of them.
+
+    Args:
+        names: What messages call the streams: their files, mostly.
+        lanes: How many are read side by side. With at least as many as samples in a
+            global batch, the replicas' shares are nearly even; more cost open files,
+            and memory for their windows.
+        window: Samples of a lane that are mixed. That many of each lane are in memory.
+        transform: From what is read to the sample, where it is delivered; random draws
+            in it are seeded.
+        lengths: Samples of each stream, if they are known.
+        index: A directory to keep counted lengths in; beside the checkpoints, if these
+            are in a directory, without one. A file with another size or time is
+            counted again.
+
+    Raises:
+        ValueError: There are no streams, or an argument is out of range.
+        ElasticRunError: While it is read: a stream has other samples than it had, or
+            cannot be read.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        lanes: int = 64,
+        window: int = 1000,
+        transform: Callable[[Any], Any] | None = None,
+        lengths: Sequence[int] | None = None,
+        index: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.names = list(names)
+        if not self.names:
+            raise ValueError(
+                f"{type(self).__name__} has no streams. Look at the paths it was given."
+            )
+        for what, value in {"lanes": lanes, "window": window}.items():
+            if value < 1:
+                raise ValueError(f"{what}={value} must be a whole number from 1 up.")
+        if lengths is not None and len(lengths) != len(self.names):
+            raise ValueError(
+                f"{len(lengths)} lengths were given for {len(self.names)} streams. "
+                "Give one for each."
+            )
+        self.transform = transform
+        self._num_lanes = lanes
+        self._window = window
+        self._scans = None if lengths is None else [Scan(int(n)) for n in lengths]
+        self._index = index
+        self._forget_readers()
+
+    def options(self) -> dict[str, Any]:
+        """Return what another data set over the same streams is made with."""
+        return {
+            "names": self.names,
+            "lanes": self._num_lanes,
+            "window": self._window,
+            "index": self._index,
+        }
+
+    # What a subclass says.
+
+    @abstractmethod
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        """Return an iterator over a stream's samples from number `first` on."""
+
+    def count(self, stream: int) -> int:
+        """Return how many samples a stream has; by default, by reading it."""
+        return sum(1 for _ in self.open(stream, 0))
+
+    def scan(self, stream: int) -> Scan:
+        """Return how many samples a stream has, and marks to enter it by."""
+        return Scan(self.count(stream))
+
+    @property
+    def kind(self) -> str:
+        """How streams are counted: scans of another kind are not taken for these."""
+        return type(self).__qualname__
+
+    # What it knows by then.
+
+    @property
+    def scans(self) -> list[Scan]:
+        """The length and the marks of each stream; counted at the first use."""
+        if self._scans is None:
+            self._scans = self.scan_all()
+        return self._scans
+
+    def scan_all(self) -> list[Scan]:
+        """Return the scan of each stream, kept or made now."""
+        job = current_job()
+        streams = [Stream(self.kind, name, stamp_of(name)) for name in self.names]
+        return scan_all(
+            streams,
+            self.scan,
+            directory=_directory(self._index, job.settings.checkpoint_dir),
+            rank=job.rank,
+            world_size=job.world_size,
+        )
+
+    @cached_property
+    def lanes(self) -> Lanes:  # type: ignore[override]
+        lengths = np.array([scan.length for scan in self.scans], np.int64)
+        return Lanes(lengths, self._num_lanes, window=self._window)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return self.lanes.starts.tolist()  # type: ignore[no-any-return]
+
+    def mark(self, stream: int, first: int) -> tuple[int, Any]:
+        """Return the last mark at or before a sample: its number, and its row."""
+        row = first // STRIDE
+        return row * STRIDE, self.scans[stream].marks[row]
+
+    def describe(self, index: int) -> str:
+        stream = self._stream_of(index)
+        return f"sample {index - self._starts[stream]} of {self.names[stream]}"
+
+    def __getitem__(self, index: int) -> Any:
+        stream = self._stream_of(index)
+        sample = self._reader(stream).read(index - self._starts[stream])
+        return sample if self.transform is None else self.transform(sample)
+
+    def _stream_of(self, index: int) -> int:
+        return bisect_right(self._starts, index) - 1
+
+    # Readers of streams that are open, in this process.
+
+    def _reader(self, stream: int) -> StreamReader:
+        if self._pid != os.getpid():  # A worker shares no open file with its parent.
+            self._forget_readers()
+        reader = self._readers.get(stream)
+        if reader is None:
+            reader = StreamReader(
+                self.names[stream],
+                self.scans[stream].length,
+                lambda first: self.open(stream, first),
+                window=self._window,
+            )
+            self._readers[stream] = reader
+            if len(self._readers) > 2 * self.lanes.num_lanes:
+                self._readers.popitem(last=False)
+        self._readers.move_to_end(stream)
+        return reader
+
+    def _forget_readers(self) -> None:
+        self._readers: OrderedDict[int, StreamReader] = OrderedDict()
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": OrderedDict()}
+
+
+def _directory(given: Any, checkpoint_dir: Any) -> Path | None:
+    """Return where scans are kept: as said, else beside checkpoints in a directory."""
+    if given is not None:
+        return Path(given)
+    place = None if checkpoint_dir is None else parse_place(checkpoint_dir)
+    return place / "streams" if isinstance(place, Path) else None
+
+
+def paths_of(given: Paths) -> list[str]:
+    """Return the files that paths, patterns and URLs name, each pattern's sorted."""
+    if not isinstance(given, (str, os.PathLike)):
+        return [name for each in given for name in paths_of(each)]
+    text = os.fspath(given)
+    if not glob.has_magic(text):
+        return [text]
+    if "://" not in text:
+        return sorted(glob.glob(text, recursive=True))
+    import fsspec
+
+    found = fsspec.open_files(text)
+    return sorted(file.fs.unstrip_protocol(file.path) for file in found)
+
+
+def lanes_of(
+    dataset: Any, sampler: Any, batch_sampler: Any, world_size: int
+) -> DealtLanes | None:
+    """Return the lanes of a data set in streams, or None of any other.
+
+    Raises:
+        ValueError: An order of one's own is given, too.
+    """
+    if not isinstance(dataset, InLanes):
+        return None
+    if sampler is not None or batch_sampler is not None:
+        raise ValueError(
+            f"{type(dataset).__name__} is read in streams, whose order cannot be "
+            "given: a sampler's would open them anew for each sample. Use "
+            "shuffle=True; for shares of several data sets, Mixed."
+        )
+    lanes = dataset.lanes
+    if lanes.num_lanes < world_size:
+        logger.warning(
+            "%s has %d lanes for %d replicas, so each of them reads every stream and "
+            "takes its part. Cut the data into more streams, or give more lanes.",
+            type(dataset).__name__,
+            lanes.num_lanes,
+            world_size,
+        )
+    return lanes

@@ -1,0 +1,179 @@
+"""Lanes: every sample once, by its lane, at any number of replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
+from elasticrun.data.order.lanes import Lanes
+from elasticrun.data.order.loop_orders import Passes
+from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.plan import LoopPlan
+from elasticrun.data.order.shares import LaneShares
+
+lengths = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
+any_lanes = st.builds(
+    lambda lengths, num, window: Lanes(np.array(lengths), num, window=window),
+    lengths,
+    st.integers(1, 9),
+    st.integers(1, 12),
+)
+keys = st.none() | st.integers(0, 5)
+
+
+def everywhere(lanes: Any) -> Any:
+    return np.arange(len(lanes))
+
+
+@given(any_lanes, keys)
+def test_an_order_has_each_sample_once_wherever_it_is_entered(
+    lanes: Lanes, key: int | None
+) -> None:
+    order = lanes.order(key)
+    whole = order.take(everywhere(lanes))
+    assert sorted(whole) == list(range(len(lanes)))
+    for begin in {0, len(lanes) // 2, len(lanes) - 1}:
+        entered = lanes.order(key).take(np.arange(begin, len(lanes)))
+        assert entered.tolist() == whole[begin:].tolist()
+
+
+@given(any_lanes, keys)
+def test_the_lane_of_a_position_is_that_of_its_stream(
+    lanes: Lanes, key: int | None
+) -> None:
+    samples = lanes.order(key).take(everywhere(lanes))
+    streams = np.searchsorted(lanes.starts, samples, side="right") - 1
+    expected = lanes.lane_of_stream[streams]
+    assert lanes.lane_of(everywhere(lanes)).tolist() == expected.tolist()
+
+
+@given(any_lanes)
+def test_a_round_takes_one_sample_of_each_lane_that_has_one(lanes: Lanes) -> None:
+    found, numbers = lanes.locate(everywhere(lanes))
+    rounds = [
+        (number, lane)
+        for number in range(lanes.totals.max())
+        for lane in range(lanes.num_lanes)
+        if number < lanes.totals[lane]
+    ]
+    assert list(zip(numbers, found, strict=True)) == rounds
+
+
+@given(any_lanes, st.integers(0, 5))
+def test_no_sample_leaves_its_window(lanes: Lanes, key: int) -> None:
+    """So nobody keeps more than a window of samples that were passed over."""
+    found, numbers = lanes.locate(everywhere(lanes))
+    shuffled = lanes.order(key)._shuffled(found, numbers)
+    assert (shuffled // lanes.window == numbers // lanes.window).all()
+
+
+@given(any_lanes, st.integers(1, 20), st.data())
+def test_batches_alike_have_like_lanes(lanes: Lanes, size: int, data: Any) -> None:
+    position = data.draw(st.integers(0, len(lanes) - 1))
+    count = lanes.num_alike(position, size)
+    if count > 1:
+        found = lanes.lane_of(np.arange(position, position + count * size))
+        assert (found.reshape(count, size) == found[:size]).all()
+
+
+def test_longest_streams_are_dealt_first() -> None:
+    lanes = Lanes(np.array([5, 50, 20, 10, 10, 5]), 2, window=1)
+    assert lanes.lane_of_stream.tolist() == [1, 0, 1, 1, 1, 1]
+    assert lanes.totals.tolist() == [50, 50]
+
+
+def test_orders_differ_by_key_and_windows_mix() -> None:
+    lanes = Lanes(np.full(8, 1000), 4, window=100)
+    first, other = (lanes.order(key).take(everywhere(lanes)) for key in (1, 2))
+    assert (first == other).mean() < 0.01
+    assert (np.diff(first[::4]) == 1).mean() < 0.05  # One lane's samples.
+
+
+@pytest.mark.parametrize("batch_size", [32, 64])
+def test_shares_at_64_lanes_are_nearly_even(batch_size: int) -> None:
+    """With a batch of as many samples: the largest share over the mean one."""
+    lanes = Lanes(np.full(64, 100), 64, window=1)
+    for world_size in (3, 5, 7):
+        owners = lanes.lane_of(np.arange(64)) % world_size
+        assert np.bincount(owners).max() / (64 / world_size) <= 1.1
+
+
+@st.composite
+def runs(draw: Any) -> dict[str, Any]:
+    return {
+        "lanes": draw(any_lanes),
+        "batch_size": draw(st.integers(1, 20)),
+        "max_local": draw(st.none() | st.integers(1, 6)),
+        "is_padded": draw(st.booleans()),
+        "is_endless": draw(st.booleans()),
+        "generations": draw(
+            st.lists(
+                st.tuples(st.integers(1, 6), st.integers(0, 4)), min_size=1, max_size=4
+            )
+        ),
+    }
+
+
+def plan_of(run: dict[str, Any], rank: int, world_size: int, first: int) -> LoopPlan:
+    lanes: Lanes = run["lanes"]
+    batches = SizedBatches(
+        ((0, run["batch_size"]),), MAX_INDEX if run["is_endless"] else len(lanes)
+    )
+    passes = Passes(len(lanes), lambda number: lanes.order(number).take)
+    shares = Shares(rank, world_size, run["max_local"], run["is_padded"])
+    end = first + 12 if run["is_endless"] else len(batches)
+    return LoopPlan(
+        batches,
+        LaneShares(batches, shares, None, lanes, len(lanes)),
+        passes,
+        first=first,
+        end=end,
+    )
+
+
+@given(runs())
+def test_batches_are_the_same_at_any_number_of_replicas(run: dict[str, Any]) -> None:
+    """P1, P2 and P4: over restarts with other world sizes."""
+    lanes: Lanes = run["lanes"]
+    first = 0
+    for world_size, num_batches in run["generations"]:
+        plans = [plan_of(run, rank, world_size, first) for rank in range(world_size)]
+        asked = [list(plan) for plan in plans]
+        assert asked == [
+            [indices for _, indices, part in plan.in_flight if part.num_read]
+            for plan in plans
+        ]
+        counts = {
+            tuple((number, part.is_step) for number, _, part in plan.in_flight)
+            for plan in plans
+        }
+        assert len(counts) == 1 or not run["is_padded"]
+        for number in range(first, min(first + num_batches, plans[0].end)):
+            check_batch(run, plans, number, lanes)
+        first = min(first + num_batches, plans[0].end)
+
+
+def check_batch(
+    run: dict[str, Any], plans: list[LoopPlan], number: int, lanes: Lanes
+) -> None:
+    start, size = plans[0].batches.start(number), plans[0].batches.size(number)
+    expected = plans[0].order(np.arange(start, start + size)).tolist()
+    delivered: list[int] = []
+    weight = 0.0
+    for rank, plan in enumerate(plans):
+        micros = [each for each in plan.in_flight if each[0] == number]
+        own = [i for _, indices, p in micros for i in indices[: p.num_valid]]
+        streams = np.searchsorted(lanes.starts, own, side="right") - 1
+        if lanes.num_lanes >= len(plans):
+            assert set(lanes.lane_of_stream[streams] % len(plans)) <= {rank}
+        delivered += own
+        weight += sum(part.weight for _, _, part in micros) / len(plans)
+        assert all(len(p) <= (run["max_local"] or size) for _, p, _ in micros)
+        assert [part.is_step for _, _, part in micros][-1]
+    assert sorted(delivered) == sorted(expected)
+    assert weight == pytest.approx(1)
