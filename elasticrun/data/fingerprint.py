@@ -24,7 +24,8 @@ _WORDS = {
     "shuffle": "as shuffle",
     "seed": "as the seed",
     "drop_last": "as drop_last",
-    "order": "as a checksum of the sampler's order",
+    "order": "as a checksum of the order (the sampler's; of streams, that of the "
+    "streams' lengths, lanes and window)",
     "mode": "as the mode",
     "members": "as the members",
 }

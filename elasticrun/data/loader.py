@@ -280,7 +280,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     ) -> LoopShares:
         """Return what this replica reads of each global batch of a loop."""
         lanes = self._lanes
-        if lanes is None or lanes.num_lanes < self._shares.world_size:
+        if lanes is None:
             return EvenShares(loop.batches, self._shares, cuts)
         length = order.length if isinstance(order, Passes) else len(lanes)
         return LaneShares(loop.batches, self._shares, cuts, lanes, length)

@@ -261,5 +261,5 @@ def test_another_order_of_the_same_length_is_refused(tmp_path: Path) -> None:
 
     run_once(lambda: script(orders[0]), tmp_path)
     run_once(lambda: script(orders[0]), tmp_path)
-    with pytest.raises(CheckpointError, match="checksum of the sampler's order"):
+    with pytest.raises(CheckpointError, match="checksum of the order"):
         run_once(lambda: script(orders[1]), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import tarfile
 from collections.abc import Callable, Iterator
@@ -26,7 +27,16 @@ def open_file(name: str) -> IO[bytes]:
     import fsspec
 
     file: IO[bytes] = fsspec.open(name, "rb", compression="infer").open()
-    return file
+    return file if file.seekable() else io.BufferedReader(file)  # type: ignore[arg-type]
+
+
+def skip_to(file: IO[bytes], offset: int) -> None:
+    """Go to an offset from the beginning, by reading where a file cannot seek."""
+    if file.seekable():
+        file.seek(offset)
+        return
+    while offset and (read := file.read(min(offset, _BLOCK))):
+        offset -= len(read)
 
 
 class TextLines(Streams):
@@ -71,7 +81,7 @@ class TextLines(Streams):
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number, offset = self.mark(stream, first)
         with open_file(self.names[stream]) as file:
-            file.seek(int(offset))
+            skip_to(file, int(offset))
             for line in itertools.islice(file, first - number, None):
                 text = line.decode().rstrip("\r\n")
                 yield text if self._parse is None else self._parsed(text, stream, first)
@@ -122,8 +132,8 @@ class TarShards(Streams):
         """Yield the offset of each sample from one on, and its content."""
         begin, sample = offset, {"__key__": ""}
         with open_file(self.names[stream]) as file:
-            file.seek(offset)
-            with tarfile.open(fileobj=file, mode="r:") as shard:
+            skip_to(file, offset)
+            with tarfile.open(fileobj=file, mode="r|") as shard:
                 for member in shard:
                     if not member.isfile():
                         continue

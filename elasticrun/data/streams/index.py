@@ -110,7 +110,8 @@ def stamp_of(name: str) -> str:
 def _read(directory: Path, stream: Stream) -> Scan | None:
     """Return what is kept of a stream, if its content is still the same."""
     try:
-        with np.load(directory / stream.file_name, allow_pickle=False) as kept:
+        with open(directory / stream.file_name, "rb") as file:
+            kept = np.load(file, allow_pickle=False)
             if str(kept["stamp"]) != stream.stamp:
                 return None
             return Scan(int(kept["length"]), kept["marks"])

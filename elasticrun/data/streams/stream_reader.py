@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,13 @@ logger = logging.getLogger(__name__)
 _SLOW_SECONDS = 5.0  # To enter a stream: worth a warning.
 # Between attempts to read from a storage that fails, about a minute in all.
 _WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_LASTING = (
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    io.UnsupportedOperation,
+)
 
 
 class StreamReader:

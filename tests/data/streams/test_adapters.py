@@ -1,0 +1,127 @@
+"""Each kind of stream on real files: what it reads, and where it can be entered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    ElasticRunError,
+    Packed,
+    TextLines,
+    TokenFiles,
+)
+from elasticrun.data.streams.index import STRIDE
+from tests.support.generations import run_once
+from tests.support.streams import KINDS, LENGTHS, json_lines, rows
+
+pytestmark = pytest.mark.usefixtures("job")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sample_once_in_any_place(kind: str, tmp_path: Path) -> None:
+    streams = KINDS[kind](tmp_path)
+    records = list(itertools.chain.from_iterable(rows()))
+    assert len(streams) == len(records)
+    assert [streams[number] for number in range(len(records))] == records
+    for number in (STRIDE, STRIDE - 1, 2 * STRIDE + 500, 7, len(records) - 1):
+        streams._forget_readers()
+        assert streams[number] == records[number]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_deliver_what_one_process_does(kind: str, tmp_path: Path) -> None:
+    streams = KINDS[kind](tmp_path)
+
+    def delivered(num_workers: int) -> list[list[int]]:
+        loader = AdaptiveDataLoader(
+            streams,
+            64,
+            shuffle=True,
+            num_workers=num_workers,
+            collate_fn=lambda samples: [int(sample["n"]) for sample in samples],
+        )
+        return list(loader)
+
+    here = run_once(lambda: delivered(0))
+    samples = [sample for batch in here for sample in batch]
+    assert sorted(samples) == list(range(sum(LENGTHS)))
+    assert samples != sorted(samples)
+    assert run_once(lambda: delivered(2)) == here
+
+
+def test_tokens_are_sequences_with_their_targets(tmp_path: Path) -> None:
+    tokens = [np.arange(length, dtype=np.uint16) for length in (0, 8, 25, 33)]
+    for number, each in enumerate(tokens):
+        each.tofile(tmp_path / f"{number}.bin")
+    (tmp_path / "0.bin").write_bytes(b"\1\0")  # A file of none cannot be mapped.
+    files = TokenFiles(tmp_path / "*.bin", 8)
+    assert [scan.length for scan in files.scans] == [0, 0, 3, 4]
+    assert [files[n][0].item() for n in range(7)] == [0, 8, 16, 0, 8, 16, 24]
+    assert all(torch.equal(files[n].diff(), torch.ones(8)) for n in range(7))
+
+
+def document(sample: dict[str, Any]) -> list[int]:
+    return list(sample["text"].encode())
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+def test_packed_documents_cross_sequences_and_no_streams(
+    pad: int | None, tmp_path: Path
+) -> None:
+    packed = Packed(json_lines(tmp_path), document, 32, pad=pad)
+    expected = []
+    for records in rows():
+        tokens = [token for record in records for token in document(record)]
+        if pad is not None:
+            tokens += [pad] * (-len(tokens) % 32)
+        expected += [tokens[at : at + 32] for at in range(0, len(tokens) - 31, 32)]
+    assert [packed[n]["tokens"].tolist() for n in range(len(packed))] == expected
+    for number in (len(packed) - 1, STRIDE, 3, STRIDE - 1):
+        packed._forget_readers()
+        assert packed[number]["tokens"].tolist() == expected[number]
+
+
+def test_packed_sequences_say_where_documents_begin(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("aaa\nbb\n\nccccc\n")
+    packed = Packed(
+        TextLines(tmp_path / "a"), lambda text: list(text.encode()), 4, pad=0
+    )
+    assert [bytes(packed[n]["tokens"].tolist()) for n in range(3)] == [
+        b"aaab",
+        b"bccc",
+        b"cc\0\0",
+    ]
+    assert [packed[n]["documents"].tolist() for n in range(3)] == [
+        [0, 0, 0, 1],
+        [0, 2, 2, 2],
+        [0, 0, -1, -1],
+    ]
+
+
+class SharesItselfOut(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        return iter(range(0 if worker is None else worker.id, 10, 2))
+
+
+def test_what_shares_itself_out_is_refused() -> None:
+    with pytest.raises(TypeError, match="shares itself out .get_worker_info"):
+        AdaptiveDataLoader(SharesItselfOut(), 4)
+
+
+def test_a_broken_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2\n')
+    lines = TextLines(tmp_path / "a.jsonl", parse=json.loads)
+    with pytest.raises(ElasticRunError, match=r"line 2 of .*a\.jsonl cannot be parsed"):
+        lines[1]

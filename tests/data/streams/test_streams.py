@@ -1,0 +1,320 @@
+"""A loader over streams: restarts, what is counted, what goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    CheckpointError,
+    CombinedLoader,
+    ElasticRunError,
+    Mixed,
+    Streams,
+    TextLines,
+    remaining_epochs_until,
+    request_stop,
+)
+from elasticrun.data.streams import stream_reader
+from elasticrun.data.streams.stream_reader import StreamReader
+from tests.support.generations import generation, run_once
+
+
+class Numbers(Streams):
+    """Streams of numbers, one after another over all of them."""
+
+    def __init__(self, *lengths: int, **options: Any) -> None:
+        names = [f"stream {number}" for number in range(len(lengths))]
+        super().__init__(names, lengths=lengths, **options)
+        self.begins = [0, *itertools.accumulate(lengths)]
+        self.opened: list[tuple[int, int]] = []
+
+    def open(self, stream: int, first: int) -> Iterator[int]:
+        self.opened.append((stream, first))
+        return iter(range(self.begins[stream] + first, self.begins[stream + 1]))
+
+
+def flat(batches: Any) -> list[int]:
+    return [sample for batch in batches for sample in batch.tolist()]
+
+
+LENGTHS = (30, 0, 7, 41, 12)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": True}])
+def test_a_loop_goes_on_at_the_sample(options: dict[str, Any], tmp_path: Path) -> None:
+    def script(stop_in: int = -1) -> list[tuple[int, list[int]]]:
+        streams = Numbers(*LENGTHS, lanes=3, window=5)
+        loader = AdaptiveDataLoader(streams, 8, **options)
+        for epoch in remaining_epochs_until(2):
+            for batch in loader:
+                delivered.append((epoch, batch.tolist()))
+                if len(delivered) == stop_in:
+                    request_stop()
+        return delivered
+
+    delivered: list[tuple[int, list[int]]] = []
+    calm = run_once(script)
+    for epoch in (0, 1):
+        samples = [sample for at, batch in calm if at == epoch for sample in batch]
+        assert (
+            len(set(samples)) == len(samples) == (88 if "drop_last" in options else 90)
+        )
+    for stop_in in (1, 5, len(calm) // 2, len(calm) - 1):
+        delivered = []
+        directory = tmp_path / str(stop_in)
+        assert run_once(lambda at=stop_in: script(at), directory) is None
+        assert len(delivered) in (stop_in, stop_in + 1)
+        assert run_once(script, directory) == calm
+
+
+def test_endless_batches_go_on_in_other_passes(tmp_path: Path) -> None:
+    def script(num_batches: int) -> list[int]:
+        loader = AdaptiveDataLoader(Numbers(*LENGTHS, lanes=3, window=5), 8, True)
+        for number, batch in enumerate(loader.batches(40), 1):
+            delivered.extend(batch.tolist())
+            if number == num_batches:
+                request_stop()
+        return delivered
+
+    delivered: list[int] = []
+    whole = run_once(lambda: script(-1))
+    delivered = []
+    passes = [whole[at : at + 90] for at in (0, 90, 180)]
+    assert all(sorted(each) == list(range(90)) for each in passes)
+    assert passes[0] != passes[1] != passes[2]
+    for num_batches in (3, 20, 11):
+        run_once(lambda at=num_batches: script(at), tmp_path)
+    assert run_once(lambda: script(-1), tmp_path) == whole
+
+
+def test_a_resume_reads_at_most_a_window_again() -> None:
+    streams = Numbers(10_000, lanes=1, window=100)
+    with generation():
+        loader = AdaptiveDataLoader(streams, 10, shuffle=True)
+        batches = loader.read(0, first_batch=555)
+        next(batches)
+    [(_, first)] = streams.opened
+    assert 5400 <= first <= 5550
+
+
+def test_members_of_a_combined_loader_may_be_streams(job: Any) -> None:
+    streams = AdaptiveDataLoader(Numbers(*LENGTHS, lanes=3), 9, True, name="streams")
+    items = AdaptiveDataLoader(range(50), 5, shuffle=True, name="items")
+    turns = list(CombinedLoader([streams, items]))
+    assert sorted(flat(turn[0] for turn in turns)) == list(range(90))
+    assert sorted(flat(turn[1] for turn in turns)) == list(range(50))
+
+
+def test_transforms_draw_alike_with_and_without_workers(job: Any) -> None:
+    def drawn(num_workers: int) -> list[Any]:
+        streams = Numbers(*LENGTHS, lanes=3, transform=lambda n: n + random.random())
+        loader = AdaptiveDataLoader(
+            streams, 8, True, seed_each="sample", num_workers=num_workers
+        )
+        return flat(loader)
+
+    assert run_once(lambda: drawn(2)) == run_once(lambda: drawn(0))
+
+
+@pytest.mark.parametrize("what", ["sampler", "batch_sampler"])
+def test_orders_of_ones_own_are_refused(job: Any, what: str) -> None:
+    own = [0, 1] if what == "sampler" else [[0, 1]]
+    with pytest.raises(
+        ValueError, match="read in streams, whose order cannot be given"
+    ):
+        AdaptiveDataLoader(Numbers(3, 4), **{what: own})
+
+
+def test_other_lengths_are_no_resume(tmp_path: Path) -> None:
+    def script(*lengths: int) -> None:
+        for _ in AdaptiveDataLoader(Numbers(*lengths), 4):
+            request_stop()
+
+    run_once(lambda: script(10, 20), tmp_path)
+    with pytest.raises(CheckpointError, match="streams' lengths, lanes and window"):
+        run_once(lambda: script(11, 19), tmp_path)
+
+
+def test_empty_and_missing_streams_are_refused(job: Any) -> None:
+    with pytest.raises(ValueError, match="Numbers has no streams"):
+        Numbers()
+    with pytest.raises(ValueError, match="is empty"):
+        AdaptiveDataLoader(Numbers(0, 0), 4)
+    with pytest.raises(ValueError, match="window=0"):
+        Numbers(1, window=0)
+
+
+# What is counted.
+
+
+class Counted(TextLines):
+    counted: ClassVar[list[int]] = []
+
+    def scan(self, stream: int) -> Any:
+        self.counted.append(stream)
+        return super().scan(stream)
+
+
+def test_lengths_are_counted_once_and_kept(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text("x\n" * ord(name))
+
+    def count() -> list[int]:
+        Counted.counted.clear()
+        lines = Counted([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+        assert [scan.length for scan in lines.scans] == [97, 98, len(content)]
+        return sorted(Counted.counted)
+
+    content = "x" * 99
+    directory = tmp_path / "checkpoints"
+    assert run_once(count) == [0, 1, 2]  # There is nowhere to keep them.
+    assert run_once(count, directory) == [0, 1, 2]
+    assert run_once(count, directory) == []
+    content = "y" * 17
+    (tmp_path / "c").write_text("y\n" * 17)
+    assert run_once(count, directory) == [2]
+    [first, *_] = sorted((directory / "streams").iterdir())
+    first.write_bytes(first.read_bytes()[:100])
+    assert len(run_once(count, directory)) == 1
+
+
+def test_a_file_that_changes_is_an_error(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("x\n" * 10)
+    for content, match in [
+        ("x\n" * 9, "ends after 9 samples, but had 10"),
+        ("x\n" * 11, "goes on after its 10 samples"),
+    ]:
+        lines = TextLines(path, window=1)
+        assert len(lines) == 10
+        path.write_text(content)
+        with pytest.raises(ElasticRunError, match=match):
+            [lines[number] for number in range(10)]
+        path.write_text("x\n" * 10)
+
+
+# Reading one stream.
+
+
+@given(st.integers(1, 40), st.integers(1, 10), st.data())
+def test_a_reader_gives_any_sample(length: int, window: int, data: Any) -> None:
+    reader = StreamReader(
+        "s", length, lambda first: iter(range(first, length)), window=window
+    )
+    for number in data.draw(st.lists(st.integers(0, length - 1), max_size=30)):
+        assert reader.read(number) == number
+        assert len(reader._kept) <= 2 * window
+
+
+def test_a_storage_that_fails_for_a_while_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stream_reader, "_WAIT_SECONDS", (0.0, 0.0))
+    fails_at = [3, 3, 5]
+
+    def opened(first: int) -> Iterator[int]:
+        for number in range(first, 10):
+            if fails_at and fails_at[0] == number:
+                raise ConnectionError(f"lost {fails_at.pop(0)}")
+            yield number
+
+    reader = StreamReader("s", 10, opened, window=1)
+    with caplog.at_level(logging.WARNING):
+        assert [reader.read(number) for number in range(10)] == list(range(10))
+    assert caplog.text.count("trying again") == 3
+    fails_at = [0] * 3
+    with pytest.raises(ElasticRunError, match="sample 0 of s cannot be read: lost 0"):
+        StreamReader("s", 10, opened, window=1).read(0)
+
+
+def test_a_process_that_is_forked_or_sent_opens_for_itself(job: Any) -> None:
+    streams = Numbers(*LENGTHS, lanes=3)
+    assert streams[0] == 0
+    sent = pickle.loads(pickle.dumps(streams))
+    assert not sent._readers
+    child = os.fork()
+    if child == 0:
+        is_alone = streams[50] == 50 and len(streams._readers) == 1
+        os._exit(not is_alone)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# Mixing.
+
+SOURCES = {"a": Numbers(40, 13, lanes=2, window=5), "b": [-n for n in range(1, 11)]}
+
+
+def test_shares_are_exact_and_sources_go_on_in_passes(job: Any) -> None:
+    mix = Mixed(SOURCES, {"a": 3, "b": 1}, block=20)
+    loader = AdaptiveDataLoader(mix, 10, shuffle=True)
+    samples, sources = [], []
+    for batch in loader.batches(40):
+        samples += batch.tolist()
+        sources += loader.sources
+    assert all(
+        ("b" if n < 0 else "a") == s for n, s in zip(samples, sources, strict=True)
+    )
+    for at in range(0, 400, 20):
+        assert sources[at : at + 20].count("b") == 5
+    own = [number for number in samples if number >= 0]
+    assert sorted(own[:53]) == sorted(own[53:106]) == list(range(53))
+    assert own[:53] != own[53:106]
+
+
+def test_weights_follow_a_plan_of_samples_seen(job: Any) -> None:
+    plan = {0: {"a": 1, "b": 1}, 35: {"a": 0, "b": 1}}
+    loader = AdaptiveDataLoader(Mixed(SOURCES, plan, block=10), 10)
+    signs = [sample < 0 for sample in flat(loader.batches(8))]
+    assert [sum(signs[at : at + 10]) for at in range(0, 80, 10)] == [5] * 4 + [10] * 4
+
+
+def test_a_loop_over_a_mix_has_the_samples_that_were_said(tmp_path: Path) -> None:
+    def script(is_stopped: bool) -> list[int]:
+        mix = Mixed(SOURCES, {"a": 1, "b": 1}, num_samples=50, block=10)
+        for batch in AdaptiveDataLoader(mix, 8, shuffle=True):
+            delivered.extend(batch.tolist())
+            if is_stopped:
+                request_stop()
+        return delivered
+
+    delivered: list[int] = []
+    calm = run_once(lambda: script(False))
+    assert len(calm) == 50
+    delivered = []
+    assert run_once(lambda: script(True), tmp_path) is None
+    assert run_once(lambda: script(False), tmp_path) == calm
+
+
+@pytest.mark.parametrize(
+    ("weights", "match"),
+    [
+        ({"a": 1}, "give each of the sources"),
+        ({"a": 1, "b": -1}, "from 0 up"),
+        ({"a": 0, "b": 0}, "more than 0"),
+        ({5: {"a": 1, "b": 1}}, "0 among them"),
+        ({"a": 1000, "b": 0.1}, "has no sample in a block of 20"),
+    ],
+)
+def test_weights_that_say_nothing_are_refused(
+    job: Any, weights: Any, match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        len(Mixed(SOURCES, weights, block=20))
+
+
+def test_what_a_sample_is_called() -> None:
+    mix = Mixed(SOURCES, {"a": 1, "b": 1})
+    assert mix.describe(45) == "sample 5 of stream 1"
+    assert mix.describe(55) == "sample 2 of b"

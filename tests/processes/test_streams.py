@@ -1,0 +1,115 @@
+"""Streams in real replicas: each sample once, through stops, kills and rescaling."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    Variables,
+    generation,
+    init,
+    rank,
+    remaining_epochs_until,
+    request_checkpoint,
+    request_stop,
+)
+from elasticrun.testing import GenerationFailed, run_generation
+from tests.support.streams import KINDS, LENGTHS
+
+pytestmark = pytest.mark.slow
+
+BATCH = 96
+NUM_BATCHES = -(-sum(LENGTHS) // BATCH)
+
+
+def numbers(samples: list[Any]) -> list[int]:
+    return [int(sample["n"]) for sample in samples]
+
+
+def script(
+    directory: str,
+    files: str,
+    kind: str,
+    num_workers: int = 0,
+    stop_in: int = -1,
+    kill_in: int = -1,
+) -> str:
+    """Loop twice over streams; note what is delivered."""
+    init(directory, save_interval="off")
+    loader = AdaptiveDataLoader(
+        KINDS[kind](Path(files)),
+        BATCH,
+        shuffle=True,
+        num_workers=num_workers,
+        max_local_batch_size=50,
+        collate_fn=numbers,
+    )
+    count = Variables(batches=0)
+    with open(f"{directory}.{generation()}.{rank()}", "w") as log:
+        for epoch in remaining_epochs_until(2):
+            for batch in loader:
+                if epoch * NUM_BATCHES + loader.batch_index == kill_in and rank() == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                own = batch[: loader.num_valid]
+                line = [epoch, loader.batch_index, loader.index, own]
+                print(json.dumps(line), file=log, flush=True)
+                if loader.is_step:
+                    count.batches += 1
+                    if count.batches == stop_in:
+                        request_stop()
+                    elif count.batches % 7 == 0:
+                        request_checkpoint()
+    return f"{count.batches} batches"
+
+
+def delivered(directory: Path) -> dict[int, dict[tuple[int, int], list[int]]]:
+    """Return, for each generation, the samples of each global batch, sorted."""
+    generations: dict[int, dict[tuple[int, int], list[int]]] = {}
+    for log in sorted(directory.parent.glob(f"{directory.name}.*.*")):
+        batches = generations.setdefault(int(log.name.split(".")[1]), {})
+        for line in log.read_text().splitlines():
+            epoch, batch, _, samples = json.loads(line)
+            batches.setdefault((epoch, batch), []).extend(samples)
+    return {
+        number: {key: sorted(samples) for key, samples in batches.items()}
+        for number, batches in generations.items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_the_same_through_stops_a_kill_and_rescaling(
+    kind: str, tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    calm, shaken = tmp_path / "calm", tmp_path / "shaken"
+    run_generation(script, 1, str(calm), str(files), kind)
+    [expected] = delivered(calm).values()
+    for epoch in (0, 1):
+        samples = [n for (at, _), own in expected.items() if at == epoch for n in own]
+        assert sorted(samples) == list(range(sum(LENGTHS)))
+
+    args = (str(shaken), str(files), kind)
+    assert run_generation(script, 1, *args, 0, 5) == [None]
+    with pytest.raises(GenerationFailed):
+        run_generation(script, 3, *args, 2, -1, NUM_BATCHES + 3)
+    assert run_generation(script, 2, *args, 1) == [f"{2 * NUM_BATCHES} batches"] * 2
+
+    kept: dict[tuple[int, int], list[int]] = {}
+    for batches in delivered(shaken).values():
+        assert all(set(own) <= set(expected[key]) for key, own in batches.items())
+        # What lies before the place where a generation went on was delivered whole;
+        # what came behind it had not been saved, and a kill may have torn it.
+        kept = {key: own for key, own in kept.items() if key < min(batches)}
+        assert all(own == expected[key] for key, own in kept.items())
+        assert len(kept) == sum(key < min(batches) for key in expected)
+        kept |= batches
+    assert kept == expected
