@@ -32,6 +32,7 @@ setup(
         "progress": ["tqdm"],
         "safetensors": ["safetensors>=0.4"],
         "remote": ["fsspec>=2024.10"],  # and s3fs, gcsfs, ...: one a kind of store
+        "streams": ["pyarrow", "zstandard"],  # Parquet; files that end in .zst
         "examples": ["scikit-learn"],
         "accelerate": ["accelerate>=1.0"],
         "lightning": ["lightning>=2.1"],

@@ -130,11 +130,22 @@ def run_blocks(codes: dict[str, str], directory: str) -> list[str]:
         here.mkdir(exist_ok=True)
         os.chdir(here)
         os.environ["ELASTICRUN_CHECKPOINT_DIR"] = str(here / "checkpoints")
+        write_records(here / "data")
         try:
             printed.append(run_block(code, name))
         except Exception as error:
             raise RuntimeError(f"{name} failed") from error
     return printed
+
+
+def write_records(folder: Path) -> None:
+    """Write the files that docs/streams.md reads."""
+    folder.mkdir(exist_ok=True)
+    for name in ("a.jsonl", "b.jsonl"):
+        lines = "".join(f'{{"n": {n}, "name": "{name}"}}\n' for n in range(40))
+        whole = folder / f"{name}.{os.getpid()}"
+        whole.write_text(lines)
+        whole.replace(folder / name)
 
 
 def post(url: str, json: object) -> None:

@@ -25,6 +25,7 @@ EXAMPLES = [
     "fixmatch.py",
     "gpt.py",
     "lightning_digits.py",
+    "stream.py",
     "text.py",
     "trainer_gpt2.py",
 ]
@@ -68,6 +69,28 @@ def test_steps_learn_the_same_through_a_stop(
     assert len(printed(calm)) == 3
     assert re.fullmatch(rf"step +{num_steps}  {last}", printed(calm)[-1])
     assert printed(cut) == printed(calm)
+
+
+@pytest.mark.slow
+def test_streams_learn_the_same_at_4_2_and_3_replicas(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "stream.py"
+    calm, shaken = tmp_path / "calm", tmp_path / "shaken"
+    argv = str(script), "--steps=100", f"--data={tmp_path / 'data'}"
+    run = functools.partial(Run, script.read_text(), argv=argv)
+    run_generation(run_each, 1, run(calm))
+    for world_size, steps in ((4, 30), (2, 20), (3, None)):
+        leave = None if steps is None else Leave("stop", after=steps)
+        run_generation(run_each, world_size, run(shaken, leave))
+    bits = [
+        [
+            float(number)
+            for number in re.findall(r"([\d.]+) bits", "\n".join(printed(at)))
+        ]
+        for at in (calm, shaken)
+    ]
+    assert len(bits[0]) == 2
+    assert bits[0][1] < 4.0
+    assert bits[1] == pytest.approx(bits[0], abs=0.011)  # Rounding shows in one digit.
 
 
 @pytest.mark.slow

@@ -80,22 +80,21 @@ class TextLines(Streams):
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number, offset = self.mark(stream, first)
+        parse = self._parse
         with open_file(self.names[stream]) as file:
             skip_to(file, int(offset))
-            for line in itertools.islice(file, first - number, None):
-                text = line.decode().rstrip("\r\n")
-                yield text if self._parse is None else self._parsed(text, stream, first)
-                first += 1
-
-    def _parsed(self, text: str, stream: int, number: int) -> Any:
-        assert self._parse is not None
-        try:
-            return self._parse(text)
-        except ValueError as error:
-            raise ElasticRunError(
-                f"line {number + 1} of {self.names[stream]} cannot be parsed: {error}. "
-                "Mend the file, or let `parse` return something for such lines."
-            ) from error
+            lines = io.TextIOWrapper(file, "utf-8", newline="\n")
+            try:
+                for line in itertools.islice(lines, first - number, None):
+                    text = line.rstrip("\r\n")
+                    yield text if parse is None else parse(text)
+                    first += 1
+            except ValueError as error:
+                raise ElasticRunError(
+                    f"line {first + 1} of {self.names[stream]} cannot be parsed: "
+                    f"{error}. Mend the file, or let `parse` return something for such "
+                    "lines."
+                ) from error
 
 
 class TarShards(Streams):

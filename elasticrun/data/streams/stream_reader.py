@@ -52,6 +52,12 @@ class StreamReader:
         self._samples: Iterator[Any] | None = None
         self._next = 0
         self._kept: dict[int, Any] = {}
+        self._num_failures = 0  # In a row.
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all was read, and asked for."""
+        return self._next == self._length and not self._kept
 
     def read(self, number: int) -> Any:
         """Return a sample.
@@ -60,16 +66,16 @@ class StreamReader:
             ElasticRunError: The stream has fewer or more samples than it had, or cannot
                 be read.
         """
-        if number in self._kept:
-            return self._kept.pop(number)
+        kept = self._kept
+        if number in kept:
+            return kept.pop(number)
         if self._samples is None or number < self._next:
             self._enter(max(0, number - self._window + 1), number)
         self._keep_before(number)
         sample = self._advance()
-        while (
-            self._kept and (oldest := next(iter(self._kept))) <= number - self._window
-        ):
-            del self._kept[oldest]
+        gone = number - self._window
+        while kept and (oldest := next(iter(kept))) <= gone:
+            del kept[oldest]
         if self._next == self._length:
             self._check_end()
         return sample
@@ -96,38 +102,36 @@ class StreamReader:
             self._kept[passed] = self._advance()
 
     def _advance(self) -> Any:
-        """Return the next sample; try again where the storage fails for a while."""
-        for wait in (*_WAIT_SECONDS, None):
-            try:
-                if self._samples is None:
-                    self._samples = iter(self._open_at(self._next))
-                sample = next(self._samples)
-            except StopIteration:
-                raise ElasticRunError(
-                    f"{self._name} ends after {self._next} samples, but had "
-                    f"{self._length} when they were counted. It has changed, or it "
-                    "depends on the rank or the worker that reads it, as a data set "
-                    "does that shares itself out. Give the whole of it to every "
-                    "replica, and start anew if the data has changed."
-                ) from None
-            except OSError as error:
-                self._samples = None
-                if wait is None or isinstance(error, _LASTING):
-                    raise ElasticRunError(
-                        f"sample {self._next} of {self._name} cannot be read: {error}"
-                    ) from error
-                logger.warning(
-                    "%s, sample %d: %s; trying again in %g s",
-                    self._name,
-                    self._next,
-                    error,
-                    wait,
-                )
-                time.sleep(wait)
-            else:
-                self._next += 1
-                return sample
-        raise AssertionError("unreachable")
+        """Return the next sample."""
+        try:
+            if self._samples is None:
+                self._samples = iter(self._open_at(self._next))
+            sample = next(self._samples)
+        except StopIteration:
+            raise ElasticRunError(
+                f"{self._name} ends after {self._next} samples, but had "
+                f"{self._length} when they were counted. It has changed, or it depends "
+                "on the rank or the worker that reads it, as a data set does that "
+                "shares itself out. Give the whole of it to every replica, and start "
+                "anew if the data has changed."
+            ) from None
+        except OSError as error:
+            self._wait_after(error)
+            return self._advance()
+        self._next += 1
+        self._num_failures = 0
+        return sample
+
+    def _wait_after(self, error: OSError) -> None:
+        """Wait before another attempt where the storage fails for a while."""
+        self._samples = None
+        place = f"sample {self._next} of {self._name}"
+        if isinstance(error, _LASTING) or self._num_failures == len(_WAIT_SECONDS):
+            raise ElasticRunError(f"{place} cannot be read: {error}") from error
+        wait = _WAIT_SECONDS[self._num_failures]
+        self._num_failures += 1
+        logger.warning("%s: %s; trying again in %g s", place, error, wait)
+        time.sleep(wait)
 
     def _check_end(self) -> None:
         """Refuse a stream that has more samples than were counted."""

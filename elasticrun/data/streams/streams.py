@@ -7,7 +7,6 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -182,42 +181,49 @@ class Streams(InLanes):
         return row * STRIDE, self.scans[stream].marks[row]
 
     def describe(self, index: int) -> str:
-        stream = self._stream_of(index)
+        stream = bisect_right(self._starts, index) - 1
         return f"sample {index - self._starts[stream]} of {self.names[stream]}"
 
     def __getitem__(self, index: int) -> Any:
-        stream = self._stream_of(index)
-        sample = self._reader(stream).read(index - self._starts[stream])
-        return sample if self.transform is None else self.transform(sample)
+        return self.__getitems__([index])[0]
 
-    def _stream_of(self, index: int) -> int:
-        return bisect_right(self._starts, index) - 1
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the samples at indices."""
+        if self._pid != os.getpid():  # A worker shares no open file with its parent.
+            self._forget_readers()
+        starts, readers = self._starts, self._readers
+        samples = []
+        for index in indices:
+            stream = bisect_right(starts, index) - 1
+            reader = readers.get(stream) or self._new_reader(stream)
+            samples.append(reader.read(index - starts[stream]))
+        transform = self.transform
+        return samples if transform is None else [transform(each) for each in samples]
 
     # Readers of streams that are open, in this process.
 
-    def _reader(self, stream: int) -> StreamReader:
-        if self._pid != os.getpid():  # A worker shares no open file with its parent.
-            self._forget_readers()
-        reader = self._readers.get(stream)
-        if reader is None:
-            reader = StreamReader(
-                self.names[stream],
-                self.scans[stream].length,
-                lambda first: self.open(stream, first),
-                window=self._window,
-            )
-            self._readers[stream] = reader
-            if len(self._readers) > 2 * self.lanes.num_lanes:
-                self._readers.popitem(last=False)
-        self._readers.move_to_end(stream)
-        return reader
+    def _new_reader(self, stream: int) -> StreamReader:
+        """Return what reads a stream that is not open; a few may be open too many."""
+        readers = self._readers
+        if len(readers) >= 2 * self.lanes.num_lanes:
+            for other in [each for each in readers if readers[each].is_at_end]:
+                del readers[other]
+        if len(readers) >= 4 * self.lanes.num_lanes:
+            readers.clear()
+        readers[stream] = StreamReader(
+            self.names[stream],
+            self.scans[stream].length,
+            lambda first: self.open(stream, first),
+            window=self._window,
+        )
+        return readers[stream]
 
     def _forget_readers(self) -> None:
-        self._readers: OrderedDict[int, StreamReader] = OrderedDict()
+        self._readers: dict[int, StreamReader] = {}
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": OrderedDict()}
+        return {**self.__dict__, "_readers": {}}
 
 
 def _directory(given: Any, checkpoint_dir: Any) -> Path | None:

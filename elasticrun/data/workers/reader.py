@@ -6,17 +6,24 @@ import gc
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from elasticrun.data.order.plan import Cut, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
 from elasticrun.data.workers.in_memory import InMemory, cut_into_tensors, in_memory
+from elasticrun.data.workers.joining import joined
 from elasticrun.data.workers.reading import Reader, batch_reading, takes_tensor
 from elasticrun.data.workers.transfer import send_small_tensors_by_value
 from elasticrun.replicas.signals import (
@@ -162,8 +169,9 @@ class _ByTorch(BatchReader):
 class _ByLanes(BatchReader):
     """Reads each lane in one worker only, in sequence.
 
-    A worker is asked for its lanes' samples of each micro-batch, which are put together
-    and collated in the training process. Each sample has a seed of its own, since which
+    A worker is asked for its lanes' samples of each micro-batch. It collates them, and
+    the pieces are joined here; with a `collate_fn` of the program's own, the samples
+    come here, and are collated here. Each sample has a seed of its own, since which
     worker reads it with which others depends on how many there are.
     """
 
@@ -174,21 +182,21 @@ class _ByLanes(BatchReader):
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._num_workers = loader.num_workers
         self._collate = loader.collate_fn
+        self._is_default = self._collate is default_collate
         self._is_pinned = loader.pin_memory
-        source = Source(Reader(loader.dataset), _unchanged, True, as_lists)
+        collate = _collated_if_any if self._is_default else _unchanged
+        source = Source(Reader(loader.dataset), collate, True, as_lists)
         self._by_torch = _ByTorch(loader, source, pin_memory=False)
         self._pieces: Iterator[Any] = iter(())
 
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
         places: deque[list[list[int]]] = deque()
         self._pieces = self._by_torch.start(self._dealt(plan, places), key)
-        batches = self._joined(self._pieces, places)
+        batches = self._batches(self._pieces, places)
         if not self._is_pinned:
             return batches
         return iter(
-            DataLoader(
-                _Read(batches), None, collate_fn=_unchanged, pin_memory=self._is_pinned
-            )
+            DataLoader(_Read(batches), None, collate_fn=_unchanged, pin_memory=True)
         )
 
     def _dealt(
@@ -203,23 +211,26 @@ class _ByLanes(BatchReader):
             for read in own:
                 yield [indices[place] for place in read], [seeds[p] for p in read]
 
-    def _joined(
+    def _batches(
         self, pieces: Iterator[Any], places: deque[list[list[int]]]
     ) -> Iterator[Any]:
         """Yield the batches that the workers' pieces make."""
-        for piece in pieces:
-            own = places.popleft()
-            samples: list[Any] = [None] * sum(map(len, own))
-            for read in own:
-                if read is not own[0]:
-                    piece = next(pieces)
-                for place, sample in zip(read, piece, strict=True):
-                    samples[place] = sample
-            yield self._collate(samples)
+        while every := list(islice(pieces, self._num_workers)):
+            asked = zip(every, places.popleft(), strict=True)
+            read, own = zip(*[each for each in asked if each[1]], strict=True)
+            if self._is_default:
+                yield joined(read, own)
+                continue
+            samples = dict(zip(chain(*own), chain(*read), strict=True))
+            yield self._collate([samples[place] for place in sorted(samples)])
 
     def end(self, batches: Iterator[Any]) -> None:
         del batches
         self._by_torch.end(self._pieces)
+
+
+def _collated_if_any(samples: Sequence[Any]) -> Any:
+    return default_collate(samples) if samples else None
 
 
 class _Read(IterableDataset[Any]):

@@ -1,0 +1,224 @@
+"""Measure reading JSON lines in streams beside what else reads them; JSON lines.
+
+    python benchmarks/streams.py [--rounds 5] [--files 16] [--lines 20000]
+
+All parse the same files to the same tensors in batches of 64; elasticrun shuffles
+them, and torch's DataLoader and torchdata's iterate through them as they are. Hugging
+Face's streamed data set is measured where `datasets` is installed, WebDataset over tar
+shards of the same records where it is. They take turns within each round, and a ratio
+is that of two turns of one round; quoted is the median. Above 1.00, elasticrun is the
+faster one.
+
+The last lines are the time to the first batch, and the memory after it, where a loop
+begins at its first sample and at 90 % of one file of `--long` lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import statistics
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from machine import report
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from elasticrun import AdaptiveDataLoader, TarShards, TextLines
+
+BATCH_SIZE = 64
+
+
+def parsed(line: str) -> torch.Tensor:
+    """Return the numbers of a record."""
+    return torch.tensor(json.loads(line)["tokens"])
+
+
+class Lines(IterableDataset[torch.Tensor]):
+    """The files as a program reads them itself, shared out among workers."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        step = (
+            slice(None)
+            if worker is None
+            else slice(worker.id, None, worker.num_workers)
+        )
+        for path in self.paths[step]:
+            with open(path) as file:
+                yield from map(parsed, file)
+
+
+def decoded(sample: dict[str, Any]) -> torch.Tensor:
+    """Return the numbers of a sample of a tar shard."""
+    return parsed(sample["json"].decode())
+
+
+def write(folder: Path, num_files: int, num_lines: int) -> None:
+    """Write the records as lines and as tar shards."""
+    for number in range(num_files):
+        lines = [
+            json.dumps({"tokens": list(range(n, n + 64))}) for n in range(num_lines)
+        ]
+        (folder / f"{number:03}.jsonl").write_text("\n".join(lines) + "\n")
+        with tarfile.open(folder / f"{number:03}.tar", "w") as shard:
+            for n, line in enumerate(lines):
+                member = tarfile.TarInfo(f"{n}.json")
+                member.size = len(line)
+                shard.addfile(member, io.BytesIO(line.encode()))
+
+
+def peers(folder: Path, num_workers: int) -> dict[str, Callable[[], Iterable[Any]]]:
+    """Return what reads the lines."""
+    paths = sorted(folder.glob("*.jsonl"))
+    options = {"batch_size": BATCH_SIZE, "num_workers": num_workers}
+    streams = TextLines(folder / "*.jsonl", parse=parsed)
+    len(streams)  # Counted before, as in every start but the first.
+    made: dict[str, Callable[[], Iterable[Any]]] = {
+        "elasticrun": lambda: AdaptiveDataLoader(streams, shuffle=True, **options),
+        "torch": lambda: DataLoader(Lines(paths), **options),
+    }
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        made["torchdata"] = lambda: StatefulDataLoader(Lines(paths), **options)
+    except ImportError:
+        pass
+    try:
+        import datasets
+
+        streamed = datasets.load_dataset(
+            "json", data_files=[*map(str, paths)], split="train", streaming=True
+        ).with_format("torch")
+        made["datasets"] = lambda: DataLoader(streamed, **options)
+    except ImportError:
+        pass
+    return made
+
+
+def tar_peers(folder: Path, num_workers: int) -> dict[str, Callable[[], Iterable[Any]]]:
+    """Return what reads the tar shards."""
+    options = {"batch_size": BATCH_SIZE, "num_workers": num_workers}
+    shards = TarShards(folder / "*.tar", transform=decoded)
+    len(shards)
+    made: dict[str, Callable[[], Iterable[Any]]] = {
+        "elasticrun": lambda: AdaptiveDataLoader(shards, shuffle=True, **options)
+    }
+    try:
+        import webdataset
+
+        paths = [*map(str, sorted(folder.glob("*.tar")))]
+        made["webdataset"] = lambda: DataLoader(
+            webdataset.WebDataset(paths, shardshuffle=False, empty_check=False).map(
+                decoded
+            ),
+            **options,
+        )
+    except ImportError:
+        pass
+    return made
+
+
+def samples_per_second(loader: Iterable[Any]) -> float:
+    """Return the speed of one loop, the start of workers included."""
+    num_samples = 0
+    begin = time.perf_counter()
+    for batch in loader:
+        num_samples += len(
+            batch if isinstance(batch, torch.Tensor) else batch["tokens"]
+        )
+    return num_samples / (time.perf_counter() - begin)
+
+
+def compare(
+    case: str, made: dict[str, Callable[[], Iterable[Any]]], rounds: int
+) -> None:
+    """Report the speed of each, in turns."""
+    turns = [
+        {name: samples_per_second(make()) for name, make in made.items()}
+        for _ in range(rounds)
+    ]
+    own = [turn["elasticrun"] for turn in turns]
+    report(
+        benchmark="streams",
+        case=case,
+        samples_per_second={
+            name: round(statistics.median(turn[name] for turn in turns))
+            for name in made
+        },
+        ratio_to={
+            name: round(
+                statistics.median(
+                    mine / turn[name] for mine, turn in zip(own, turns, strict=True)
+                ),
+                3,
+            )
+            for name in made
+            if name != "elasticrun"
+        },
+        rounds=rounds,
+    )
+
+
+def resume(folder: Path, num_lines: int, rounds: int) -> None:
+    """Report the time to the first batch at the begin and at 90 % of long files."""
+    path = folder / "long.txt"
+    with open(path, "w") as file:
+        for n in range(num_lines):
+            print(n, "a record of a long file", file=file)
+    lines = TextLines(path, lanes=8)
+    begin = time.perf_counter()
+    len(lines)
+    counted = time.perf_counter() - begin
+    loader = AdaptiveDataLoader(lines, BATCH_SIZE, shuffle=True)
+    seconds: dict[str, list[float]] = {"0 %": [], "90 %": []}
+    mebibytes = {}
+    for _, (case, share) in itertools.product(
+        range(rounds), {"0 %": 0.0, "90 %": 0.9}.items()
+    ):
+        lines._forget_readers()
+        begin = time.perf_counter()
+        next(loader.read(0, int(len(loader) * share)))
+        seconds[case].append(time.perf_counter() - begin)
+        mebibytes[case] = psutil.Process().memory_info().rss / 2**20
+    report(
+        benchmark="streams",
+        case=f"the first batch of {num_lines} lines",
+        seconds={
+            case: round(statistics.median(own), 4) for case, own in seconds.items()
+        },
+        mebibytes={case: round(size) for case, size in mebibytes.items()},
+        seconds_to_count=round(counted, 2),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--files", type=int, default=16)
+    parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--long", type=int, default=10_000_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, options.files, options.lines)
+        for num_workers in (0, 2):
+            workers = f"{num_workers} workers"
+            compare(f"lines, {workers}", peers(folder, num_workers), options.rounds)
+            compare(f"tar, {workers}", tar_peers(folder, num_workers), options.rounds)
+        resume(folder, options.long, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
