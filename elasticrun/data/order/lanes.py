@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +159,7 @@ class LaneOrder:
         self._lanes = lanes
         self._key = key
         lane_of = lanes.lane_of_stream
-        within = np.arange(len(lane_of))
+        within: NDArray[Any] = np.arange(len(lane_of))
         if key is not None:
             within = derive_seeds(derive_seed(key, 0), within)
         self._streams = np.lexsort((within, lane_of))  # Lane by lane.
@@ -190,7 +190,8 @@ class LaneOrder:
             own = windows == window
             table = self._table(int(window))
             shuffled[own] = table[lanes[own], places[own]]
-        return shuffled + windows * self._lanes.window
+        shuffled += windows * self._lanes.window
+        return shuffled
 
     def _new_table(self, window: int) -> _Numbers:
         """Return, for each lane, its samples of a window in their keyed order."""

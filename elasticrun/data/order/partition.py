@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 _Run = TypeVar("_Run", bound=Sequence[int])
 
@@ -24,8 +24,8 @@ def partition(positions: _Run, number: int, *, num_parts: int) -> _Run:
     """
     length, num_longer = divmod(len(positions), num_parts)
     start = number * length + min(number, num_longer)
-    part: Any = positions[start : start + length + (number < num_longer)]
-    return part  # A range of a range, a list of a list.
+    part = positions[start : start + length + (number < num_longer)]
+    return cast(_Run, part)  # A range of a range, a list of a list.
 
 
 @dataclass(frozen=True)

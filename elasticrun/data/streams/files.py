@@ -26,8 +26,9 @@ def open_file(name: str) -> IO[bytes]:
         return open(name, "rb")
     import fsspec
 
-    file: IO[bytes] = fsspec.open(name, "rb", compression="infer").open()
-    return file if file.seekable() else io.BufferedReader(file)  # type: ignore[arg-type]
+    file: Any = fsspec.open(name, "rb", compression="infer").open()
+    opened: IO[bytes] = file if file.seekable() else io.BufferedReader(file)
+    return opened
 
 
 def skip_to(file: IO[bytes], offset: int) -> None:
@@ -129,10 +130,12 @@ class TarShards(Streams):
         self, stream: int, offset: int, *, are_read: bool
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the offset of each sample from one on, and its content."""
-        begin, sample = offset, {"__key__": ""}
+        begin = offset
+        sample: dict[str, Any] = {"__key__": ""}
         with open_file(self.names[stream]) as file:
             skip_to(file, offset)
-            with tarfile.open(fileobj=file, mode="r|") as shard:
+            mode: Any = "r:" if file.seekable() else "r|"
+            with tarfile.open(fileobj=file, mode=mode) as shard:
                 for member in shard:
                     if not member.isfile():
                         continue
@@ -145,7 +148,7 @@ class TarShards(Streams):
                         begin, sample = member.offset, {"__key__": key}
                     content = shard.extractfile(member) if are_read else None
                     sample[kind] = None if content is None else content.read()
-                    shard.members.clear()  # Which would grow with the shard.
+                    shard.members = []  # type: ignore[attr-defined]  # It would grow.
         if len(sample) > 1:
             yield begin, sample
 

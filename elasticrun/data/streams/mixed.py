@@ -163,7 +163,8 @@ class MixedLanes:
                 lanes[own] = source.lanes.lane_of(places)
             else:
                 lanes[own] = places % _MAP_LANES
-        return lanes + self._first_lanes[numbers]
+        lanes += self._first_lanes[numbers]
+        return lanes
 
     def located(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Return the source of each position, and how many of it come before."""
@@ -218,7 +219,8 @@ class MixedOrder:
         for number, order in enumerate(self._orders):
             own = numbers == number
             indices[own] = order(samples[own])
-        return indices + self._lanes.offsets[numbers]
+        indices += self._lanes.offsets[numbers]
+        return indices
 
 
 def _orders_of(source: Any, number: int, key: int | None) -> Any:

@@ -70,9 +70,9 @@ class Streams(InLanes):
 
     Args:
         names: What messages call the streams: their files, mostly.
-        lanes: How many are read side by side. With at least as many as samples in a
-            global batch, the replicas' shares are nearly even; more cost open files,
-            and memory for their windows.
+        lanes: How many are read side by side. With as many as samples in a batch, or
+            more, the replicas' shares are nearly even; more cost open files, and memory
+            for their windows.
         window: Samples of a lane that are mixed. That many of each lane are in memory.
         transform: From what is read to the sample, where it is delivered; random draws
             in it are seeded.
@@ -167,7 +167,7 @@ class Streams(InLanes):
         )
 
     @cached_property
-    def lanes(self) -> Lanes:  # type: ignore[override]
+    def lanes(self) -> Lanes:
         lengths = np.array([scan.length for scan in self.scans], np.int64)
         return Lanes(lengths, self._num_lanes, window=self._window)
 

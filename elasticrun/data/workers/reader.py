@@ -6,7 +6,7 @@ import gc
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
@@ -229,7 +229,7 @@ class _ByLanes(BatchReader):
         self._by_torch.end(self._pieces)
 
 
-def _collated_if_any(samples: Sequence[Any]) -> Any:
+def _collated_if_any(samples: list[Any]) -> Any:
     return default_collate(samples) if samples else None
 
 
