@@ -137,7 +137,13 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             batch_size=batch_size,
             drop_last=drop_last,
         )
-        self._lanes = lanes_of(dataset, sampler, batch_sampler, job.world_size)
+        self._lanes = lanes_of(
+            dataset,
+            sampler,
+            batch_sampler,
+            rank=job.rank,
+            world_size=job.world_size,
+        )
         if self._lanes is not None:
             sampler = LanesAsSampler(self._lanes, shuffle=bool(shuffle))
         seed = check_seed(seed)

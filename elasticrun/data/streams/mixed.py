@@ -68,6 +68,12 @@ class Mixed(InLanes):
             list(self.sources.values()), self._plan, self._block, self._num_samples
         )
 
+    def prepare(self, rank: int, world_size: int) -> None:
+        first_lanes = self.lanes.first_lanes
+        for source, first in zip(self.sources.values(), first_lanes, strict=False):
+            if isinstance(source, InLanes):
+                source.prepare((rank - int(first)) % world_size, world_size)
+
     def source_of(self, index: int) -> Any:
         """Return the key of the source that a sample is of."""
         return list(self.sources)[self._number_of(index)]
@@ -100,6 +106,7 @@ class MixedLanes:
 
     Attributes:
         offsets: The number of each source's first sample, and of all.
+        first_lanes: The same of lanes.
 
     Args:
         plan: From blocks to the weights from there on.
@@ -125,8 +132,8 @@ class MixedLanes:
             source.lanes.num_lanes if isinstance(source, InLanes) else _MAP_LANES
             for source in sources
         ]
-        self._first_lanes = np.cumsum([0, *widths])
-        self.num_lanes = int(self._first_lanes[-1])
+        self.first_lanes = np.cumsum([0, *widths])
+        self.num_lanes = int(self.first_lanes[-1])
         # From each change of the weights on: the first block, each source's samples in
         # a block, and those that it has had before.
         self._stretches: list[tuple[int, _Numbers, _Numbers]] = []
@@ -163,7 +170,7 @@ class MixedLanes:
                 lanes[own] = source.lanes.lane_of(places)
             else:
                 lanes[own] = places % _MAP_LANES
-        lanes += self._first_lanes[numbers]
+        lanes += self.first_lanes[numbers]
         return lanes
 
     def located(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:

@@ -17,8 +17,9 @@ class ResidentShards(Streams):
         )
 
     Which ones these are depends on the rank and the world size alone, so that each
-    replica holds its share of the data in all epochs. With fewer lanes than replicas
-    each loads all of it.
+    replica holds its share of the data in all epochs. They are loaded when a loader is
+    made: by replicas that prepare for a rescaling, while the others still train. With
+    fewer lanes than replicas each loads all of it.
 
     Args:
         load: From the number of a shard to its samples, in something that is indexed.
@@ -34,8 +35,17 @@ class ResidentShards(Streams):
         self._load = load
         self._held: dict[int, Any] = {}
 
+    def prepare(self, rank: int, world_size: int) -> None:
+        are_shared = self.lanes.num_lanes < world_size
+        for stream, lane in enumerate(self.lanes.lane_of_stream):
+            if are_shared or lane % world_size == rank:
+                self._shard(stream)
+
     def open(self, stream: int, first: int) -> Iterator[Any]:
+        shard = self._shard(stream)
+        return (shard[number] for number in range(first, len(shard)))
+
+    def _shard(self, stream: int) -> Any:
         if stream not in self._held:
             self._held[stream] = self._load(stream)
-        shard = self._held[stream]
-        return (shard[number] for number in range(first, len(shard)))
+        return self._held[stream]

@@ -41,6 +41,9 @@ class InLanes(Dataset[Any], ABC):
     @abstractmethod
     def __getitem__(self, index: int) -> Any: ...
 
+    def prepare(self, rank: int, world_size: int) -> None:
+        """Do ahead of time what reading a replica's lanes will need."""
+
     def __len__(self) -> int:
         """Return the samples of all streams."""
         return len(self.lanes)
@@ -250,9 +253,9 @@ def paths_of(given: Paths) -> list[str]:
 
 
 def lanes_of(
-    dataset: Any, sampler: Any, batch_sampler: Any, world_size: int
+    dataset: Any, sampler: Any, batch_sampler: Any, *, rank: int, world_size: int
 ) -> DealtLanes | None:
-    """Return the lanes of a data set in streams, or None of any other.
+    """Return the lanes of a data set in streams, ready to read; None of any other.
 
     Raises:
         ValueError: An order of one's own is given, too.
@@ -274,4 +277,5 @@ def lanes_of(
             lanes.num_lanes,
             world_size,
         )
+    dataset.prepare(rank, world_size)
     return lanes

@@ -21,6 +21,7 @@ from elasticrun import (
     CombinedLoader,
     ElasticRunError,
     Mixed,
+    ResidentShards,
     Streams,
     TextLines,
     remaining_epochs_until,
@@ -249,6 +250,25 @@ def test_a_process_that_is_forked_or_sent_opens_for_itself(job: Any) -> None:
         is_alone = streams[50] == 50 and len(streams._readers) == 1
         os._exit(not is_alone)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_replica_loads_the_shards_of_its_lanes_when_the_loader_is_made() -> None:
+    loaded: list[int] = []
+
+    def load(number: int) -> list[int]:
+        loaded.append(number)
+        return list(range(number * 10, number * 10 + 10))
+
+    shards = ResidentShards(load, [10] * 8, lanes=4)
+    shards.prepare(1, 3)
+    assert loaded == [1, 5]
+    with generation():
+        loader = AdaptiveDataLoader(shards, 8, shuffle=True)
+        assert sorted(loaded) == list(range(8))
+        assert sorted(flat(loader)) == list(range(80))
+        assert len(loaded) == 8
+    ResidentShards(load, [10] * 8, lanes=2).prepare(1, 3)  # Fewer lanes than replicas.
+    assert len(loaded) == 16
 
 
 # Mixing.
