@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from elasticrun.data.order.ready import RandomWindows as RandomWindows
     from elasticrun.data.order.ready import WeightedDraws as WeightedDraws
     from elasticrun.data.sampler import ElasticSampler as ElasticSampler
+    from elasticrun.data.streams.endless import Endless as Endless
     from elasticrun.data.streams.files import ParquetRows as ParquetRows
     from elasticrun.data.streams.files import TarShards as TarShards
     from elasticrun.data.streams.files import TextLines as TextLines
@@ -61,6 +62,7 @@ _NAMES = {
     "data.loader": "AdaptiveDataLoader",
     "data.order.ready": "LengthGroups RandomWindows WeightedDraws",
     "data.sampler": "ElasticSampler",
+    "data.streams.endless": "Endless",
     "data.streams.files": "ParquetRows TarShards TextLines TokenFiles",
     "data.streams.mixed": "Mixed",
     "data.streams.packed": "Packed",

@@ -87,6 +87,7 @@ def test_what_is_public_is_listed() -> None:
         "CombinedLoader",
         "ElasticRunError",
         "ElasticSampler",
+        "Endless",
         "ForeignLoop",
         "JobStopped",
         "LengthGroups",

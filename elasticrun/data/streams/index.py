@@ -74,12 +74,12 @@ def scan_all(
         directory.mkdir(parents=True, exist_ok=True)
 
     def scan_one(number: int) -> Scan:
-        kept = None if directory is None else _read(directory, streams[number])
+        kept = None if directory is None else read_scan(directory, streams[number])
         if kept is not None:
             return kept
         made = scan(number)
         if directory is not None:
-            _write(directory, streams[number], made)
+            write_scan(directory, streams[number], made)
         return made
 
     first = rank * len(streams) // world_size
@@ -107,7 +107,7 @@ def stamp_of(name: str) -> str:
     return " ".join(str(about[key]) for key in keys if key in about)
 
 
-def _read(directory: Path, stream: Stream) -> Scan | None:
+def read_scan(directory: Path, stream: Stream) -> Scan | None:
     """Return what is kept of a stream, if its content is still the same."""
     try:
         with open(directory / stream.file_name, "rb") as file:
@@ -119,7 +119,9 @@ def _read(directory: Path, stream: Stream) -> Scan | None:
         return None  # None yet, or one that was torn: it is made anew.
 
 
-def _write(directory: Path, stream: Stream, scan: Scan) -> None:
+def write_scan(directory: Path, stream: Stream, scan: Scan) -> None:
+    """Keep what is known of a stream."""
+
     def write(file: Any) -> None:
         np.savez(file, stamp=stream.stamp, name=stream.name, **scan._asdict())
 

@@ -112,7 +112,7 @@ class Iterated(_Given):
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number = 0
         samples = iter(self.dataset)
-        if len(self.scans[stream].marks):
+        if self._scans is not None and len(self._scans[stream].marks):
             number, state = self.mark(stream, first)
             if hasattr(samples, "load_state_dict"):
                 samples.load_state_dict(json.loads(str(state)))

@@ -52,6 +52,8 @@ class Packed(Streams):
         self._pad = pad
         self._tokenizer = name or getattr(tokens, "__qualname__", "")
 
+    first_mark = (0, 0)
+
     @property
     def kind(self) -> str:
         how = f"{self._tokenizer} {self._length} {self._pad}"

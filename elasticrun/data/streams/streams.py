@@ -131,6 +131,8 @@ class Streams(InLanes):
 
     # What a subclass says.
 
+    first_mark: Any = 0
+
     @abstractmethod
     def open(self, stream: int, first: int) -> Iterator[Any]:
         """Return an iterator over a stream's samples from number `first` on."""
@@ -164,7 +166,7 @@ class Streams(InLanes):
         return scan_all(
             streams,
             self.scan,
-            directory=_directory(self._index, job.settings.checkpoint_dir),
+            directory=directory_of(self._index),
             rank=job.rank,
             world_size=job.world_size,
         )
@@ -179,7 +181,12 @@ class Streams(InLanes):
         return self.lanes.starts.tolist()  # type: ignore[no-any-return]
 
     def mark(self, stream: int, first: int) -> tuple[int, Any]:
-        """Return the last mark at or before a sample: its number, and its row."""
+        """Return the last mark at or before a sample: its number, and its row.
+
+        In streams that were not counted, that of the beginning.
+        """
+        if self._scans is None:
+            return 0, self.first_mark
         row = first // STRIDE
         return row * STRIDE, self.scans[stream].marks[row]
 
@@ -229,10 +236,11 @@ class Streams(InLanes):
         return {**self.__dict__, "_readers": {}}
 
 
-def _directory(given: Any, checkpoint_dir: Any) -> Path | None:
+def directory_of(index: str | os.PathLike[str] | None) -> Path | None:
     """Return where scans are kept: as said, else beside checkpoints in a directory."""
-    if given is not None:
-        return Path(given)
+    if index is not None:
+        return Path(index)
+    checkpoint_dir = current_job().settings.checkpoint_dir
     place = None if checkpoint_dir is None else parse_place(checkpoint_dir)
     return place / "streams" if isinstance(place, Path) else None
 

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from elasticrun import (
     CheckpointError,
     CombinedLoader,
     ElasticRunError,
+    Endless,
     Mixed,
     ResidentShards,
     Streams,
@@ -269,6 +271,58 @@ def test_a_replica_loads_the_shards_of_its_lanes_when_the_loader_is_made() -> No
         assert len(loaded) == 8
     ResidentShards(load, [10] * 8, lanes=2).prepare(1, 3)  # Fewer lanes than replicas.
     assert len(loaded) == 16
+
+
+# Streams that are not counted.
+
+
+class Uncounted(Numbers):
+    """Streams whose lengths nobody is to ask for."""
+
+    def __init__(self, *lengths: int, **options: Any) -> None:
+        super().__init__(*lengths, **options)
+        self._scans = None
+
+    def scan_all(self) -> Any:
+        raise AssertionError("they were counted")
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_endless_streams_go_on_in_passes_of_each_lane(
+    seed: int | None, tmp_path: Path
+) -> None:
+    def script(stop_in: int = -1) -> list[int]:
+        streams = Endless(Uncounted(*LENGTHS, lanes=2, window=4), seed=seed)
+        loader = AdaptiveDataLoader(streams, 10, shuffle=seed is not None)
+        for number, batch in enumerate(loader.batches(30), 1):
+            delivered.extend(batch.tolist())
+            if number == stop_in:
+                request_stop()
+        return delivered
+
+    delivered: list[int] = []
+    whole = run_once(script)
+    lanes = [whole[0::2], whole[1::2]]
+    assert set(lanes[0]) == {*range(37), *range(78, 90)}
+    assert set(lanes[1]) == {*range(37, 78)}
+    # A pass of each lane, and what a window of it may take in of the next.
+    assert set(lanes[0][: 49 + 4]) == set(lanes[0])
+    assert set(lanes[1][: 41 + 4]) == set(lanes[1])
+    if seed is None:
+        assert lanes[1][:50] == [*range(37, 78), *range(37, 46)]
+    for directory in (None, tmp_path):
+        delivered = []
+        for stop_in in (3, 8, 4):
+            run_once(lambda at=stop_in: script(at), directory or tmp_path / "other")
+            if directory is None:
+                shutil.rmtree(tmp_path / "other" / "streams")  # Learned lengths.
+        assert run_once(script, directory or tmp_path / "other") == whole
+
+
+def test_a_lane_without_samples_is_an_error(job: Any) -> None:
+    loader = AdaptiveDataLoader(Endless(Uncounted(0, 5, lanes=2)), 2)
+    with pytest.raises(ElasticRunError, match="lane 0 has no sample in any"):
+        next(iter(loader.batches(1)))
 
 
 # Mixing.
