@@ -17,7 +17,6 @@ from elasticrun.errors import LoopOrderError
 from elasticrun.job.boundary import Boundary, LateError
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
-from elasticrun.job.pace import Pace
 from elasticrun.job.progress import Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.trace import Trace
@@ -64,7 +63,7 @@ class Job:
         loops: All loops that are open.
         is_in_epoch: Whether an epoch loop's body is running.
         num_loaders: Loaders made so far without a name.
-        pace: How long this replica works by itself in a step.
+        num_forward_passes: For training, through a DDP, of those that have ended.
         late_error: What could not be raised where it happened.
 
     Raises:
@@ -92,7 +91,7 @@ class Job:
         self.is_in_epoch = False
         self.is_closed = False
         self.num_loaders = 0
-        self.pace = Pace()
+        self.num_forward_passes = 0
         self.late_error = LateError()
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from elasticrun.errors import ElasticRunError, warn_at_program
 from elasticrun.job.current import running_loader
 from elasticrun.job.loop import LoopedLoader, Part
-from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
@@ -50,7 +49,6 @@ class GradientHooks:
     Args:
         module: With parameters to train.
         reduction: What averages their gradients over replicas, if there are several.
-        pace: Is told when an optimizer steps, at which nobody is waited for.
         weighing: Knows which backward passes begin with weighed losses.
 
     Attributes:
@@ -64,7 +62,6 @@ class GradientHooks:
         module: nn.Module,
         reduction: Reduction | None,
         *,
-        pace: Pace,
         weighing: Weighing,
     ) -> None:
         self._weighing = weighing
@@ -73,7 +70,6 @@ class GradientHooks:
             self._parameters, weighing, is_reduced=reduction is not None
         )
         self._reduction = reduction
-        self._pace = pace
         self._searches_unused = (
             reduction is not None and reduction.ddp.find_unused_parameters
         )
@@ -145,12 +141,7 @@ class GradientHooks:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
-        hooks = OptimizerHooks(
-            optimizer,
-            partial=self._partial,
-            pace=None if self._reduction is None else self._pace,
-        )
-        self._optimizers.append(hooks)
+        self._optimizers.append(OptimizerHooks(optimizer, partial=self._partial))
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""

@@ -110,14 +110,11 @@ class AdaptiveDataParallel(nn.Module):
         object.__setattr__(self, "_replica", module)
         self._reduction = None
         if job.world_size > 1:
-            self._reduction = Reduction(module, ddp_kwargs, job.pace)
+            self._reduction = Reduction(module, ddp_kwargs, job)
             self._replica = self._reduction.run
         self._weighing = weighing_of(job)
         self._gradient_hooks = GradientHooks(
-            module,
-            self._reduction,
-            pace=job.pace,
-            weighing=self._weighing,
+            module, self._reduction, weighing=self._weighing
         )
         job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
         job.register(ParallelState(name, self, _bare(module)))

@@ -10,7 +10,6 @@ from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
-from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
 from elasticrun.parallel.partial_gradients import PartialGradients, running_loop
 
@@ -40,23 +39,15 @@ class OptimizerHooks:
     Args:
         optimizer: Whose methods are replaced.
         partial: The gradients that are hidden before its step.
-        pace: Is told of its steps where there are several replicas, else None.
 
     Attributes:
         put_off_in: The last turn in which its step was put off, to that of the last
             micro-batch.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        partial: PartialGradients,
-        pace: Pace | None,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, *, partial: PartialGradients) -> None:
         self.put_off_in: MicroBatch | None = None
         self._partial = partial
-        self._pace = pace
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
@@ -122,8 +113,6 @@ class OptimizerHooks:
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)
             self._stepped_in = loop.current
-            if self._pace is not None:
-                self._pace.begin(loop)
         note_step()
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._note_step(loop, has_closure=has_closure)

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
+from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.pace import Pace
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -32,7 +32,7 @@ class Reduction:
     Args:
         module: With parameters to train.
         options: For `DistributedDataParallel`.
-        pace: Is told when forward passes end.
+        job: Counts forward passes that have ended.
 
     Attributes:
         ddp: The DDP; made anew, collectively, when other parameters are trained.
@@ -40,10 +40,10 @@ class Reduction:
 
     ddp: DistributedDataParallel
 
-    def __init__(self, module: nn.Module, options: dict[str, Any], pace: Pace) -> None:
+    def __init__(self, module: nn.Module, options: dict[str, Any], job: Job) -> None:
         self._module = module
         self._options = options
-        self._pace = pace
+        self._job = job
         self._has_common_buffers = any(True for _ in module.buffers()) and bool(
             options.get("broadcast_buffers", True)
         )
@@ -106,8 +106,8 @@ class Reduction:
             _check_even(loader)
             self._even_loop = loop
         output = self.run(*args, **kwargs)
-        if loop is not None and not is_compiling():  # It would warn of the clock.
-            self._pace.end(loop)
+        if self._module.training and not is_compiling():  # The count would be a guard.
+            self._job.num_forward_passes += 1
         if self._has_common_buffers and self._module.training and is_reduced:
             broadcast_buffers(ddp)
         return output

@@ -137,8 +137,7 @@ class Reporter:
             "checkpoint": None if newest is None else newest.number,
             "gpu_memory": gpu_memory,
             "gpu_utilization": gpu_utilization,
-            "own_seconds": job.pace.seconds,
-            "num_steps": job.pace.num_steps,
+            "num_forward_passes": job.num_forward_passes,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
         }

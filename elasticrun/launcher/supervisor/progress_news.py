@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Generation, Member
-from elasticrun.launcher.supervisor.stragglers import Stragglers
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.terminal.output import Repeats, marked
 
@@ -32,7 +31,6 @@ class News:
         self.on_reported: list[Callable[[Member], None]] = []
         self._console = console
         self._crashes = crashes
-        self._stragglers = Stragglers()
         self._repeats: dict[int, Repeats] = {}
         self._generation: Generation | None = None
         self._is_known_ready = False
@@ -82,9 +80,6 @@ class News:
             report_to(member)
         if member.report["has_trained"]:
             self._crashes.has_trained = True
-        slow = self._stragglers.note([each.report for each in generation.members])
-        if slow:
-            self._console.event(slow)
         if not self._is_known_trained and generation.has_trained:
             self._is_known_trained = True
             for call in self.on_trained:

@@ -216,8 +216,8 @@ class Watchdog:
 def held_up_by(silent: Sequence[Member]) -> Member | None:
     """Return the silent replica for which the others wait, None if none stands out.
 
-    Where one hangs, the others soon wait for it: in a collective, a step further than
-    it has come, or at a boundary that it has not reached.
+    Where one hangs, the others soon wait for it: in a collective, a forward pass
+    further than it has come, or at a boundary that it has not reached.
     """
     behind = min(map(_progress, silent))
     last = [member for member in silent if _progress(member) == behind]
@@ -226,4 +226,4 @@ def held_up_by(silent: Sequence[Member]) -> Member | None:
 
 def _progress(member: Member) -> tuple[list[int], int]:
     report = member.report
-    return list(report.get("counts", ())), report.get("num_steps", 0)
+    return list(report.get("counts", ())), report.get("num_forward_passes", 0)

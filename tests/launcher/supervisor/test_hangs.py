@@ -73,7 +73,7 @@ def test_who_is_behind_holds_the_others_up(
             log=Log(tmp_path / str(rank), pytest.fail),
         )
         if each is not None:
-            member.report = {"counts": list(each[0]), "num_steps": each[1]}
+            member.report = {"counts": list(each[0]), "num_forward_passes": each[1]}
         member.log.close()
         silent.append(member)
     found = held_up_by(silent)
