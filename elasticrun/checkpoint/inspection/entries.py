@@ -60,19 +60,15 @@ class Entry:
     reason: str = ""
 
 
-def find_entries(storage: Storage, *, is_used: bool | None = None) -> list[Entry]:
+def find_entries(storage: Storage) -> list[Entry]:
     """Return what a directory or an object store holds, the newest first.
-
-    Args:
-        is_used: Whether a job uses it, so that the newest may be about to be written;
-            None to find out.
 
     Raises:
         InspectionError: It cannot be read.
     """
     try:
-        if is_used is None:
-            is_used = owner_of(storage) is not None
+        # Then the newest may be about to be written.
+        is_used = owner_of(storage) is not None
         found: list[Entry] = []
         for number in list_numbers(storage):
             entry = _look_at(storage, number, may_be_written=is_used and not found)
