@@ -147,9 +147,7 @@ class CheckpointStore:
                 _warn_damaged(damaged, found=name)
                 return checkpoint
         if damaged:
-            raise self._none_is_whole(damaged) from DamagedFileError(
-                "\n".join(f"{name}: {text}" for name, text in damaged.items())
-            )
+            raise self._none_is_whole(damaged)
         return None
 
     def open(self, number: int, digest: str) -> Checkpoint:
