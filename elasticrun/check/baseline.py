@@ -4,29 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from elasticrun.check.comparing import Mask
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import Moment
 from elasticrun.job.trace import read_trace, samples_of_loop
-
-
-class Candidate(NamedTuple):
-    """What changes between the start of an epoch, or a loop, and the next loop.
-
-    Attributes:
-        zone: A or B.
-        epoch: The first one in which it is seen.
-        loop: The loop that comes after.
-        names: Fields, generators and files.
-    """
-
-    zone: str
-    epoch: int
-    loop: int
-    names: frozenset[str]
 
 
 def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
@@ -44,33 +26,6 @@ def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
         for (epoch, loop, inside), lines in sorted(loops.items())
         for batch, samples in samples_of_loop(lines, epoch=epoch, loop=loop).items()
     }
-
-
-def candidates_of(run: CheckedRun) -> list[Candidate]:
-    """Return what changes in the zones between loops, once for each loop."""
-    found: dict[int, Candidate] = {}
-    moments = [m for m in run.moments if m.key.kind in ("begin", "enter", "leave")]
-    for before, after in itertools.pairwise(moments):
-        key = after.key
-        if key.kind != "enter" or not key.in_epoch or before.key.kind == "enter":
-            continue
-        names = frozenset(_changed(before, after))
-        if names:
-            zone = "A" if before.key.kind == "begin" else "B"
-            known = found.setdefault(
-                key.loop, Candidate(zone, key.epoch, key.loop, names)
-            )
-            found[key.loop] = known._replace(names=known.names | names)
-    return list(found.values())
-
-
-def _changed(before: Moment, after: Moment) -> Iterator[str]:
-    for one, other in (
-        (before.fields, after.fields),
-        (before.random, after.random),
-        (before.files, after.files),
-    ):
-        yield from (n for n in {*one, *other} if one.get(n) != other.get(n))
 
 
 def drawing_zones(run: CheckedRun) -> set[str]:

@@ -16,11 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticrun.check.baseline import (
-    candidates_of,
-    drawing_zones,
-    note_what_differs,
-)
+from elasticrun.check.baseline import drawing_zones, note_what_differs
 from elasticrun.check.blame import CauseFinder, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
@@ -110,7 +106,6 @@ class Checker:
         if self._scope.places:
             yield "restart", self._check_scope
             return
-        yield "zones", self._check_zones
         yield "sweep", self._check_sweep
         if len(self._scope.sizes) > 1:
             yield "replicas", self._check_sizes
@@ -175,27 +170,6 @@ class Checker:
                 raise problem
         self._try([route])
         return "different" if self._report.results else "equal"
-
-    def _check_zones(self) -> str:
-        loops = self._trials.loops
-        tried: list[str] = []
-        routes: list[Route] = []
-        for each in candidates_of(self._base()):
-            tried.append(
-                f"{len(each.names)} in zone {each.zone} before loop {each.loop}"
-            )
-            there = [
-                self._restarted_at(loop.at(1))
-                for loop in loops
-                if loop.in_epoch and loop.loop == each.loop and loop.batch
-                if loop.epoch >= each.epoch
-            ]
-            # The first replay may draw, or count, what was drawn or counted before.
-            routes += [*there[:1], *there[-1:]]
-        if not tried:
-            return "nothing is changed between the loops of an epoch"
-        self._try(routes)
-        return f"fields, files and generators that change: {', '.join(tried)}"
 
     def _check_sweep(self) -> str:
         trials = self._trials
