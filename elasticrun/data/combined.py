@@ -162,13 +162,13 @@ class CombinedLoader(Looped):
         loops = [self._of_member(*each, loop) for each in enumerate(members)]
         self._together = together = Together(
             [
-                Participant(own.batches, member._shares)
+                Participant(own.batches, member.shares)
                 for member, (own, _) in zip(members, loops, strict=True)
             ],
             begin=loop.begin,
             end=loop.end,
         )
-        is_cut = any(member._shares.max_local_batch_size for member in members)
+        is_cut = any(member.shares.max_local_batch_size for member in members)
         reads = [
             member._read(own, order, together if is_cut else None)
             for member, (own, order) in zip(members, loops, strict=True)

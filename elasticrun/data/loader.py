@@ -150,7 +150,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             sampler=sampler,
             batch_sampler=batch_sampler,
         )
-        self._shares = Shares(
+        self.shares = Shares(
             rank=job.rank,
             world_size=job.world_size,
             max_local_batch_size=max_local_batch_size,
@@ -171,7 +171,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             seed=seed,
             plan=plan,
             fingerprint=fingerprint,
-            made={"even_batches": self._shares.is_padded, "seed_each": seed_each},
+            made={"even_batches": self.shares.is_padded, "seed_each": seed_each},
             progress=progress,
         )
         # Set past torch's guard against changing them: torch itself was given none.
@@ -205,7 +205,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     @property
     def even_batches(self) -> bool:
         """Whether every replica takes part in every step, by padding if need be."""
-        return self._shares.is_padded
+        return self.shares.is_padded
 
     # Loops that others own.
 
@@ -269,7 +269,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             seeding = Seeding(derive_seed(loop.key, 2), self.seed_each == "sample")
         plan = LoopPlan(
             loop.batches,
-            EvenShares(loop.batches, self._shares, together),
+            EvenShares(loop.batches, self.shares, together),
             order,
             first=loop.begin,
             end=loop.end,

@@ -136,7 +136,7 @@ class Looped(ABC):
         """
         loop = self.running_loop
         if loop.start is None:
-            batches = self._pass()
+            batches = self.batches_of_epoch()
             return batches.start(len(batches))
         if loop.num_batches is None:
             return 0
@@ -165,7 +165,7 @@ class Looped(ABC):
 
     def batch_at(self, index: int) -> int:
         """Return the number of the global batch that begins at an index of a loop."""
-        return self._pass().number_at(index)
+        return self.batches_of_epoch().number_at(index)
 
     @property
     def finished_batches(self) -> int:
@@ -197,9 +197,10 @@ class Looped(ABC):
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole loop, resumed or not."""
-        return len(self._pass())
+        return len(self.batches_of_epoch())
 
-    def _pass(self) -> Batches:
+    def batches_of_epoch(self) -> Batches:
+        """Return the global batches of a loop over all data, in the running epoch."""
         return self._loop_batches.batches(current_job().progress.finished_epochs)
 
     # Loops.

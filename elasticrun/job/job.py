@@ -96,7 +96,7 @@ class Job:
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)
         self._replayed = ReplayedStates(self.states)
-        self._once_made: dict[type[Any], Any] = {}
+        self._made: dict[type[Any], Any] = {}  # By `get_or_make`.
         self._checkpoints = make_store(self.settings)
         try:
             self._open()
@@ -234,16 +234,21 @@ class Job:
         self._replayed.note(state)
         return is_loaded
 
-    def once_made(self, kind: type[T]) -> T:
-        """Return the job's own object of a kind; at first, make it, and register it.
+    def get_or_make(self, kind: type[T], *args: Any) -> T:
+        """Return the job's one object of a class; make it the first time.
+
+        A state is registered, too.
+
+        Args:
+            args: What it is made with.
 
         Raises:
             StateNameError: It is a state, the name of which is taken.
             CheckpointError: Its file is damaged or does not fit.
         """
-        made: T | None = self._once_made.get(kind)
+        made: T | None = self._made.get(kind)
         if made is None:
-            made = self._once_made[kind] = kind()
+            made = self._made[kind] = kind(*args)
             if isinstance(made, BaseState):
                 self.register(made)
         return made

@@ -193,7 +193,7 @@ def once(key: str) -> bool:
     """
     job = current_job()
     epoch = job.progress.finished_epochs if job.is_in_epoch else -1
-    return job.once_made(_KeysSeen).add(key, epoch)
+    return job.get_or_make(_KeysSeen).add(key, epoch)
 
 
 class _KeysSeen(BaseState):

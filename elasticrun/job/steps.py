@@ -55,7 +55,7 @@ def _begin(num_steps: int, frame: FrameType) -> OpenLoop | None:
             f"`{job.loader.name}` ({job.loader.where}). Its steps are counted for the "
             "whole job, so it cannot be part of one batch. Use a plain range() there."
         )
-    cursor = job.once_made(_StepsState).cursor
+    cursor = job.get_or_make(_StepsState).cursor
     start = cursor.start if cursor.place == job.progress.place else cursor.end
     num_turns = job.turns_of(max(num_steps - start, 0))
     assert num_turns is not None  # It has an end.

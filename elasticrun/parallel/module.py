@@ -27,7 +27,7 @@ from elasticrun.parallel.arguments import (
 from elasticrun.parallel.gradient_hooks import GradientHooks
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.states import ParallelState
-from elasticrun.parallel.weighing import weighing_of
+from elasticrun.parallel.weighing import Weighing
 
 _PREFIX = "module."
 _COMPILED = "_orig_mod."  # What torch.compile puts before the names in a module.
@@ -112,7 +112,7 @@ class AdaptiveDataParallel(nn.Module):
         if job.world_size > 1:
             self._reduction = Reduction(module, ddp_kwargs, job)
             self._replica = self._reduction.run
-        self._weighing = weighing_of(job)
+        self._weighing = job.get_or_make(Weighing, job.world_size)
         self._gradient_hooks = GradientHooks(
             module, self._reduction, weighing=self._weighing
         )

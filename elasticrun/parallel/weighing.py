@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import running_loader
-from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader, Part
 
 Factor = Callable[[], Tensor | float]
@@ -206,16 +204,6 @@ def call_after_backward(callback: Callable[[], None]) -> None:
     """
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)
-
-
-def weighing_of(job: Job) -> Weighing:
-    """Return what weighs the losses of a job."""
-    if job not in _weighing_of:
-        _weighing_of[job] = Weighing(job.world_size)
-    return _weighing_of[job]
-
-
-_weighing_of: WeakKeyDictionary[Job, Weighing] = WeakKeyDictionary()
 
 
 def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:

@@ -203,7 +203,7 @@ class Elastic(Callback):
                 'batch_size means: Elastic(batch_size="global"), or '
                 'Elastic(batch_size="per_device", devices=...).'
             )
-        if loader._shares.max_local_batch_size is not None and not is_for_training:
+        if loader.shares.max_local_batch_size is not None and not is_for_training:
             raise ElasticRunError(
                 f"`{loader.name}` has max_local_batch_size, but evaluates, where there "
                 "are no steps: each micro-batch would be a batch with hooks and a "

@@ -89,7 +89,7 @@ def check_equal_shares(loaders: list[AdaptiveDataLoader[Any]], world_size: int) 
         ElasticRunError: A loss over several of them has no weight.
     """
     for loader in loaders if len(loaders) > 1 else []:
-        batches = loader._pass()
+        batches = loader.batches_of_epoch()
         for number in {0, len(batches) - 1} if len(batches) else ():
             if batches.size(number) % world_size:
                 raise ElasticRunError(

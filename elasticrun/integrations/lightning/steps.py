@@ -131,10 +131,10 @@ def set_micro_batches(
     why_not = _why_no_micro_batches(loaders, trainer)
     for loader in loaders:
         if why_not is None and loader.name in sizes:
-            loader._shares = replace(
-                loader._shares, max_local_batch_size=sizes[loader.name]
+            loader.shares = replace(
+                loader.shares, max_local_batch_size=sizes[loader.name]
             )
-        elif why_not is not None and loader._shares.max_local_batch_size is not None:
+        elif why_not is not None and loader.shares.max_local_batch_size is not None:
             raise ElasticRunError(
                 f"`{loader.name}` has max_local_batch_size, but {why_not}"
             )

@@ -103,7 +103,7 @@ class Evaluations:
         is_even = loader.even_batches or not len(batches)
         if not is_even:
             last = len(batches) - 1
-            is_even = loader._pass().size(last) >= current_job().world_size
+            is_even = loader.batches_of_epoch().size(last) >= current_job().world_size
         for batch, (_, _, part) in loader.read(0):
             if values is not None:
                 values.is_even = is_even
