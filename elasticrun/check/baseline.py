@@ -1,4 +1,4 @@
-"""What runs without a restart tell before there is one."""
+"""What runs without a restart show: their samples, and what differs by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of a check, the cheap ones first; the first that fails is the last.
+"""The stages of a check, run in order until one finds a difference.
 
 Words: a *route* is which generations a checked run consists of; a *leg* one of them,
 and where and how it ends; a *journey* the taking of a route; the *baseline* the run

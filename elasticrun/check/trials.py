@@ -1,4 +1,4 @@
-"""Taking routes, and comparing each with the baseline of its number of replicas."""
+"""Runs the script along routes, and compares the runs with their baselines."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from elasticrun.checkpoint.files.recorded import (
 )
 from elasticrun.checkpoint.files.replacing import replace_file
 from elasticrun.checkpoint.listing import (
-    is_torn,
+    is_uncommitted,
     list_numbers,
     read_checkpoint,
 )
@@ -227,7 +227,7 @@ class AtomicDirectory:
             told = self._say_of_job()
             if told is not None:
                 raise CheckpointError(told)
-            self._store.sweep()
+            self._store.remove_uncommitted()
             draft = self._store.begin(self._store.next_number())
         except BaseException as error:
             self._store.release()
@@ -291,7 +291,7 @@ class AtomicDirectory:
         """
         storage = self._store.storage
         numbers = reversed(list_numbers(storage))
-        return [(number, not is_torn(storage, number)) for number in numbers]
+        return [(number, not is_uncommitted(storage, number)) for number in numbers]
 
 
 def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Listing and opening the checkpoints in a storage; the counter beside them."""
+"""Lists and opens the checkpoints in a storage; reads the counter beside them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_committed(storage: Storage, number: int) -> bool:
         return False
 
 
-def is_torn(storage: Storage, number: int) -> bool:
+def is_uncommitted(storage: Storage, number: int) -> bool:
     """Return whether it was begun and never committed."""
     try:
         return find_manifest(storage, number) is None

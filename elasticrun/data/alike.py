@@ -40,7 +40,7 @@ def check_alike(job: Job, name: str, settings: dict[str, Any]) -> None:
             text = _compare(name, heard.told)
             exchange.say(topic, {"made": settings, "text": text})
         else:
-            said = exchange.hear(topic, timeout=2 * _WAIT_SECONDS, is_late=True)
+            said = exchange.hear(topic, timeout=2 * _WAIT_SECONDS, is_optional=True)
             own = json.loads(json.dumps(settings))  # As the other has travelled.
             # Rank 0 may have compared what it knew before this one came.
             text = said["text"] or _compare(name, {0: said["made"], job.rank: own})

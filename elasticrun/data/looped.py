@@ -20,10 +20,10 @@ from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_asked_by_for, line_of
+from elasticrun.job.leaving import is_called_by_for_loop, line_of
 from elasticrun.job.loop import NOTHING
 from elasticrun.job.trace import Trace
-from elasticrun.job.turns import Ending, LoopStart, OpenLoop, turns
+from elasticrun.job.turns import LoopEnd, LoopStart, OpenLoop, turns
 
 
 class LoopBatches(Protocol):
@@ -271,7 +271,7 @@ class Looped(ABC):
     def _begin_outside(
         self, job: Job, where: str, frame: FrameType, *, is_endless: bool
     ) -> LoopStart | None:
-        is_by_hand = not is_asked_by_for(frame)
+        is_by_hand = not is_called_by_for_loop(frame)
         run = self._state.run if is_by_hand else None
         if run is not None:
             run.skip(job.progress)
@@ -360,7 +360,7 @@ class Looped(ABC):
             unit="batch",
         )
 
-    def _stop_loop(self, ending: Ending) -> None:
+    def _stop_loop(self, ending: LoopEnd) -> None:
         """End what reads the running loop."""
         loop = self.running_loop
         if ending == "break" and loop.start is not None and not loop.start.inside:

@@ -14,7 +14,7 @@ from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import LoopOrderError
-from elasticrun.job.boundary import Boundary, LateError
+from elasticrun.job.boundary import Boundary, DeferredError
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
 from elasticrun.job.progress import Progress
@@ -64,7 +64,7 @@ class Job:
         is_in_epoch: Whether an epoch loop's body is running.
         num_loaders: Loaders made so far without a name.
         num_forward_passes: For training, through a DDP, of those that have ended.
-        late_error: What could not be raised where it happened.
+        deferred_error: What could not be raised where it happened.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -92,7 +92,7 @@ class Job:
         self.is_closed = False
         self.num_loaders = 0
         self.num_forward_passes = 0
-        self.late_error = LateError()
+        self.deferred_error = DeferredError()
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)
         self._replayed = ReplayedStates(self.states)
@@ -169,7 +169,7 @@ class Job:
     def why_no_boundary(self) -> str | None:
         """Why no boundary may come, as far as that is known; from any thread."""
         if self.loader is None:
-            return self.boundary.why_none
+            return self.boundary.why_no_boundary
         return self.loops.why_no_boundary
 
     def _describe(self) -> str:
@@ -415,7 +415,7 @@ class Job:
         if self.is_closed or os.getpid() != self.pid:
             return
         self.is_closed = True
-        with self.late_error.keeping():
+        with self.deferred_error.keeping():
             self.boundary.close()
         self._watcher.close()
         if self.trace is not None:

@@ -1,4 +1,4 @@
-"""The turns of any loop: how it delivers, counts, comes to boundaries, and ends."""
+"""Runs any loop: delivers its batches, counts them, and passes boundaries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_left_on_purpose
+from elasticrun.job.leaving import is_left_by_break
 from elasticrun.job.loop import NOTHING, LoopedLoader
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.
-Ending = Literal["over", "break", "exception", "failed"]
+LoopEnd = Literal["over", "break", "exception", "failed"]
 
 
 class LoopStart(NamedTuple):
@@ -61,7 +61,7 @@ class OpenLoop:
         *,
         cursor: Cursor | None = None,
         read: Callable[[], Iterator[Any]],
-        stop: Callable[[Ending], None] | None = None,
+        stop: Callable[[LoopEnd], None] | None = None,
     ) -> None:
         self.job = job
         self._loader = loader
@@ -82,7 +82,7 @@ class OpenLoop:
         """
         job = self.job
         if job.loader is not self._loader:
-            raise job.loops.overlap(self._loader)
+            raise job.loops.overlap_error(self._loader)
         part = self._loader.running_loop.current[2]
         if not part.is_step:
             return
@@ -95,7 +95,7 @@ class OpenLoop:
         """Take the batch in whose body the loop is left for delivered."""
         self.index += self._loader.running_loop.current[2].advance
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""
         try:
             if self._stop is not None:
@@ -129,7 +129,7 @@ def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     loop = begin(sys._getframe(1))
     if loop is None:
         return
-    ending: Ending = "failed"  # Unless something else is found out.
+    ending: LoopEnd = "failed"  # Unless something else is found out.
     batches: Iterator[Any] = iter(())
     try:
         batches = loop.read()
@@ -141,7 +141,7 @@ def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
         ending = "over"
     except GeneratorExit:
         loop.leave_turn()
-        is_break = is_left_on_purpose(sys._getframe().f_back)
+        is_break = is_left_by_break(sys._getframe().f_back)
         ending = "break" if is_break else "exception"
         raise
     finally:

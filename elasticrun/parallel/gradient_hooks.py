@@ -1,4 +1,4 @@
-"""Hooks that weigh a module's gradients, and hide them until the last micro-batch."""
+"""Hooks that weigh the gradients of a module, and accumulate them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from elasticrun.errors import ElasticRunError, warn_at_program
-from elasticrun.job.current import running_loader
+from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
@@ -101,7 +101,7 @@ class GradientHooks:
 
         Where nothing is to be weighed or hidden, no hooks are left.
         """
-        loader = running_loader()
+        loader = loader_if_any()
         # In case that an exception has left them.
         self._weighing.counts_met, self._is_in_pass = None, False
         part = None
@@ -208,7 +208,7 @@ class GradientHooks:
     def _before_adding(
         self, parameter: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor] | None:
-        loader = running_loader()
+        loader = loader_if_any()
         counts_met = self._weighing.counts_met
         with self._lock:
             if not self._is_in_pass:

@@ -22,7 +22,7 @@ from elasticrun.parallel.arguments import (
     check_closures,
     check_module,
     check_options,
-    name_each,
+    name_states,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
 from elasticrun.parallel.reduction import Reduction
@@ -100,8 +100,8 @@ class AdaptiveDataParallel(nn.Module):
         check_module(module, AdaptiveDataParallel)
         job = current_job()
         prefix = "" if name == "model" else f"{name}."
-        optimizers = name_each(f"{prefix}optimizer", optimizer)
-        schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
+        optimizers = name_states(f"{prefix}optimizer", optimizer)
+        schedulers = name_states(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
         check_closures(optimizers.values(), world_size=job.world_size)
         self.module = module

@@ -1,4 +1,4 @@
-"""What an optimizer's `step` and `zero_grad` do about gradients that are hidden."""
+"""Wraps `step` and `zero_grad` of an optimizer, for batches in micro-batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
-from elasticrun.parallel.partial_gradients import PartialGradients, running_loop
+from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 
 _MANY = 2  # Batches in which gradients were thrown away, without a step: on purpose.
 
@@ -66,7 +66,7 @@ class OptimizerHooks:
         return (
             self._waiting_in is not None
             and self._num_thrown_away < _MANY
-            and self._waiting_in in (running_loop(), self._step_loop)
+            and self._waiting_in in (loop_if_any(), self._step_loop)
         )
 
     def note_forward(self, loop: Loop) -> None:
@@ -79,7 +79,7 @@ class OptimizerHooks:
 
     def note_zeroed(self) -> None:
         """Note that the gradients are about to be zeroed."""
-        loop = running_loop()
+        loop = loop_if_any()
         if loop is None:
             return
         turn = loop.current
@@ -106,7 +106,7 @@ class OptimizerHooks:
     def _step(
         self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
-        loop = running_loop()
+        loop = loop_if_any()
         if loop is not None:
             if not loop.current[2].is_step:
                 return self._put_off(optimizer, loop.current, *args, **kwargs)

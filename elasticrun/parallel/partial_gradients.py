@@ -1,4 +1,4 @@
-"""The gradients of a module while their global batch is incomplete."""
+"""Accumulates the gradients of micro-batches until their global batch is complete."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import running_loader
+from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.parallel.weighing import Weighing
 
 
 class PartialGradients:
-    """Takes gradients out of the program's sight, and puts their sums back.
+    """Accumulates gradients where the program does not see them, then restores them.
 
     What stands in for them is zero, so that a program may clip what it finds. It costs
     the memory of the largest parameter only, which all stand-ins share: what is written
@@ -71,7 +71,7 @@ class PartialGradients:
         gradient = parameter.grad
         if gradient is None or self._is_stand_in(parameter):
             return
-        self._global_batch = _running_global_batch()
+        self._global_batch = _current_global_batch()
         self.hides = True
         parameter.grad = self._stand_in(parameter, gradient)
         gradient = gradient.detach()
@@ -91,7 +91,7 @@ class PartialGradients:
                 for parameter, gradient in hidden.items():
                     self._show_one(parameter, gradient)
             self._due, self._others = {}, {}
-            self.hides, self.shown_in = False, _running_turn()
+            self.hides, self.shown_in = False, _current_turn()
         self.counts_met = set()
 
     def show_before_step(self) -> None:
@@ -140,7 +140,7 @@ class PartialGradients:
 
     def drop_abandoned(self) -> None:
         """Drop what is left of a global batch that its loop did not complete."""
-        if self.hides and self._global_batch != _running_global_batch():
+        if self.hides and self._global_batch != _current_global_batch():
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
@@ -191,18 +191,18 @@ def _sum(first: Tensor, second: Tensor) -> Tensor:
     return second + first if first.is_sparse else first.add_(second)
 
 
-def running_loop() -> Loop | None:
+def loop_if_any() -> Loop | None:
     """Return the loop that is running, None outside of loops."""
-    loader = running_loader()
+    loader = loader_if_any()
     return None if loader is None else loader.running_loop
 
 
-def _running_turn() -> MicroBatch | None:
-    loop = running_loop()
+def _current_turn() -> MicroBatch | None:
+    loop = loop_if_any()
     return None if loop is None else loop.current
 
 
-def _running_global_batch() -> tuple[Loop, int] | None:
+def _current_global_batch() -> tuple[Loop, int] | None:
     """Return what equals itself in one global batch only, or None outside of loops."""
-    loop = running_loop()
+    loop = loop_if_any()
     return None if loop is None else (loop, loop.current[0])

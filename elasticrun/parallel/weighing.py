@@ -1,4 +1,4 @@
-"""Weighing a loss where it enters the backward pass, by what it is a mean over."""
+"""Weighs losses by what they are means over, where the backward pass begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import running_loader
+from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import LoopedLoader, Part
 
 Factor = Callable[[], Tensor | float]
@@ -56,7 +56,7 @@ class Weighing:
         _check(count, reduction)
         if not loss.requires_grad:
             return loss
-        loader = running_loader()
+        loader = loader_if_any()
         if member is not None:
             _check_member(member, loader)
         part = None if loader is None else loader.running_loop.current[2]

@@ -1,4 +1,4 @@
-"""What a rank saves, as it is at the boundary."""
+"""Captures what a rank saves, at the boundary."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
     checkpoints.acquire()
     try:
         newest = checkpoints.find_newest()
-        checkpoints.sweep()
+        checkpoints.remove_uncommitted()
         generation, number = checkpoints.next_generation(), checkpoints.next_number()
         return Start(generation, number, newest), checkpoints.newest_number()
     except StoreUnreachableError as error:

@@ -1,4 +1,4 @@
-"""When the job saves by itself: after some time or batches, at the ends of epochs."""
+"""Decides when to save: after a time, a number of batches, or an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank does for a checkpoint: its own files, and on rank 0 the commit."""
+"""Writes the files of one rank and, on rank 0, commits the checkpoint."""
 
 from __future__ import annotations
 

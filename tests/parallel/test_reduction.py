@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
 from elasticrun.job.current import current_job
-from elasticrun.parallel.reduction import Reduction, settle_buckets
+from elasticrun.parallel.reduction import Reduction, fix_buckets
 
 
 @pytest.mark.usefixtures("group")
@@ -17,7 +17,7 @@ def test_buckets_are_settled_where_inputs_go_to_a_device() -> None:
     """As with `device_ids=[3]`, which DDP takes for GPUs alone."""
     ddp = DistributedDataParallel(nn.Linear(2, 1))
     ddp.device_ids = [0]
-    settle_buckets(ddp)
+    fix_buckets(ddp)
     assert all(parameter.grad is None for parameter in ddp.parameters())
 
 

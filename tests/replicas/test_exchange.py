@@ -135,14 +135,14 @@ def test_rank_0_stays_until_all_who_live_have_heard(world: World) -> None:
 def test_what_is_forgotten_does_not_stay_in_the_store(world: World) -> None:
     num_keys = []
     for number in range(4):
-        before = [end.num_said for end in world.ends]
+        before = [end.num_keys for end in world.ends]
         world.on_all(
             lambda rank, end, number=number: end.agree(  # type: ignore[misc]
                 f"topic/{number}", rank, len, is_end=bool
             )
         )
-        for end, num_said in zip(world.ends, before, strict=True):
-            end.forget(num_said)
+        for end, number_before in zip(world.ends, before, strict=True):
+            end.forget(number_before)
         num_keys.append(world.server.num_keys())
     assert num_keys == [5] * 4  # What two tell, the verdict, and that two have heard.
 

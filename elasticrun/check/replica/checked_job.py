@@ -1,4 +1,4 @@
-"""The job of a replica that is looked at: it cuts loops short, notes, and stops."""
+"""The job of a checked replica: it shortens loops, records states, and stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticrun.saving.settings import Settings
 
 
 class CheckedJob(Job):
-    """Does what its plan says; the program cannot tell it from any other job.
+    """A job that follows a plan; to the program it is like any other job.
 
     Attributes:
         recorder: Where this replica notes what it sees; None on all but rank 0.

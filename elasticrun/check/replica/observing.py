@@ -1,4 +1,4 @@
-"""What happens in a replica before a checked program runs."""
+"""Prepares a replica before a checked program runs in it."""
 
 from __future__ import annotations
 

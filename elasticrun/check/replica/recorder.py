@@ -1,4 +1,4 @@
-"""What a replica notes while the program runs: one JSON line a moment."""
+"""Records states, files and variables while the program runs, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BASE = "files-at-start.json"
 
 
 class Recorder:
-    """Writes the states, files and variables of rank 0; of others nothing.
+    """Records the states, files and variables of rank 0.
 
     Attributes:
         zone: The zone of the program that runs now: P, A, L, B (or C), D.

@@ -1,4 +1,4 @@
-"""One run of a script: what became of it, and what it left."""
+"""One run of a script: how it ended, and what it recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPARED = ("begin", "enter", "leave", "end")
 
 @dataclass
 class CheckedRun:
-    """What became of one route.
+    """One run of a script, along one route.
 
     Attributes:
         folder: What the run left: `work`, `records`, `trace`, `logs`.

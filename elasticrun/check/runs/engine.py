@@ -24,7 +24,7 @@ class EngineError(Exception):
 
 
 class Engine:
-    """Takes routes; use it as a context manager.
+    """Runs the script along routes; use it as a context manager.
 
     Args:
         folder: Where the runs' folders go.
@@ -74,7 +74,7 @@ class Engine:
         *,
         watched: Sequence[str] = (),
     ) -> Generator[CheckedRun, None, None]:
-        """Take routes to their ends, or to where they fail, in their order.
+        """Run the script along each route, and yield the runs in their order.
 
         Several at once if there are cores for it.
 

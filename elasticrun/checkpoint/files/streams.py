@@ -42,7 +42,7 @@ class ErrorKeepingWriter(io.BufferedIOBase):
 
 
 class ChecksumWriter(ErrorKeepingWriter):
-    """One that measures the bytes it hands on, too."""
+    """Also computes the size and the checksum of the bytes."""
 
     def __init__(self, take: Callable[[memoryview], object]) -> None:
         super().__init__(take)

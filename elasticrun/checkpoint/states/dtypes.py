@@ -1,4 +1,4 @@
-"""An optimizer's state in the dtypes that it was saved in, which torch changes."""
+"""Loads an optimizer's state without the casts of `Optimizer.load_state_dict`."""
 
 from __future__ import annotations
 

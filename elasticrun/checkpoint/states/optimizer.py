@@ -1,4 +1,4 @@
-"""The state of an optimizer, which goes by the names of its parameters.
+"""The state of an optimizer, saved by the names of its parameters.
 
 `Optimizer.state_dict` numbers parameters in the order in which the program gave them. A
 program that gives them in another order, as from a set, would load each one's state for

@@ -1,4 +1,4 @@
-"""An optimizer's state by its parameters' names, and by torch's numbers again."""
+"""Converts an optimizer's state between torch's numbers and parameter names."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.dtypes import keeping_dtypes
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.parameter_names import parameters_of
@@ -62,7 +62,7 @@ class StatefulState(BaseState):
         _refuse_meta(name, target)
         self.target: Stateful = target
         self._consolidate = getattr(target, "consolidate_state_dict", None)
-        self._copies = Copies()
+        self._copies = StateCopier()
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
@@ -172,7 +172,7 @@ def has_shards(target: Any) -> bool:
     return _DTENSOR in _sharded_kinds(target)
 
 
-def own_shard(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Return this replica's part of a tensor: all of it unless it is a DTensor."""
     if type(tensor).__name__ != _DTENSOR:
         return tensor

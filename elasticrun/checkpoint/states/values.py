@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from torch.serialization import add_safe_globals, get_safe_globals
 from torch.utils.serialization import config
 
-from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.nested import find_maybe_unsafe, map_leaves, map_paths
 from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
 from elasticrun.checkpoint.states.state import BaseState
@@ -57,7 +57,7 @@ def save_values_of(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
 
 
 def begin_to_save(
-    state: BaseState, values: Any, copies: Copies
+    state: BaseState, values: Any, copies: StateCopier
 ) -> tuple[Callable[[BinaryIO], object], bool]:
     """Return what writes a state's values, and whether another thread may do it later.
 

@@ -83,7 +83,7 @@ class DirectoryLock:
             _warn_of_others_who_can_write(self.directory)
             self._file = _wait_for(self.directory / "lock", timeout)
         except LockedError as error:
-            raise in_use(self.directory, error) from error
+            raise in_use_error(self.directory, error) from error
         except (OSError, ValueError) as error:
             what_to_do = (
                 "Make that directory writable"
@@ -158,7 +158,7 @@ class LockedError(Exception):
         super().__init__(str(owner or "a process that has not yet written its name"))
 
 
-def in_use(place: Place, owner: object) -> CheckpointError:
+def in_use_error(place: Place, owner: object) -> CheckpointError:
     """Return the error for a place that another job has."""
     return CheckpointError(
         f"{place} is in use by a live job ({owner}). Two jobs in one directory would "

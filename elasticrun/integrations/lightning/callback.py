@@ -19,7 +19,7 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
 from elasticrun.integrations.lightning.checks import check_arguments, check_version
 from elasticrun.integrations.lightning.loaders import (
-    StandIn,
+    LoaderProxy,
     check_equal_shares,
     make_elastic,
 )
@@ -210,8 +210,8 @@ class Elastic(Callback):
                 "number of its own. Give it a smaller batch_size instead."
             )
         if is_for_training:
-            return StandIn(loader, self._read)
-        return StandIn(loader, self._evaluations.read)
+            return LoaderProxy(loader, self._read)
+        return LoaderProxy(loader, self._evaluations.read)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the module, which is complete and in its precision only now.
@@ -281,7 +281,7 @@ class Elastic(Callback):
         if self._state.is_before_validation:  # It is all that is left of the batch.
             epoch_loop.on_advance_end(fit_loop._data_fetcher)
 
-    def _read(self, batches: StandIn) -> Iterator[Any]:
+    def _read(self, batches: LoaderProxy) -> Iterator[Any]:
         """Yield batches of this epoch; from its beginning, in a second pass."""
         epoch, first = self._start
         trainer: Any = self._trainer

@@ -12,8 +12,8 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import is_shuffled
 
 
-class StandIn:
-    """Stands for a loader where Lightning iterates it.
+class LoaderProxy:
+    """Wraps a loader for Lightning, which iterates it.
 
     Args:
         read: Reads the batches; it is called when the first one is asked for, as
@@ -23,7 +23,7 @@ class StandIn:
     def __init__(
         self,
         loader: AdaptiveDataLoader[Any],
-        read: Callable[[StandIn], Iterator[Any]],
+        read: Callable[[LoaderProxy], Iterator[Any]],
     ) -> None:
         self.loader = loader
         self.dataset = loader.dataset

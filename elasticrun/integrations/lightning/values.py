@@ -1,4 +1,4 @@
-"""What `self.log` and metrics keep of a batch: padding counts in no average or sum."""
+"""Keeps padding out of the averages and sums of `self.log` and of metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.errors import ElasticRunError
-from elasticrun.integrations.lightning.loaders import StandIn
+from elasticrun.integrations.lightning.loaders import LoaderProxy
 from elasticrun.job.current import current_job
 
 
@@ -96,7 +96,7 @@ class Evaluations:
             for loop in (val_loop, of_trainer.validate_loop, of_trainer.test_loop)
         }
 
-    def read(self, batches: StandIn) -> Iterator[Any]:
+    def read(self, batches: LoaderProxy) -> Iterator[Any]:
         """Yield all batches."""
         values = self._values_now()
         loader = batches.loader

@@ -14,7 +14,7 @@ _FUNCTION = "function.pickle"
 _RESULT = re.compile(r"result-(\d+)-(\d+)-of-(\d+)\.pickle")
 
 
-def keep_function(
+def save_function(
     folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     """Keep what every replica is to call."""
@@ -29,7 +29,7 @@ def call_function(folder: Path) -> object:
     return function(*args)
 
 
-def keep_result(
+def save_result(
     folder: Path, result: object, *, generation: int, rank: int, world_size: int
 ) -> None:
     """Keep what the function returned; in a replica."""
@@ -39,7 +39,7 @@ def keep_result(
     path.write_bytes(cloudpickle.dumps(result))
 
 
-def forget_results(folder: Path) -> None:
+def remove_results(folder: Path) -> None:
     """Remove what replicas returned; before others are started in their place.
 
     A replica may have returned while the others were still to be rescaled, and without

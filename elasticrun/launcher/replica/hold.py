@@ -1,4 +1,4 @@
-"""Lets a program that runs ahead of its generation wait where it needs the job."""
+"""Pauses a rehearsed program where it first needs the job."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from types import ModuleType
 from typing import Any
 
 from elasticrun.launcher import environment, processes
-from elasticrun.replicas.environment import environment_of
+from elasticrun.replicas.environment import torchrun_variables
 
 _OF_THE_JOB = frozenset(
-    [*environment_of(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
+    [*torchrun_variables(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
 )
 
 
 class Hold:
-    """Stops this process's program where it first asks which replica it is.
+    """Pauses the program where it first asks which replica it is.
 
     Whatever needs the job asks for the rank first, and so do process groups: all of
     them look into its variables. Before GPUs are used it waits as well, since the other

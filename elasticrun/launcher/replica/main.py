@@ -23,7 +23,7 @@ from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher import environment, interpreter, processes
-from elasticrun.launcher.replica.functions import call_function, keep_result
+from elasticrun.launcher.replica.functions import call_function, save_result
 from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.reporter import (
     Reporter,
@@ -165,7 +165,7 @@ def _program(order: Message, hold: Hold) -> None:
         folder = Path(order["target"])
         result = call_function(folder)
         hold.wait()  # Results of the other generation are forgotten then.
-        keep_result(
+        save_result(
             folder,
             result,
             generation=order["generation"],

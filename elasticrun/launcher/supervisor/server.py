@@ -31,8 +31,8 @@ class Server:
         self._waiting: list[tuple[Channel, int]] = []
         self._stopping: list[Channel] = []
         supervisor.loop.watch(control.listener, self._on_caller)
-        supervisor.news.on_ready.append(self._answer_waiting)
-        supervisor.news.on_told.append(self._on_told)
+        supervisor.reports.on_ready.append(self._answer_waiting)
+        supervisor.reports.on_told.append(self._on_told)
 
     def close(self) -> None:
         """Tell whoever asked for the end whether it came as it should."""

@@ -22,7 +22,7 @@ _MOST_QUOTED = 1 << 12
 
 
 class _Use(enum.Enum):
-    """What the replicas are for that were asked for last."""
+    """The purpose of the replicas that were requested last."""
 
     NONE = 0  # They have been taken, or discarded.
     NEXT = 1  # Another generation is to begin.
@@ -43,7 +43,7 @@ class Successors:
         orders: Makes their orders for a rehearsal, from their number.
         say: Called with what the user should know.
         on_ready: Called when all are there.
-        on_able: Called when the generation that they were prepared beside may stop.
+        on_may_stop: Called when the generation that they were prepared beside may stop.
         on_too_slow: Called with the reason if a rehearsal takes too long.
         on_failed: Called with the reason when their script has failed.
 
@@ -61,7 +61,7 @@ class Successors:
         orders: Callable[[int], list[Message]],
         say: Callable[[str], None],
         on_ready: Callable[[], None],
-        on_able: Callable[[], None],
+        on_may_stop: Callable[[], None],
         on_too_slow: Callable[[str], None],
         on_failed: Callable[[str], None],
     ) -> None:
@@ -71,7 +71,7 @@ class Successors:
         self._orders = orders
         self._say = say
         self._on_ready = on_ready
-        self._on_able = on_able
+        self._on_may_stop = on_may_stop
         self._on_too_slow = on_too_slow
         self._on_failed = on_failed
         self._replicas: list[WaitingReplica] = []
@@ -148,7 +148,7 @@ class Successors:
             if self.is_ready:
                 self._begin_rehearsal()
         elif not self._preparing:
-            self._on_able()
+            self._on_may_stop()
 
     def offer(self) -> list[WaitingReplica]:
         """Return them; until `take` they wait for the others' offers."""
@@ -200,7 +200,7 @@ class Successors:
             if self._is_told_to_rehearse or (beside is not None and beside.running):
                 self._begin_rehearsal()
             elif beside is None:
-                self._on_able()
+                self._on_may_stop()
             self._on_ready()
 
         self._starter.fork(size, on_forked)
@@ -271,7 +271,7 @@ class Successors:
             self._preparing.remove(replica.rank)
             if not self._preparing:
                 self.note_start(time.monotonic() - self._begun_at)
-                self._on_able()
+                self._on_may_stop()
 
     def _fail(self, replica: WaitingReplica, why: str) -> None:
         """Rehearse no more if the script has failed: alone it may not."""

@@ -1,4 +1,4 @@
-"""Hands on what replicas report: to the user, and to the rest of the launcher."""
+"""Passes on what replicas report, to the user and to the rest of the launcher."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.terminal.output import Repeats, marked
 
 
-class News:
-    """Tells the user, and the rest of the launcher, what replicas report.
+class ReplicaReports:
+    """Passes on what replicas report, by callbacks and to the user.
 
     Args:
         crashes: To whom it matters whether a batch was trained.

@@ -22,7 +22,7 @@ _MAX_BYTES = 1 << 24  # A note of each node.
 _GOODBYE_SECONDS = 20.0
 
 
-class Meeting:
+class RendezvousProcess:
     """One rendezvous process: started, heard while it lives, and ended.
 
     Args:
