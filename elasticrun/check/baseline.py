@@ -42,7 +42,7 @@ def drawing_zones(run: CheckedRun) -> set[str]:
 
 
 def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
-    """Note in the mask what may differ between two equal runs, and does."""
+    """Mask what differs between two runs without a restart."""
     others = again.compared
     for key, moment in base.compared.items():
         random = others[key].random if key in others else moment.random

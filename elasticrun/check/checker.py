@@ -1,7 +1,7 @@
 """The stages of a check, run in order until one finds a difference.
 
 Words: a *route* is which generations a checked run consists of; a *leg* one of them,
-and where and how it ends; a *journey* the taking of a route; the *baseline* the run
+and where and how it ends; the *baseline* the run
 without a restart that others are compared with. A *moment* is a point that a program
 passes with and without restarts, with the values of everything there; a *mismatch* one
 field that two runs have differently, its *cause* the line that explains it. The *sweep*
@@ -117,7 +117,7 @@ class Checker:
     def _check_baseline(self) -> str:
         trials = self._trials
         base = self._base()
-        again = trials.take(base.route)
+        again = trials.run(base.route)
         note_what_differs(trials.mask, base, again)
         self._check_reproducible(trials.differences(base, again))
         self._note_files()
@@ -270,11 +270,11 @@ class Checker:
         return Route(sizes, places, is_float64=self._scope.is_float64)
 
     def _try(self, routes: Sequence[Route]) -> None:
-        """Take each route once, and add what it changes to the report."""
+        """Run the script along each route once, and report what that changes."""
         new = [route for route in dict.fromkeys(routes) if route not in self._done]
         for route in new:
             self._trials.baseline_of(route)
-        with contextlib.closing(self._trials.take_each(new)) as runs:
+        with contextlib.closing(self._trials.run_each(new)) as runs:
             for run in runs:
                 self._done.add(run.route)
                 base = self._trials.baseline_of(run.route)
@@ -301,11 +301,11 @@ class Checker:
         self._report.results.append(Result(run.route, differences, causes, command))
 
     def _lines_of(self, run: CheckedRun, finder: CauseFinder) -> list[LineChange]:
-        """Take a route again, and see which lines of its replays change what."""
+        """Run the script again, and find which lines of its replays change what."""
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
         names = changed[:_MOST_WATCHED]
         if not names and finder.drawing:
             names = sorted(run.moments[-1].random)
         if not names:
             return []
-        return line_changes_of(self._trials.take(run.route, watched=names).notes)
+        return line_changes_of(self._trials.run(run.route, watched=names).notes)

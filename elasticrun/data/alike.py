@@ -37,7 +37,7 @@ def check_alike(job: Job, name: str, settings: dict[str, Any]) -> None:
     try:
         if job.rank == 0:
             heard = exchange.gather(topic, settings, timeout=_WAIT_SECONDS)
-            text = _compare(name, heard.told)
+            text = _compare(name, heard.by_rank)
             exchange.say(topic, {"made": settings, "text": text})
         else:
             said = exchange.hear(topic, timeout=2 * _WAIT_SECONDS, is_optional=True)

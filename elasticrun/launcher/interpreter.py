@@ -35,7 +35,7 @@ def command(module: str, function: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", code, _PACKAGE_PARENT, *map(str, arguments)]
 
 
-def start_beside(
+def start_helper(
     module: str, variables: Mapping[str, str], *, kind: socket.SocketKind
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process with a session of its own that serves the launcher.

@@ -88,4 +88,4 @@ def signals_as_bytes(stops: Collection[int] = STOP_SIGNALS) -> Iterator[int]:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Let the byte in the pipe say it."""
+    """Do nothing: the byte in the pipe is read by the loop."""

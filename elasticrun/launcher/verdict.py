@@ -64,7 +64,7 @@ class Verdict:
 
 
 def merged(verdicts: Sequence[Verdict], gone: str) -> Verdict:
-    """Return what the verdicts on all nodes are together.
+    """Merge the verdicts on all nodes into one.
 
     Args:
         verdicts: This node's first, then those that the others have told.

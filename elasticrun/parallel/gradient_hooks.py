@@ -78,11 +78,11 @@ class GradientHooks:
         self._hooks: list[Any] = []
         self._nodes: list[Any] = []  # Of these; a parameter's own reference is weak.
         self._lock = threading.Lock()  # Autograd has one thread for each device.
-        self._settled: object = _NEVER  # The part for which nothing is left to prepare.
+        self._prepared_part: object = _NEVER  # Of the last forward pass.
         # The part whose gradients are only to be multiplied, all with one weight, and
         # that weight by their dtypes, from the first gradient of each on.
-        self._sole_part: Part | None = None
-        self._sole_weights: dict[torch.dtype, Tensor] = {}
+        self._multiplied_part: Part | None = None
+        self._multipliers: dict[torch.dtype, Tensor] = {}
         self._hides_too = False  # Whether the hooks are also those that hide.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
@@ -97,7 +97,7 @@ class GradientHooks:
         return any(each.has_unstepped for each in self._optimizers)
 
     def prepare(self, *, is_training: bool) -> bool:
-        """Get ready for a forward pass; return whether it is the global batch's last.
+        """Prepare a forward pass; return whether it is the last of its global batch.
 
         Where nothing is to be weighed or hidden, no hooks are left.
         """
@@ -111,12 +111,12 @@ class GradientHooks:
             if is_training:
                 for optimizer in self._optimizers:
                     optimizer.note_forward(loop)
-        if part is self._settled and not self._partial.hides:
+        if part is self._prepared_part and not self._partial.hides:
             return True
-        return self._settle(loader, part)
+        return self._place_hooks(loader, part)
 
-    def _settle(self, loader: LoopedLoader | None, part: Part | None) -> bool:
-        """Put the hooks that a part needs in place; return whether it is the last."""
+    def _place_hooks(self, loader: LoopedLoader | None, part: Part | None) -> bool:
+        """Register the hooks that a part needs; return whether it is the last one."""
         is_step = True
         weight: float | None = 1.0  # None where each loss has its own.
         if loader is not None:
@@ -124,17 +124,17 @@ class GradientHooks:
             weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
         hides = self._partial.hides or not is_step
-        self._sole_part = None
-        self._sole_weights.clear()
+        self._multiplied_part = None
+        self._multipliers.clear()
         if hides or weight != 1.0 or self.listeners:
             self._hook(hides=hides)
-            self._settled = _NEVER
+            self._prepared_part = _NEVER
             if weight and not (hides or self._searches_unused or self.listeners):
-                self._sole_part = part
+                self._multiplied_part = part
         else:
             self.unhook()
             if not self._searches_unused:
-                self._settled = part
+                self._prepared_part = part
         if self._searches_unused:
             self._make_ddp_forget(is_step=is_step)
         return is_step
@@ -155,7 +155,7 @@ class GradientHooks:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._nodes, self._hooked = [], [], []
-        self._settled = _NEVER
+        self._prepared_part = _NEVER
 
     def _hook(self, *, hides: bool) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]
@@ -170,7 +170,7 @@ class GradientHooks:
 
     def _hook_one(self, parameter: Tensor) -> None:
         node = get_gradient_edge(parameter).node
-        weighing, weights, dtype = self._weighing, self._sole_weights, parameter.dtype
+        weighing, weights, dtype = self._weighing, self._multipliers, parameter.dtype
 
         def before(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor] | None:
             gradient, weight = gradients[0], weights.get(dtype)
@@ -230,9 +230,12 @@ class GradientHooks:
         if weight == 0.0:  # A padding sample's, which may be infinite.
             return (torch.zeros_like(gradient),)
         factor = _factor(weight, gradient.dtype)
-        if counts_met is None and loader.running_loop.current[2] is self._sole_part:
-            self._settled = self._sole_part
-            self._sole_weights[gradient.dtype] = factor
+        if (
+            counts_met is None
+            and loader.running_loop.current[2] is self._multiplied_part
+        ):
+            self._prepared_part = self._multiplied_part
+            self._multipliers[gradient.dtype] = factor
         return (gradient * factor,)
 
     def _begin_pass(self, loader: LoopedLoader | None) -> None:

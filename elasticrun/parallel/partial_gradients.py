@@ -55,7 +55,7 @@ class PartialGradients:
         self._stand_ins: dict[Tensor, Tensor] = {}
 
     def hide_all(self) -> None:
-        """Take away what `.grad` of all parameters holds."""
+        """Move the gradients of all parameters out of `.grad`."""
         self.drop_abandoned()
         for zeros in self._zeros.values():
             zeros.zero_()  # Whatever the program has made of them.
@@ -63,7 +63,7 @@ class PartialGradients:
             self.hide(parameter, is_own=False)
 
     def hide(self, parameter: Tensor, *, is_own: bool = True) -> None:
-        """Take away what `.grad` holds.
+        """Move the gradient of a parameter out of `.grad`.
 
         Args:
             is_own: Its memory is nobody else's; it might be a view of DDP's.
@@ -78,12 +78,12 @@ class PartialGradients:
         _add(self._others, parameter, gradient if is_own else gradient.clone())
 
     def make_room(self, parameter: Tensor) -> None:
-        """Take away what `.grad` holds, before a gradient is added."""
+        """Move the gradient out of `.grad`, before another one is added."""
         self.hide(parameter, is_own=False)
         parameter.grad = None
 
     def show(self) -> None:
-        """Put what is hidden back where the step looks for it."""
+        """Move the accumulated gradients back into `.grad`."""
         self.drop_abandoned()
         if self.hides:
             self._correct()

@@ -160,7 +160,7 @@ class Reduction:
 
 
 def fix_buckets(ddp: DistributedDataParallel) -> None:
-    """Let DDP decide now how it packs gradients together, by the model alone.
+    """Make DDP build its final buckets now, by the model alone.
 
     It would do so after the first backward pass. But where a gradient lies decides the
     order in which it is summed over three or more replicas, so a job that was restarted

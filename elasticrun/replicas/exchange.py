@@ -74,7 +74,7 @@ class RankZeroError(ElasticRunError):
 
 
 class ValuesByRank(Mapping[int, Any]):
-    """What each rank has told, by rank; made of its JSON whenever it is looked at.
+    """The value of each rank, decoded from JSON at each access.
 
     Were all of it objects at once, Python's garbage collector would look through
     everything that the program has, because of so many new ones, and training waits.
@@ -98,13 +98,13 @@ class Gathered:
     """What rank 0 has heard.
 
     Attributes:
-        told: What each rank has told, by rank.
+        by_rank: What each rank has told.
         gone: The ranks that will tell nothing any more, and what became of them.
         silent: Those that have told nothing in time.
         seconds: How long that was.
     """
 
-    told: ValuesByRank
+    by_rank: ValuesByRank
     gone: dict[int, str] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -154,7 +154,7 @@ class Exchange:
         *,
         is_end: Callable[[Any], object] = lambda _: False,
     ) -> Any:
-        """Return on all replicas what `judge` says on rank 0 of what all tell.
+        """Return on all replicas what `judge` returns on rank 0 for the values of all.
 
         Args:
             own: What this replica tells.
@@ -182,7 +182,7 @@ class Exchange:
             self.refuse(topic, absence)
             self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
             raise absence
-        verdict = judge(list(heard.told.values()))
+        verdict = judge(list(heard.by_rank.values()))
         self.say(topic, verdict, is_end=bool(is_end(verdict)))
         return verdict
 
@@ -221,7 +221,7 @@ class Exchange:
     def gather(
         self, topic: str, own: Any, *, timeout: float = START_TIMEOUT
     ) -> Gathered:
-        """Hear what every rank tells; with this one's own, as JSON carries it, too."""
+        """Return the values of all ranks, this one's included."""
         told: dict[int, str | bytes] = {0: json.dumps(own)}
         if self._store is None:
             return Gathered(ValuesByRank(told))
@@ -260,7 +260,7 @@ class Exchange:
             self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
 
     def refuse(self, topic: str, error: Exception) -> None:
-        """Tell all that there is no verdict, and why."""
+        """Tell all why there is no verdict."""
         failure = {"error": text_of(error), "kind": type(error).__name__}
         self._tell_verdict(topic, {**failure, "asks": True})
 
@@ -323,8 +323,8 @@ class Exchange:
         """How many keys this end has put into the store and not removed."""
         return len(self._keys)
 
-    def forget(self, number: int) -> None:
-        """Remove the first `number` things that this end has said.
+    def remove_keys(self, number: int) -> None:
+        """Remove the first `number` keys that this end has put into the store.
 
         Whoever needs them has read them. Each end removes its own, so that rank 0 need
         not remove those of all.

@@ -93,7 +93,7 @@ class SignalPipe:
         return self._reader
 
     def install(self) -> None:
-        """Take the stop signals, which Python allows in the main thread only."""
+        """Handle the stop signals, which Python allows in the main thread only."""
         global _active
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
@@ -177,7 +177,7 @@ class SignalPipe:
 
 
 def handled_stop_signals() -> frozenset[int]:
-    """Return the signals that this process's job takes now."""
+    """Return the stop signals that this process's job handles now."""
     return frozenset() if _active is None else frozenset(_active._previous)
 
 
@@ -209,7 +209,7 @@ def _takes_interrupts() -> bool:
 
 @contextlib.contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Start processes within that stop signals cannot kill until they have a say.
+    """Block stop signals in processes that are started within.
 
     They inherit that this thread holds the signals back; a replica's other threads do
     not, so that it still hears of them. The forkserver of multiprocessing has to be
@@ -223,7 +223,7 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def unblock_stop_signals() -> None:
-    """Let stop signals reach this process, which was started with them held back."""
+    """Unblock stop signals in a process that was started with them blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BY_SIGNAL)
 
 

@@ -71,7 +71,7 @@ class StopClock:
         self.deadline = self.warns_at = None
 
     def note_heard(self) -> None:
-        """Note that rank 0 has answered: its silence is no reason to be told later."""
+        """Note that rank 0 has answered."""
         self._has_heard = True
 
     def note_decided(self) -> None:

@@ -122,7 +122,7 @@ class Watcher:
         )
 
     def _handlers_by_kind(self) -> dict[type, Callable[[Any], None]]:
-        """Return what each message leads to; `messages` has that in words."""
+        """Return the handler of each kind of message."""
         return {
             Request: self._on_request,
             Ask: self._on_ask,
@@ -346,7 +346,7 @@ class Watcher:
             exit_at_once(self._given_up[0])
 
     def _go_on(self) -> None:
-        """Let the training thread pass boundaries again: nothing was agreed."""
+        """Let the training thread pass boundaries again, without a decision."""
         self._answer_by = None
         self._save_at = time.monotonic() + self._save_interval
         self._gate.settle(None)

@@ -190,7 +190,7 @@ class Saver:
             # Each rank writes its own files, and tells rank 0 of them.
             own = writer.write_files(capture, newest)
             if self._rank != 0:
-                exchange.forget(num_keys)  # Rank 0 is past the saves before.
+                exchange.remove_keys(num_keys)  # Rank 0 is past the saves before.
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
             told = exchange.decide(
@@ -207,7 +207,9 @@ class Saver:
         self.seconds = time.perf_counter() - begun
         checkpoint = self.newest = writer.committed(number, told)
         if self._rank == 0:
-            exchange.forget(num_keys)  # All have reported: they are past them, too.
+            exchange.remove_keys(
+                num_keys
+            )  # All have reported: they are past them, too.
             logger.info("saved %s in %.2f s", checkpoint.path, self.seconds)
             writer.prune()
         return checkpoint
@@ -285,7 +287,7 @@ class Saver:
             raise
 
     def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
-        """Tell rank 0 what this one has written, and raise a mistake in its states."""
+        """Report to rank 0 what this rank wrote; raise a mistake in its states."""
         topic = save_written(number)
         exchange.tell(topic, own.encode(), parts=own.encode_gathered())
         if own.error is not None and own.is_mistake:

@@ -52,7 +52,7 @@ class Recorder:
         self._file.write(json.dumps(line) + "\n")
 
     def note_moment(self, kind: str, job: Job, **values: Any) -> None:
-        """Write what everything is at now."""
+        """Record the values of everything."""
         parts = [part for state in job.states for part in state.parts()]
         states = [
             state
@@ -82,7 +82,7 @@ class Recorder:
 
 
 def write_parameters(plan: Plan, job: Job) -> None:
-    """Write what this replica ends with of the modules that all train alike."""
+    """Record the final parameters of modules that are the same on all replicas."""
     parameters = {
         f"{state.name}.{name}": field_of_tensor(parameter)["hash"]
         for state in job.states

@@ -48,7 +48,7 @@ class CheckedRun:
 
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """What the replicas noted; to be asked for when all of them have ended."""
+        """The records of all replicas; only complete when these have ended."""
         return read_trace(self.folder / "records")
 
     @functools.cached_property

@@ -63,7 +63,7 @@ def read_small(path: Path) -> bytes:
 
 
 def check_small(path: object, size: int) -> None:
-    """Refuse to read into memory what only a damaged or hostile file can be.
+    """Refuse to read a file into memory that is far too large.
 
     Raises:
         DamagedFileError: It is too large.
@@ -143,7 +143,7 @@ def _measure(file: io.BufferedReader) -> tuple[int, int]:
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int]:
-    """Return what tells a file from all others that there are now."""
+    """Return the device and inode of a file."""
     return status.st_dev, status.st_ino
 
 

@@ -60,7 +60,7 @@ _Writer = TypeVar("_Writer", bound=ErrorKeepingWriter)
 
 
 def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writer:
-    """Let `write` write into a stream, and return that.
+    """Call `write` with a stream, and return that.
 
     Raises:
         OSError: A file could not be written. `torch.save` then raises a RuntimeError of

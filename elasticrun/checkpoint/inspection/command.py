@@ -31,7 +31,7 @@ _DESCRIPTION = (
 
 
 def main(options: argparse.Namespace) -> int:
-    """Do what the words after `elasticrun checkpoints` ask for."""
+    """Run `elasticrun checkpoints` with its arguments."""
     directory, rest = _split(options.words)
     try:
         if directory is not None:

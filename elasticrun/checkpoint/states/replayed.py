@@ -212,6 +212,6 @@ def _is_sharded(value: Any) -> bool:
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what is another one if the tensor, or a value of it, has changed."""
+    """Return a key that changes when the tensor, or a value in it, does."""
     local = local_shard(tensor.detach())
     return tensor._version, local.data_ptr(), local.shape, local.dtype

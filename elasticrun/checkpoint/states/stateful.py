@@ -129,11 +129,13 @@ class StatefulState(BaseState):
             CheckpointError: The saved state does not fit the object, or would execute
                 code.
         """
-        self.set_values(load_values_of(self, fileobj, is_copied=_copies(self.target)))
+        self.set_values(
+            load_values_of(self, fileobj, is_copied=_loads_by_copying(self.target))
+        )
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
         """Load it; of a sharded one, put every tensor together."""
-        values = load_values_of(self, fileobj, is_copied=_copies(self.target))
+        values = load_values_of(self, fileobj, is_copied=_loads_by_copying(self.target))
         saved = SavedState.decode(values)
         if saved is not None:
             values = read_whole_state(self.name, saved, open_file)
@@ -230,7 +232,7 @@ def _sharded_kinds(target: Any) -> set[str]:
     }
 
 
-def _copies(target: object) -> bool:
+def _loads_by_copying(target: object) -> bool:
     """Return whether loading copies values into tensors that the object has already.
 
     Modules made of torch.nn's parts do. Then the loaded tensors may be pages of the

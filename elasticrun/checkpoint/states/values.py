@@ -24,7 +24,7 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointError, text_of
 
 # What a lazy module has before its first batch: a dtype and a device.
-_NO_TENSORS_YET = frozenset((UninitializedParameter, UninitializedBuffer))
+_UNINITIALIZED = frozenset((UninitializedParameter, UninitializedBuffer))
 # What a class that is gone, or has changed, makes an unpickler raise.
 _UNPICKLING_ERRORS = (
     *(ImportError, AttributeError, pickle.UnpicklingError),
@@ -145,7 +145,7 @@ def save_values(values: Any, fileobj: BinaryIO, *, pickle_module: Any = pickle) 
 
 
 def can_pin(num_bytes: int) -> bool:
-    """Return whether there is so much memory that a GPU can write to by itself.
+    """Return whether that much pinned memory can be had.
 
     torch keeps what it is given here, and uses it for one tensor after another.
     """
@@ -171,7 +171,7 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     """
     path = _path_of_open(fileobj) if is_copied else None
     source: Any = fileobj if path is None else path
-    _allow_no_tensors_yet()
+    _allow_uninitialized()
     try:
         # Said outright, so that no variable of the environment can say otherwise.
         values = torch.load(
@@ -182,13 +182,13 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     return map_leaves(values, decode_scalar)
 
 
-def _allow_no_tensors_yet() -> None:
-    """Let torch load them from now on.
+def _allow_uninitialized() -> None:
+    """Let torch load uninitialized parameters from now on.
 
     For good, since torch has one set for the process: to take them out again would
     take them from the program, or from another thread that loads.
     """
-    if missing := _NO_TENSORS_YET - set(get_safe_globals()):
+    if missing := _UNINITIALIZED - set(get_safe_globals()):
         add_safe_globals(list(missing))
 
 

@@ -179,7 +179,7 @@ class StoreClaim:
             )
 
     def begin(self, folder: str) -> None:
-        """As `check`; and say which checkpoint is written, for who may take over."""
+        """Check, and record in the claim which checkpoint is being written."""
         self.check()
         self._renew(folder=folder)
 
@@ -259,7 +259,7 @@ class _OwnerWatch:
         self._is_quiet = True
 
     def is_given_up(self, number: int, claim: Claim) -> bool:
-        """Take a look; return whether nothing was heard of the owner for long.
+        """Read the claim; return whether it has not been renewed for too long.
 
         Raises:
             CheckpointError: The owner lives, and has had its time.

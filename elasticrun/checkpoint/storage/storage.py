@@ -180,7 +180,7 @@ class Storage(ABC):
 
 
 def not_ours_error(place: Place) -> FileExistsError:
-    """Return the error for what is where a folder is to be begun."""
+    """Return the error for something of others in the place of a new folder."""
     return FileExistsError(
         f"{place} is in the way: elasticrun did not make it, so it will not remove it. "
         "Move it to another place."

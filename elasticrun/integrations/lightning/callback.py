@@ -134,7 +134,7 @@ class Elastic(Callback):
             )
 
     def _take_over(self, trainer: Trainer) -> None:
-        """Put in place of some of Lightning's methods what does more, or nothing."""
+        """Replace some of Lightning's methods."""
         self._trainer = trainer
         of_trainer: Any = trainer
         of_trainer._accelerator_connector.use_distributed_sampler = False
@@ -439,7 +439,7 @@ def _do_nothing() -> None:
 
 
 def _show_progress(trainer: Trainer, num_batches: int) -> None:
-    """Let the bar of an epoch stand where it was; Lightning would leave it blank."""
+    """Show the progress of an epoch that goes on; Lightning would show none."""
     bar: Any = trainer.progress_bar_callback
     if bar is not None:
         bar.on_train_epoch_start(trainer, trainer.lightning_module)

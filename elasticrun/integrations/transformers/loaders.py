@@ -41,7 +41,7 @@ def without_rows(inputs: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class LocalBatches:
-    """Stands for the loader where the Trainer iterates an epoch.
+    """Wraps the loader for the Trainer, which iterates an epoch.
 
     Attributes:
         first: The batch to begin with.

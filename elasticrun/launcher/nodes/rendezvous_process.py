@@ -50,7 +50,7 @@ class RendezvousProcess:
         self._on_lost = on_lost
         self._heard_at: float | None = None
         self._has_spoken = False
-        self._process, own = interpreter.start_beside(
+        self._process, own = interpreter.start_helper(
             "launcher.nodes.rendezvous",
             environment.of_rendezvous(),
             kind=socket.SOCK_STREAM,

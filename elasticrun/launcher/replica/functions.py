@@ -17,7 +17,7 @@ _RESULT = re.compile(r"result-(\d+)-(\d+)-of-(\d+)\.pickle")
 def save_function(
     folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    """Keep what every replica is to call."""
+    """Save the function that every replica is to call."""
     import cloudpickle
 
     (folder / _FUNCTION).write_bytes(cloudpickle.dumps((function, args)))
@@ -32,7 +32,7 @@ def call_function(folder: Path) -> object:
 def save_result(
     folder: Path, result: object, *, generation: int, rank: int, world_size: int
 ) -> None:
-    """Keep what the function returned; in a replica."""
+    """Save what the function returned; in a replica."""
     import cloudpickle
 
     path = folder / f"result-{generation}-{rank}-of-{world_size}.pickle"

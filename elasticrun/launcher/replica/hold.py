@@ -42,7 +42,7 @@ class Hold:
         self._meanwhile = contextlib.ExitStack()
 
     def begin(self) -> None:
-        """Let whoever asks from now on wait."""
+        """Pause the program from now on where it needs the job."""
         self._is_over.clear()
         self._meanwhile.enter_context(processes.yielding_memory())
         self._meanwhile.enter_context(
@@ -59,7 +59,7 @@ class Hold:
             torch.cuda._lazy_call(self.wait)
 
     def wait(self) -> None:
-        """Return when the other generation has ended; in any thread."""
+        """Wait until the other generation has ended; from any thread."""
         is_ending = threading.get_ident() == self._ending_thread
         if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
             self._on_waiting()

@@ -43,7 +43,7 @@ _BARRED = (
 
 
 def execute(control: int, listeners: list[int]) -> None:
-    """Begin anew as a fresh interpreter, for programs that cannot be forked."""
+    """Replace this process with a new interpreter; programs may not bear a fork."""
     for descriptor in (control, *listeners):
         os.set_inheritable(descriptor, True)
     os.execv(
@@ -53,7 +53,7 @@ def execute(control: int, listeners: list[int]) -> None:
 
 
 def begin() -> None:
-    """Take up the descriptors that `execute` has handed on."""
+    """Continue in the new interpreter that `execute` has started."""
     main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]], {})
 
 

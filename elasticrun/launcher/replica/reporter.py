@@ -88,7 +88,7 @@ class Reporter:
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
 
     def end(self) -> None:
-        """Look no more: the program is being taken apart."""
+        """Stop reporting: the program is being torn down."""
         with self._looking:
             self._has_ended = True
 

@@ -169,7 +169,7 @@ class Generation:
         return describe(cause, hint=hint)
 
     def start(self, orders: Sequence[Message]) -> None:
-        """Let the replicas go."""
+        """Send the replicas their orders."""
         for member, order in zip(self.members, orders, strict=True):
             member.replica.begin(order)
             for reader, data in zip(

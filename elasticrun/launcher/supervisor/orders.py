@@ -17,7 +17,7 @@ _OF_ALL_NODES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _UNKNOWN = "unknown until the generation begins"
 
 
-def orders_ahead(options: Options, size: int) -> list[Message]:
+def rehearsal_orders(options: Options, size: int) -> list[Message]:
     """Return orders to run the program up to where it needs its generation.
 
     That is yet to begin, and with it what an order then adds is known: the ranks, and

@@ -17,17 +17,18 @@ class ReplicaReports:
         crashes: To whom it matters whether a batch was trained.
 
     Attributes:
-        on_ready: Called with it when all its replicas here have made their job.
+        on_ready: Called with the generation when all its replicas here have made
+            their job.
         on_trained: Called with it when all of them have trained a batch.
-        on_told: Called with what who waits for a rescaling is to know, and whether it
-            comes to nothing.
-        on_reported: Called with each replica that said where it is.
+        on_message: Called with a text for callers that wait for a rescaling, and
+            whether there will be none.
+        on_reported: Called with each replica that has sent a report.
     """
 
     def __init__(self, console: Console, crashes: CrashBook) -> None:
         self.on_ready: list[Callable[[Generation], None]] = []
         self.on_trained: list[Callable[[Generation], None]] = []
-        self.on_told: list[Callable[[str, bool], None]] = []
+        self.on_message: list[Callable[[str, bool], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
         self._console = console
         self._crashes = crashes
@@ -43,13 +44,13 @@ class ReplicaReports:
         self._repeats.clear()
 
     def tell(self, why: str, *, is_over: bool = False) -> None:
-        """Say something, also to who waits for a rescaling.
+        """Tell the user, and callers that wait for a rescaling.
 
         Args:
-            is_over: Whether it is why the generation goes on as it is.
+            is_over: Whether there will be no rescaling.
         """
         self._console.event(why)
-        for call in self.on_told:
+        for call in self.on_message:
             call(why, is_over)
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:

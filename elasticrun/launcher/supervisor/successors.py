@@ -89,7 +89,7 @@ class Successors:
         self._begun_at = 0.0
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether they were asked for, and not taken since; spares are not."""
         return self._use is _Use.NEXT
 
@@ -120,7 +120,7 @@ class Successors:
         self._longest_start = max(self._longest_start, seconds)
 
     def prepare(self, size: int, *, beside: Generation | None = None) -> None:
-        """Have so many wait: the spares if these are as many, else others.
+        """Fork so many, unless there are as many spares.
 
         Args:
             beside: The running generation, which stops for them.
@@ -133,16 +133,16 @@ class Successors:
             size, beside, otherwise="these stop first"
         ):
             beside = None
-        self._ask(size, _Use.NEXT, beside)
+        self._request_fork(size, _Use.NEXT, beside)
 
     def prepare_spares(self, beside: Generation) -> None:
-        """Have as many wait as run, for a crash."""
+        """Fork as many spares as there are replicas."""
         self.discard()
         if self._can_rehearse(beside.size, beside, otherwise="there are no spares"):
-            self._ask(beside.size, _Use.SPARES, beside)
+            self._request_fork(beside.size, _Use.SPARES, beside)
 
     def rehearse(self) -> None:
-        """Let them run their script, while a generation trains on other nodes."""
+        """Run their scripts, while a generation trains on other nodes."""
         if not self.is_rehearsing and self.may_rehearse:
             self._is_told_to_rehearse = True
             if self.is_ready:
@@ -161,12 +161,12 @@ class Successors:
         return taken
 
     def take_back(self) -> None:
-        """Let all end, those as well that were offered."""
+        """Discard all, including those that were offered."""
         self.discard()
         discard_all(self.take())
 
     def discard(self) -> None:
-        """Let them end, and those that are on their way."""
+        """Discard all, including those that are being forked."""
         self._num_requests += 1
         discard_all(self._release())
 
@@ -189,7 +189,7 @@ class Successors:
         )
         return False
 
-    def _ask(self, size: int, use: _Use, beside: Generation | None) -> None:
+    def _request_fork(self, size: int, use: _Use, beside: Generation | None) -> None:
         number, self._size, self._use = self._num_requests, size, use
 
         def on_forked(replicas: list[WaitingReplica]) -> None:
@@ -223,7 +223,7 @@ class Successors:
                 self._watch(output, partial(self._keep_output, output, printed))
 
     def _end_rehearsal(self) -> None:
-        """Hear no more of them."""
+        """Stop watching them."""
         if self._timer is not None:
             self._timer.cancel()
         for each in self._watched:
@@ -274,7 +274,7 @@ class Successors:
                 self._on_may_stop()
 
     def _fail(self, replica: WaitingReplica, why: str) -> None:
-        """Rehearse no more if the script has failed: alone it may not."""
+        """Report the failure; rehearse no more if the script itself has failed."""
         has_waited = replica.rank not in self._preparing
         self.may_rehearse = self.may_rehearse and has_waited
         self._end_rehearsal()

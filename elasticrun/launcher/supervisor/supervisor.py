@@ -283,7 +283,7 @@ class Supervisor:
         if next_.delay:
             self._phase = Phase.PAUSED
             self.loop.call_later(next_.delay, self._end_pause)
-        if not self.successors.is_asked:
+        if not self.successors.is_requested:
             self.takeover.prepare()
         self._join_round()
 
@@ -318,7 +318,7 @@ class Supervisor:
         )
 
     def on_round(self, round_: Round) -> None:
-        """Let the replicas go that were offered."""
+        """Start the generation with the replicas that were offered."""
         processes.kill_children(but=self._waiting_pids | self._strangers)
         replicas = self.successors.take()
         self._phase, self._stop = Phase.TRAINING, Stop.NONE
@@ -353,7 +353,7 @@ class Supervisor:
     # What is heard from the other nodes.
 
     def on_preparation_requested(self, cause: str) -> None:
-        """Have successors prepare for a generation with other nodes."""
+        """Prepare successors for a generation with other nodes."""
         if self._phase is Phase.GATHERING:
             self._console.event(f"{cause}: new replicas prepare here, too")
             self.successors.rehearse()
@@ -384,7 +384,7 @@ class Supervisor:
             if self._phase is Phase.OFFERED:
                 self._phase = Phase.GATHERING
         is_between = self.generation is None and self._phase is not Phase.OFFERED
-        if is_between and not self.successors.is_asked:
+        if is_between and not self.successors.is_requested:
             self.takeover.prepare()
             self._join_round()
 
@@ -401,7 +401,7 @@ class Supervisor:
                 self.exit_code = STOPPED
         elif is_end or self._stop is Stop.NONE:
             self._say_all_save(cause)
-            if not (is_end or self.successors.is_asked):
+            if not (is_end or self.successors.is_requested):
                 self.successors.prepare(self.takeover.size, beside=self.generation)
             self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
 

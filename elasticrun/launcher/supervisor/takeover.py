@@ -17,7 +17,7 @@ from elasticrun.launcher.options import (
     check_open_files,
 )
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.orders import orders_ahead
+from elasticrun.launcher.supervisor.orders import rehearsal_orders
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.launcher.terminal.console import Console
@@ -66,7 +66,7 @@ class Takeover:
             loop,
             # A node that waits to join gives up after a time.
             most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
-            orders=lambda size: orders_ahead(options, size),
+            orders=lambda size: rehearsal_orders(options, size),
             say=reports.tell,
             on_ready=on_ready,
             on_may_stop=self._on_may_stop,
@@ -135,7 +135,7 @@ class Takeover:
         return text
 
     def _stay(self) -> str:
-        """Take a rescaling back of which the running generation knows nothing yet."""
+        """Cancel a rescaling of which the running generation knows nothing yet."""
         assert self._generation is not None
         before, self.size = self.size, self._generation.size
         self._nodes.withdraw_request(SCALE)
@@ -181,7 +181,7 @@ class Takeover:
             self._starter.note_running([each.pid for each in self._generation.running])
 
     def _keep_spares(self) -> None:
-        """Have a whole generation wait for a crash of the one that trains."""
+        """Keep spares, if the job is to have any."""
         generation = self._generation
         if (
             self._options.has_spares
@@ -229,7 +229,7 @@ class Takeover:
             first = "" if may_rehearse else "; the next rescaling stops them first"
             why = f"a new replica failed, so those that run go on{first}. It was {why}"
             self._reports.tell(why, is_over=True)
-        elif self.successors.is_asked:
+        elif self.successors.is_requested:
             self._console.event(f"a new replica failed, so others start. It was {why}")
             self.successors.prepare(self.size)
         else:

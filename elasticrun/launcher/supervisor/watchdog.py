@@ -197,7 +197,7 @@ class Watchdog:
         # The others may have fallen silent a moment later, when they began to wait.
         since = time.monotonic() - silence / 2
         silent = [member for member in running if member.moved_at < since]
-        culprit = held_up_by(silent)
+        culprit = find_hanging(silent)
         if culprit is not None and (self._is_alone or len(running) > 1):
             return f"rank {culprit.rank} passed no boundary for {silence:.0f} s"
         where = "" if self._is_alone else " on this node"
@@ -206,14 +206,14 @@ class Watchdog:
     def _set_timer(
         self, seconds: float | None, callback: Callable[[], None] | None = None
     ) -> None:
-        """Have one thing happen later; what was to happen before that does not."""
+        """Set the one timer; it replaces the one before."""
         if self._timer is not None:
             self._timer.cancel()
         if seconds is not None and callback is not None:
             self._timer = self._loop.call_later(seconds, callback)
 
 
-def held_up_by(silent: Sequence[Member]) -> Member | None:
+def find_hanging(silent: Sequence[Member]) -> Member | None:
     """Return the silent replica for which the others wait, None if none stands out.
 
     Where one hangs, the others soon wait for it: in a collective, a forward pass

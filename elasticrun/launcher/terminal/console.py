@@ -54,7 +54,7 @@ class Console:
         return sys.stderr.isatty()
 
     def event(self, text: str) -> None:
-        """Say what happened, in one line, and below it what more there is to say."""
+        """Write a line of the launcher's, and its further lines below."""
         first, _, rest = text.partition("\n")
         with self._changed:
             self._add(0, lambda screen: screen.event(first))

@@ -71,7 +71,7 @@ class Screen:
         """Show where the job is; only a terminal can."""
 
     def close(self) -> None:
-        """Let the terminal be as it was."""
+        """Restore the terminal."""
 
     def _write(self, stream: Stream, text: str) -> None:
         stream.write(only_colours(text) if stream.isatty() else text)

@@ -188,7 +188,7 @@ def test_successors_that_another_node_needs_go_on_to_prepare(opened: Open) -> No
 def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     stage = opened()
     told: list[tuple[str, bool]] = []
-    stage.reports.on_told.append(lambda *what: told.append(what))
+    stage.reports.on_message.append(lambda *what: told.append(what))
     stage.takeover.scale(3, stage.generation)
     stage.fork()
     stage.fail()
@@ -230,7 +230,7 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     assert stage.nodes.told == []  # Nobody waits for them.
     stage.takeover.end()
     stage.takeover.prepare()
-    assert (successors.is_asked, stage.asked) == (True, [])
+    assert (successors.is_requested, stage.asked) == (True, [])
     assert [each.pid for each in successors.offer()] == spares
 
 
