@@ -189,18 +189,18 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
-        size = self.running_loop.part.global_batch_size
+        size = self.running_loop.current.part.global_batch_size
         return size or self._order.batches(0).size(0)
 
     @property
     def local_batch_size(self) -> int:
         """Samples of this replica in the current global batch, without padding."""
-        return self.running_loop.part.local_batch_size
+        return self.running_loop.current.part.local_batch_size
 
     @property
     def num_valid(self) -> int:
         """How many samples of the current micro-batch are real, and not padding."""
-        return self.running_loop.part.num_valid
+        return self.running_loop.current.part.num_valid
 
     @property
     def even_batches(self) -> bool:

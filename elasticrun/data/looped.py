@@ -145,7 +145,7 @@ class Looped(ABC):
     @property
     def batch_index(self) -> int:
         """Number of the current global batch within the loop."""
-        return self.running_loop.current[0] - self.running_loop.first
+        return self.running_loop.current.number - self.running_loop.first
 
     @property
     def first_batch(self) -> int:
@@ -171,7 +171,7 @@ class Looped(ABC):
     def finished_batches(self) -> int:
         """Global batches that `batches` has delivered in the whole job, before this."""
         if self.running_loop.is_endless:
-            return int(self.running_loop.current[0])
+            return int(self.running_loop.current.number)
         batches = self._loop_batches.endless_batches()
         return batches.number_at(self._state.cursor.end)
 
@@ -183,17 +183,17 @@ class Looped(ABC):
         which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
         loop.
         """
-        return self.running_loop.part.weight
+        return self.running_loop.current.part.weight
 
     @property
     def is_step(self) -> bool:
         """Whether this micro-batch completes a global batch; True outside a loop."""
-        return self.running_loop.part.is_step
+        return self.running_loop.current.part.is_step
 
     @property
     def is_first(self) -> bool:
         """Whether this micro-batch is its global batch's first; True outside a loop."""
-        return self.running_loop.part.micro == 0
+        return self.running_loop.current.part.micro == 0
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole loop, resumed or not."""
@@ -366,7 +366,8 @@ class Looped(ABC):
         if ending == "break" and loop.start is not None and not loop.start.inside:
             # Where that was is what `state_dict` says until another loop begins.
             progress = current_job().progress
-            index = progress.index + loop.part.advance * loop.part.is_step
+            part = loop.current.part
+            index = progress.index + part.advance * part.is_step
             position = replace(progress.position, index=index)
             self._left = (progress.num_begun_loops, position)
         try:
@@ -396,7 +397,8 @@ class Looped(ABC):
         index = None
         loop = self.running_loop
         if loop.start is not None and not loop.start.inside:
-            index = position.index + loop.part.advance * loop.part.is_step
+            part = loop.current.part
+            index = position.index + part.advance * part.is_step
         elif self._left is not None and self._left[0] == progress.num_begun_loops:
             position = self._left[1]
             index = position.index

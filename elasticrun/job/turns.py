@@ -83,7 +83,7 @@ class OpenLoop:
         job = self.job
         if job.loader is not self._loader:
             raise job.loops.overlap_error(self._loader)
-        part = self._loader.running_loop.current[2]
+        part = self._loader.running_loop.current.part
         if not part.is_step:
             return
         self.index += part.advance
@@ -93,7 +93,7 @@ class OpenLoop:
 
     def leave_turn(self) -> None:
         """Take the batch in whose body the loop is left for delivered."""
-        self.index += self._loader.running_loop.current[2].advance
+        self.index += self._loader.running_loop.current.part.advance
 
     def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""

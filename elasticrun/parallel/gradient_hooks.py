@@ -107,7 +107,7 @@ class GradientHooks:
         part = None
         if loader is not None:
             loop = loader.running_loop
-            part = loop.current[2]
+            part = loop.current.part
             if is_training:
                 for optimizer in self._optimizers:
                     optimizer.note_forward(loop)
@@ -224,7 +224,7 @@ class GradientHooks:
                 self._check_own(loader, weight)
         else:
             # What comes through a weighed loss was weighed on its way.
-            weight = float(loader.running_loop.current[2].num_valid > 0)
+            weight = float(loader.running_loop.current.part.num_valid > 0)
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
@@ -232,7 +232,7 @@ class GradientHooks:
         factor = _factor(weight, gradient.dtype)
         if (
             counts_met is None
-            and loader.running_loop.current[2] is self._multiplied_part
+            and loader.running_loop.current.part is self._multiplied_part
         ):
             self._prepared_part = self._multiplied_part
             self._multipliers[gradient.dtype] = factor

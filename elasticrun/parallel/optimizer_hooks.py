@@ -74,7 +74,7 @@ class OptimizerHooks:
         turn = loop.current
         if turn is not self._step_turn:
             if self._waiting_in is not loop:
-                self._waiting_in, self._waiting_since = loop, turn[0]
+                self._waiting_in, self._waiting_since = loop, turn.number
             self._forward_turn = turn
 
     def note_zeroed(self) -> None:
@@ -86,7 +86,7 @@ class OptimizerHooks:
         if self._partial.shown_in is turn and self._stepped_in is not turn:
             self._lost_in = turn
         # Between the first forward pass and its backward pass nothing is thrown away.
-        if self._waiting_in is loop and self._waiting_since != turn[0]:
+        if self._waiting_in is loop and self._waiting_since != turn.number:
             self._num_thrown_away += 1
             self._waiting_in = None
 
@@ -108,7 +108,7 @@ class OptimizerHooks:
     ) -> Any:
         loop = loop_if_any()
         if loop is not None:
-            if not loop.current[2].is_step:
+            if not loop.current.part.is_step:
                 return self._put_off(optimizer, loop.current, *args, **kwargs)
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)

@@ -205,4 +205,4 @@ def _current_turn() -> MicroBatch | None:
 def _current_global_batch() -> tuple[Loop, int] | None:
     """Return what equals itself in one global batch only, or None outside of loops."""
     loop = loop_if_any()
-    return None if loop is None else (loop, loop.current[0])
+    return None if loop is None else (loop, loop.current.number)

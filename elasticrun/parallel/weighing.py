@@ -59,7 +59,7 @@ class Weighing:
         loader = loader_if_any()
         if member is not None:
             _check_member(member, loader)
-        part = None if loader is None else loader.running_loop.current[2]
+        part = None if loader is None else loader.running_loop.current.part
         if self._world_size == 1 and (part is None or _is_whole(part)):
             return loss
         factor, number = self._factor(loss, count, reduction, loader, member or loader)
@@ -115,8 +115,8 @@ class Weighing:
         weight, is_padding, part = 1.0, False, None
         if loader is not None and member is not None:
             weight = member.loss_weight  # Raises if the members' losses differ.
-            is_padding = member.running_loop.current[2].num_valid == 0
-            part = loader.running_loop.current[2]
+            is_padding = member.running_loop.current.part.num_valid == 0
+            part = loader.running_loop.current.part
         if reduction == "sum":
             sum_weight = 0.0 if is_padding else float(world_size)
             return lambda: sum_weight, None
@@ -140,9 +140,9 @@ class Weighing:
         loop = loader.running_loop
         if self._micro_batch is not loop.current:
             self._micro_batch, self._num_counts = loop.current, 0
-        if self._global_batch != (loop, loop.current[0]):
-            self._global_batch = (loop, loop.current[0])
-            self._num_samples = loop.current[2].global_batch_size
+        if self._global_batch != (loop, loop.current.number):
+            self._global_batch = (loop, loop.current.number)
+            self._num_samples = loop.current.part.global_batch_size
             self._sums, self._totals = {}, {}
         self._num_counts += 1
         return self._num_counts - 1
@@ -208,7 +208,7 @@ def call_after_backward(callback: Callable[[], None]) -> None:
 
 def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
     """Refuse a loader that delivers nothing in this step, so has no weight in it."""
-    if loader is None or not member.running_loop.current[2].global_batch_size:
+    if loader is None or not member.running_loop.current.part.global_batch_size:
         where = "no loop is running" if loader is None else f"`{loader.name}` runs"
         raise ElasticRunError(
             f"weigh(member=`{member.name}`), but {where}, and that loader has no batch "

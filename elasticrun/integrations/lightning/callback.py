@@ -297,7 +297,7 @@ class Elastic(Callback):
             epoch, min(first, len(batches)), number=number
         ):
             parts.append((batch, share))
-            if share[2].is_step:
+            if share.part.is_step:
                 self._steps.begin_batch(self._loop, parts)
                 yield parts[0][0]
                 parts = []

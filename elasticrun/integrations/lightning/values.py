@@ -104,10 +104,10 @@ class Evaluations:
         if not is_even:
             last = len(batches) - 1
             is_even = loader.batches_of_epoch().size(last) >= current_job().world_size
-        for batch, (_, _, part) in loader.read(0):
+        for batch, share in loader.read(0):
             if values is not None:
                 values.is_even = is_even
-                values.begin_part(part.num_valid)
+                values.begin_part(share.part.num_valid)
             yield batch
 
     def end_batch(self) -> None:
