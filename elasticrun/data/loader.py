@@ -35,8 +35,8 @@ from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
 from elasticrun.job.loop import NOTHING, MicroBatch
+from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
-from elasticrun.job.turns import LoopStart
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

@@ -11,8 +11,8 @@ import torch
 
 from elasticrun.data.order.batches import Batches, SizedBatches
 from elasticrun.job.loop import NOTHING, MicroBatch, Part
+from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
-from elasticrun.job.turns import LoopStart
 
 _NO_BATCHES = SizedBatches(((0, 1),), 0)
 NO_BATCH = MicroBatch(0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))

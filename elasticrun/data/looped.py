@@ -22,8 +22,8 @@ from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import is_called_by_for_loop, line_of
 from elasticrun.job.loop import NOTHING
+from elasticrun.job.open_loop import LoopEnd, LoopStart, OpenLoop, iterate
 from elasticrun.job.trace import Trace
-from elasticrun.job.turns import LoopEnd, LoopStart, OpenLoop, turns
 
 
 class LoopBatches(Protocol):
@@ -206,7 +206,7 @@ class Looped(ABC):
     # Loops.
 
     def __iter__(self) -> Iterator[Any]:
-        return turns(partial(self._begin, None, False))
+        return iterate(partial(self._begin, None, False))
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of the global batch in the loop, batch), resumed or not."""
@@ -237,7 +237,7 @@ class Looped(ABC):
         if num_batches is not None:
             num_batches = whole_number(num_batches, "batches", "global batches")
         self._check_endless()
-        return NextBatches(self, current_job().turns_of(num_batches))
+        return NextBatches(self, current_job().limit_steps(num_batches))
 
     def _compare(self, job: Job) -> None:
         """Raise, in the first loop, if other replicas have made another loader."""
@@ -444,4 +444,4 @@ class NextBatches:
         return self._num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        return turns(partial(self._loader._begin, self._num_batches, True))
+        return iterate(partial(self._loader._begin, self._num_batches, True))

@@ -42,7 +42,7 @@ def remaining_epochs_until(num_epochs: int, start: int = 0) -> Iterator[int]:
 
 
 def whole_number(number: int, function: str, what: str) -> int:
-    """Return a number of turns as a plain integer.
+    """Return a number of epochs, steps or batches as a plain integer.
 
     Raises:
         TypeError: It is no whole number.

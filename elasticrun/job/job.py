@@ -282,9 +282,9 @@ class Job:
         del batch_size
         return num_samples
 
-    def turns_of(self, num_turns: int | None) -> int | None:
+    def limit_steps(self, num_steps: int | None) -> int | None:
         """Return how many steps a loop that counts them has; in a check only some."""
-        return num_turns
+        return num_steps
 
     def begin_loop(
         self, loader: LoopedLoader, where: str, *, start: int = 0

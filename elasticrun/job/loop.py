@@ -97,7 +97,7 @@ class LoopedLoader(Protocol):
 
 
 class Loop(Protocol):
-    """One loop over a loader, which turns once for each micro-batch."""
+    """One loop over a loader, with one iteration for each micro-batch."""
 
     @property
     def current(self) -> MicroBatch:

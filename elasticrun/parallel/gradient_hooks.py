@@ -23,11 +23,12 @@ from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
 _STEP_BEFORE_LOSS = (
-    "a loss was computed after an optimizer had stepped the same model in one turn of "
-    "the loop. Where max_local_batch_size cuts a global batch into micro-batches, the "
-    "step is taken at the last one, so the losses before that see the parameters of "
-    "before the step. To get what whole batches would give, add the losses and call "
-    "backward() once, before the first step, or leave out max_local_batch_size."
+    "a loss was computed after an optimizer had stepped the same model in one "
+    "iteration of the loop. Where max_local_batch_size cuts a global batch into "
+    "micro-batches, the step is taken at the last one, so the losses before that see "
+    "the parameters of before the step. To get what whole batches would give, add the "
+    "losses and call backward() once, before the first step, or leave out "
+    "max_local_batch_size."
 )
 
 _NEVER = object()

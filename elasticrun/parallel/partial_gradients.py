@@ -35,7 +35,7 @@ class PartialGradients:
 
     Attributes:
         hides: Whether any gradient is hidden.
-        shown_in: The last turn in which sums were put back.
+        shown_in: The last micro-batch in which sums were put back.
         counts_met: What the hidden gradients have come through, for `Weighing`.
     """
 
@@ -91,7 +91,7 @@ class PartialGradients:
                 for parameter, gradient in hidden.items():
                     self._show_one(parameter, gradient)
             self._due, self._others = {}, {}
-            self.hides, self.shown_in = False, _current_turn()
+            self.hides, self.shown_in = False, _current_micro_batch()
         self.counts_met = set()
 
     def show_before_step(self) -> None:
@@ -128,7 +128,7 @@ class PartialGradients:
                     "micro-batch. A global batch is one step, taken at its last "
                     "micro-batch, and gradients for another would have to be computed "
                     "after that. Leave out max_local_batch_size, or step once in each "
-                    "turn of the loop."
+                    "iteration of the loop."
                 )
             _add(self._due, parameter, gradient)
 
@@ -197,7 +197,7 @@ def loop_if_any() -> Loop | None:
     return None if loader is None else loader.running_loop
 
 
-def _current_turn() -> MicroBatch | None:
+def _current_micro_batch() -> MicroBatch | None:
     loop = loop_if_any()
     return None if loop is None else loop.current
 

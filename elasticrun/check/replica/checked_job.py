@@ -69,12 +69,12 @@ class CheckedJob(Job):
     def samples_of(self, num_samples: int, batch_size: int) -> int:
         return self._plan.limits.samples(num_samples, batch_size)
 
-    def turns_of(self, num_turns: int | None) -> int | None:
+    def limit_steps(self, num_steps: int | None) -> int | None:
         """Return how many steps a loop that counts them has, be it endless or not."""
         most = self._plan.limits.max_batches
         if not most:
-            return num_turns
-        return most if num_turns is None else min(num_turns, most)
+            return num_steps
+        return most if num_steps is None else min(num_steps, most)
 
     # Moments.
 

@@ -71,7 +71,7 @@ class OpenLoop:
         self._stop = stop
         self.index = start.at
 
-    def finish_turn(self) -> None:
+    def finish_iteration(self) -> None:
         """Count what the body was given; after a whole global batch is a boundary.
 
         A loop in the body of another one has none: it belongs to the batch around it.
@@ -91,7 +91,7 @@ class OpenLoop:
             job.progress.advance(part.advance)
             job.boundary.reach()
 
-    def leave_turn(self) -> None:
+    def leave_iteration(self) -> None:
         """Take the batch in whose body the loop is left for delivered."""
         self.index += self._loader.running_loop.current.part.advance
 
@@ -119,7 +119,7 @@ class OpenLoop:
             self.job.boundary.finish_epochs()
 
 
-def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
+def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     """Yield what a loop delivers; all loops of `for` are in here while they run.
 
     Args:
@@ -137,10 +137,10 @@ def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
         for batch in batches:
             if batch is not NOTHING:
                 yield batch
-            loop.finish_turn()
+            loop.finish_iteration()
         ending = "over"
     except GeneratorExit:
-        loop.leave_turn()
+        loop.leave_iteration()
         is_break = is_left_by_break(sys._getframe().f_back)
         ending = "break" if is_break else "exception"
         raise
