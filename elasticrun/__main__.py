@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
-from elasticrun.launcher.program_words import add_program
+from elasticrun.launcher.script_arguments import add_script_arguments
 
 _DESCRIPTION = "Train PyTorch models through restarts, at any number of replicas."
 
@@ -116,7 +116,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
-    add_program(parser)
+    add_script_arguments(parser)
     add("--nproc-per-node", "--nproc_per_node", action=_Torchruns,
         help=argparse.SUPPRESS)  # fmt: skip
 

@@ -1,32 +1,14 @@
-"""What runs without a restart tell before there is one."""
+"""What runs without a restart show: their samples, and what differs by itself."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from elasticrun.check.comparing import Mask
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import Moment
 from elasticrun.job.trace import read_trace, samples_of_loop
-
-
-class Candidate(NamedTuple):
-    """What changes between the start of an epoch, or a loop, and the next loop.
-
-    Attributes:
-        zone: A or B.
-        epoch: The first one in which it is seen.
-        loop: The loop that comes after.
-        names: Fields, generators and files.
-    """
-
-    zone: str
-    epoch: int
-    loop: int
-    names: frozenset[str]
 
 
 def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
@@ -46,33 +28,6 @@ def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
     }
 
 
-def candidates_of(run: CheckedRun) -> list[Candidate]:
-    """Return what changes in the zones between loops, once for each loop."""
-    found: dict[int, Candidate] = {}
-    moments = [m for m in run.moments if m.key.kind in ("begin", "enter", "leave")]
-    for before, after in itertools.pairwise(moments):
-        key = after.key
-        if key.kind != "enter" or not key.in_epoch or before.key.kind == "enter":
-            continue
-        names = frozenset(_changed(before, after))
-        if names:
-            zone = "A" if before.key.kind == "begin" else "B"
-            known = found.setdefault(
-                key.loop, Candidate(zone, key.epoch, key.loop, names)
-            )
-            found[key.loop] = known._replace(names=known.names | names)
-    return list(found.values())
-
-
-def _changed(before: Moment, after: Moment) -> Iterator[str]:
-    for one, other in (
-        (before.fields, after.fields),
-        (before.random, after.random),
-        (before.files, after.files),
-    ):
-        yield from (n for n in {*one, *other} if one.get(n) != other.get(n))
-
-
 def drawing_zones(run: CheckedRun) -> set[str]:
     """Return the zones in which the program moves a random generator."""
     zones = set()
@@ -87,7 +42,7 @@ def drawing_zones(run: CheckedRun) -> set[str]:
 
 
 def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
-    """Note in the mask what may differ between two equal runs, and does."""
+    """Mask what differs between two runs without a restart."""
     others = again.compared
     for key, moment in base.compared.items():
         random = others[key].random if key in others else moment.random

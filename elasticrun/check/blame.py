@@ -1,4 +1,4 @@
-"""From a difference to what causes it: the zone, the field, the line and the rule."""
+"""Finds the cause of a difference: the zone, the field, the line and the rule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw a
 
 
 class Cause(NamedTuple):
-    """Where a difference comes from, as far as it is known.
+    """The cause of a difference, as far as it is known.
 
     Attributes:
         how: "replayed", "drifted" (replicas apart from each other), "lost" (a plain
@@ -123,7 +123,7 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
 
 @dataclass
 class CauseFinder:
-    """Finds causes with what runs showed and what the linter knows.
+    """Finds causes from the records of runs and the findings of the linter.
 
     Attributes:
         findings: The linter's, hints included.

@@ -1,7 +1,7 @@
-"""The stages of a check, the cheap ones first; the first that fails is the last.
+"""The stages of a check, run in order until one finds a difference.
 
 Words: a *route* is which generations a checked run consists of; a *leg* one of them,
-and where and how it ends; a *journey* the taking of a route; the *baseline* the run
+and where and how it ends; the *baseline* the run
 without a restart that others are compared with. A *moment* is a point that a program
 passes with and without restarts, with the values of everything there; a *mismatch* one
 field that two runs have differently, its *cause* the line that explains it. The *sweep*
@@ -16,11 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticrun.check.baseline import (
-    candidates_of,
-    drawing_zones,
-    note_what_differs,
-)
+from elasticrun.check.baseline import drawing_zones, note_what_differs
 from elasticrun.check.blame import CauseFinder, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
@@ -110,7 +106,6 @@ class Checker:
         if self._scope.places:
             yield "restart", self._check_scope
             return
-        yield "zones", self._check_zones
         yield "sweep", self._check_sweep
         if len(self._scope.sizes) > 1:
             yield "replicas", self._check_sizes
@@ -122,7 +117,7 @@ class Checker:
     def _check_baseline(self) -> str:
         trials = self._trials
         base = self._base()
-        again = trials.take(base.route)
+        again = trials.run(base.route)
         note_what_differs(trials.mask, base, again)
         self._check_reproducible(trials.differences(base, again))
         self._note_files()
@@ -175,27 +170,6 @@ class Checker:
                 raise problem
         self._try([route])
         return "different" if self._report.results else "equal"
-
-    def _check_zones(self) -> str:
-        loops = self._trials.loops
-        tried: list[str] = []
-        routes: list[Route] = []
-        for each in candidates_of(self._base()):
-            tried.append(
-                f"{len(each.names)} in zone {each.zone} before loop {each.loop}"
-            )
-            there = [
-                self._restarted_at(loop.at(1))
-                for loop in loops
-                if loop.in_epoch and loop.loop == each.loop and loop.batch
-                if loop.epoch >= each.epoch
-            ]
-            # The first replay may draw, or count, what was drawn or counted before.
-            routes += [*there[:1], *there[-1:]]
-        if not tried:
-            return "nothing is changed between the loops of an epoch"
-        self._try(routes)
-        return f"fields, files and generators that change: {', '.join(tried)}"
 
     def _check_sweep(self) -> str:
         trials = self._trials
@@ -296,11 +270,11 @@ class Checker:
         return Route(sizes, places, is_float64=self._scope.is_float64)
 
     def _try(self, routes: Sequence[Route]) -> None:
-        """Take each route once, and add what it changes to the report."""
+        """Run the script along each route once, and report what that changes."""
         new = [route for route in dict.fromkeys(routes) if route not in self._done]
         for route in new:
             self._trials.baseline_of(route)
-        with contextlib.closing(self._trials.take_each(new)) as runs:
+        with contextlib.closing(self._trials.run_each(new)) as runs:
             for run in runs:
                 self._done.add(run.route)
                 base = self._trials.baseline_of(run.route)
@@ -327,11 +301,11 @@ class Checker:
         self._report.results.append(Result(run.route, differences, causes, command))
 
     def _lines_of(self, run: CheckedRun, finder: CauseFinder) -> list[LineChange]:
-        """Take a route again, and see which lines of its replays change what."""
+        """Run the script again, and find which lines of its replays change what."""
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
         names = changed[:_MOST_WATCHED]
         if not names and finder.drawing:
             names = sorted(run.moments[-1].random)
         if not names:
             return []
-        return line_changes_of(self._trials.take(run.route, watched=names).notes)
+        return line_changes_of(self._trials.run(run.route, watched=names).notes)

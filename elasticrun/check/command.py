@@ -18,7 +18,7 @@ from elasticrun.check.runs.routes import parse_restart_place
 from elasticrun.check.runs.source import find_source
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher.options import OptionError, parse_seconds
-from elasticrun.launcher.program_words import add_program
+from elasticrun.launcher.script_arguments import add_script_arguments
 
 _DEFAULT_SIZES = "1,2,3"
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hang-timeout", default="60", metavar="SECONDS",
         help="without a boundary (default: 60)")  # fmt: skip
     add("--format", choices=("text", "json"), default="text")
-    add_program(parser)
+    add_script_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Runs that came to no end: what went wrong, and where."""
+"""Runs that did not finish: what went wrong, and where."""
 
 from __future__ import annotations
 

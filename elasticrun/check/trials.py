@@ -1,4 +1,4 @@
-"""Taking routes, and comparing each with the baseline of its number of replicas."""
+"""Runs the script along routes, and compares the runs with their baselines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elasticrun.check.report import ExitCode
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import loops_of
-from elasticrun.check.runs.routes import RestartPlace, Route, straight
+from elasticrun.check.runs.routes import RestartPlace, Route, route_without_restart
 
 
 class Trials:
@@ -40,22 +40,22 @@ class Trials:
         self.finder: CauseFinder | None = None
         self._baselines: dict[Route, CheckedRun] = {}
 
-    def take(self, route: Route, *, watched: Sequence[str] = ()) -> CheckedRun:
-        """Take a route to its end.
+    def run(self, route: Route, *, watched: Sequence[str] = ()) -> CheckedRun:
+        """Run the script along a route.
 
         Raises:
             Problem: It has none: the script fails, hangs, or misses a place.
         """
-        (run,) = self.take_each([route], watched=watched)
+        (run,) = self.run_each([route], watched=watched)
         return run
 
-    def take_each(
+    def run_each(
         self,
         routes: Sequence[Route],
         *,
         watched: Sequence[str] = (),
     ) -> Generator[CheckedRun, None, None]:
-        """Take routes to their ends, several at once where there are cores.
+        """Run the script along routes, several at once where there are cores.
 
         Raises:
             Problem: One has none.
@@ -78,9 +78,9 @@ class Trials:
         Raises:
             Problem: It has no end, or nothing that could be restarted.
         """
-        route = straight(size, is_float64=is_float64)
+        route = route_without_restart(size, is_float64=is_float64)
         if route not in self._baselines:
-            run = self._baselines[route] = self.take(route)
+            run = self._baselines[route] = self.run(route)
             if len(self._baselines) == 1:
                 self.loops = loops_of(run.moments)
                 self._check_has_loops()

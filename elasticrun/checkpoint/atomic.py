@@ -25,7 +25,7 @@ from elasticrun.checkpoint.files.recorded import (
 )
 from elasticrun.checkpoint.files.replacing import replace_file
 from elasticrun.checkpoint.listing import (
-    is_torn,
+    is_uncommitted,
     list_numbers,
     read_checkpoint,
 )
@@ -36,7 +36,6 @@ from elasticrun.checkpoint.manifest import (
     version,
 )
 from elasticrun.checkpoint.retention import parse_keep
-from elasticrun.checkpoint.storage.lock import LockedError
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
@@ -228,36 +227,15 @@ class AtomicDirectory:
             told = self._say_of_job()
             if told is not None:
                 raise CheckpointError(told)
-            self._store.sweep()
+            self._store.remove_uncommitted()
             draft = self._store.begin(self._store.next_number())
         except BaseException as error:
             self._store.release()
-            if isinstance(error, (OSError, CheckpointError)):
-                raise CheckpointError(self._say(error)) from error
+            if isinstance(error, OSError):
+                raise CheckpointError(text_of(error)) from error
             raise
         self._prepared = Preparation(self._store, draft)
         return self._prepared
-
-    def _say(self, error: Exception) -> str:
-        """Return what went wrong in words of versions, which no job has made."""
-        cause = error.__cause__
-        if isinstance(cause, LockedError):
-            return (
-                f"{self.directory} is in use by {cause}. Versions are prepared "
-                "one after another, and none where a job runs. Wait for its end, or "
-                "use another directory."
-            )
-        if isinstance(cause, OSError):
-            return (
-                f"{self.directory} cannot hold versions: {cause}. Make it writable, or "
-                "use another directory."
-            )
-        if isinstance(cause, DamagedFileError):
-            return (
-                f"none of the versions in {self.directory} is whole:\n{cause}\n"
-                "Bring one of them back from a copy, or remove them and make another."
-            )
-        return text_of(error)
 
     def _say_of_job(self) -> str | None:
         """Return what is wrong where a job keeps its checkpoints, None elsewhere."""
@@ -299,7 +277,9 @@ class AtomicDirectory:
             if self._list() != before:
                 continue
             if problem is not None:
-                told = self._say_of_job() or self._say(problem)
+                told = self._say_of_job()
+                if told is None:
+                    raise problem
                 raise CheckpointError(told) from problem
             return None
 
@@ -311,7 +291,7 @@ class AtomicDirectory:
         """
         storage = self._store.storage
         numbers = reversed(list_numbers(storage))
-        return [(number, not is_torn(storage, number)) for number in numbers]
+        return [(number, not is_uncommitted(storage, number)) for number in numbers]
 
 
 def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:

@@ -66,7 +66,7 @@ class Checkpoint:
         return name in self.names()
 
     def check_sizes(self) -> None:
-        """Refuse it if a file is missing or has another size; no file is read.
+        """Check that every file is there with its size; no file is read.
 
         Raises:
             DamagedFileError: One is, or has.
@@ -156,7 +156,7 @@ class Draft:
         return Checkpoint.of(self.path, manifest, self.storage)
 
     def abandon(self) -> None:
-        """Remove what was written; rank 0 only. What cannot be removed now is torn."""
+        """Remove what was written; rank 0 only. What is left stays a draft."""
         try:
             self.storage.remove(self.folder)
         except (OSError, CheckpointError) as error:

@@ -1,4 +1,4 @@
-"""Listing and opening the checkpoints in a storage; the counter beside them."""
+"""Lists and opens the checkpoints in a storage; reads the counter beside them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def list_numbers(storage: Storage) -> list[int]:
 
 
 def is_own(storage: Storage, number: int) -> bool:
-    """Return whether elasticrun made this: it is a checkpoint, or a draft.
+    """Return whether elasticrun made it: it is a checkpoint or a draft.
 
     Raises:
         StoreUnreachableError: It cannot be told.
@@ -75,11 +75,11 @@ def is_committed(storage: Storage, number: int) -> bool:
         return False
 
 
-def is_torn(storage: Storage, number: int) -> bool:
+def is_uncommitted(storage: Storage, number: int) -> bool:
     """Return whether it was begun and never committed."""
     try:
         return find_manifest(storage, number) is None
-    except OSError:  # Unreachable is not torn; `find_newest` says what is wrong.
+    except OSError:  # Unreachable; `find_newest` says what is wrong.
         return False
 
 

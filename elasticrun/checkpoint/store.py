@@ -15,7 +15,7 @@ from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
     is_own,
-    is_torn,
+    is_uncommitted,
     list_numbers,
     number_of,
     read_checkpoint,
@@ -92,7 +92,7 @@ class CheckpointStore:
         write_counter(self.storage, _COUNTER, generation)
         return generation
 
-    def sweep(self) -> None:
+    def remove_uncommitted(self) -> None:
         """Remove what a killed job had begun and never committed.
 
         What is only named like a checkpoint is left alone, with a CheckpointWarning.
@@ -101,7 +101,7 @@ class CheckpointStore:
         others = []
         for number in list_numbers(self.storage):
             path = self._path(number)
-            if number == left_behind or not is_torn(self.storage, number):
+            if number == left_behind or not is_uncommitted(self.storage, number):
                 continue
             if self.storage.is_draft(path.name):
                 logger.warning("removing %s, which was never committed", path)
@@ -139,7 +139,9 @@ class CheckpointStore:
             except StoreUnreachableError:  # To take an older one would lose work.
                 raise
             except DamagedFileError as error:
-                if is_torn(self.storage, number):  # It was removed while it was read.
+                if is_uncommitted(
+                    self.storage, number
+                ):  # It was removed while it was read.
                     continue
                 damaged[name] = str(error)
                 self._bad_numbers.add(number)
@@ -147,9 +149,7 @@ class CheckpointStore:
                 _warn_damaged(damaged, found=name)
                 return checkpoint
         if damaged:
-            raise self._none_is_whole(damaged) from DamagedFileError(
-                "\n".join(f"{name}: {text}" for name, text in damaged.items())
-            )
+            raise self._none_is_whole(damaged)
         return None
 
     def open(self, number: int, digest: str) -> Checkpoint:

@@ -18,7 +18,7 @@ from elasticrun.data.order.plan import Order
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Part
+from elasticrun.job.loop import MicroBatch, Part
 from elasticrun.job.trace import Trace
 
 Mode = Literal["min_size", "max_size_cycle"]
@@ -128,7 +128,7 @@ class CombinedLoader(Looped):
         """Whether all losses have one weight, here and in steps that are in sight."""
         if self._joint is None:  # Outside of a loop.
             return True
-        return self._joint.unlike_step(self.running_loop.current[0]) is None
+        return self._joint.unlike_step(self.running_loop.current.number) is None
 
     @property
     def even_batches(self) -> bool:
@@ -137,7 +137,7 @@ class CombinedLoader(Looped):
 
     def _why_weights_differ(self) -> str:
         assert self._joint is not None
-        step = self._joint.unlike_step(self.running_loop.current[0])
+        step = self._joint.unlike_step(self.running_loop.current.number)
         assert step is not None
         sizes = ", ".join(map(str, self._joint.sizes(step)))
         num_micro = self._joint.num_micro(step)
@@ -169,7 +169,7 @@ class CombinedLoader(Looped):
             begin=loop.begin,
             end=loop.end,
         )
-        is_cut = any(member._shares.max_local_batch_size for member in members)
+        is_cut = any(member.shares.max_local_batch_size for member in members)
         reads = [
             member._read(own, order, joint if is_cut else None)
             for member, (own, order) in zip(members, loops, strict=True)
@@ -203,8 +203,8 @@ class CombinedLoader(Looped):
         """Yield a batch of each member; their batches have the numbers of the steps."""
         members = [member.running_loop for member in self._members.values()]
         for turn in zip(*reads, strict=True):
-            part = _joined(tuple(member.part for member in members))
-            loop.current = (members[0].current[0], None, part)
+            part = _joined(tuple(member.current.part for member in members))
+            loop.current = MicroBatch(members[0].current.number, None, part)
             if self._is_list:
                 yield list(turn)
             else:

@@ -38,8 +38,8 @@ from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
 from elasticrun.job.loop import NOTHING, MicroBatch
+from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
-from elasticrun.job.turns import LoopStart
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -166,7 +166,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             sampler=sampler,
             batch_sampler=batch_sampler,
         )
-        self._shares = Shares(
+        self.shares = Shares(
             rank=job.rank,
             world_size=job.world_size,
             max_local_batch_size=max_local_batch_size,
@@ -187,7 +187,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             seed=seed,
             plan=plan,
             fingerprint=fingerprint,
-            made={"even_batches": self._shares.is_padded, "seed_each": seed_each},
+            made={"even_batches": self.shares.is_padded, "seed_each": seed_each},
             progress=progress,
         )
         # Set past torch's guard against changing them: torch itself was given none.
@@ -205,18 +205,18 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
-        size = self.running_loop.part.global_batch_size
+        size = self.running_loop.current.part.global_batch_size
         return size or self._order.batches(0).size(0)
 
     @property
     def local_batch_size(self) -> int:
         """Samples of this replica in the current global batch, without padding."""
-        return self.running_loop.part.local_batch_size
+        return self.running_loop.current.part.local_batch_size
 
     @property
     def num_valid(self) -> int:
         """How many samples of the current micro-batch are real, and not padding."""
-        return self.running_loop.part.num_valid
+        return self.running_loop.current.part.num_valid
 
     @property
     def sources(self) -> list[Any]:
@@ -227,12 +227,13 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         """
         if not isinstance(self.dataset, Mixed):
             raise TypeError(f"`{self.name}` reads no Mixed, whose sources have keys.")
-        return [self.dataset.source_of(index) for index in self.running_loop.current[1]]
+        indices = self.running_loop.current.indices
+        return [self.dataset.source_of(index) for index in indices]
 
     @property
     def even_batches(self) -> bool:
         """Whether every replica takes part in every step, by padding if need be."""
-        return self._shares.is_padded
+        return self.shares.is_padded
 
     # Loops that others own.
 
@@ -287,9 +288,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         """Return what this replica reads of each global batch of a loop."""
         lanes = self._lanes
         if lanes is None:
-            return EvenShares(loop.batches, self._shares, cuts)
+            return EvenShares(loop.batches, self.shares, cuts)
         length = order.length if isinstance(order, Passes) else len(lanes)
-        return LaneShares(loop.batches, self._shares, cuts, lanes, length)
+        return LaneShares(loop.batches, self.shares, cuts, lanes, length)
 
     def _read(
         self, loop: RunningLoop, order: Order, cuts: Cuts | None = None

@@ -11,11 +11,11 @@ import torch
 
 from elasticrun.data.order.batches import Batches, SizedBatches
 from elasticrun.job.loop import NOTHING, MicroBatch, Part
+from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
-from elasticrun.job.turns import LoopStart
 
 _NO_BATCHES = SizedBatches(((0, 1),), 0)
-NO_BATCH: MicroBatch = (0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
+NO_BATCH = MicroBatch(0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
 
 
 def _nothing() -> None:
@@ -54,10 +54,6 @@ class RunningLoop:
     end_reading: Callable[[], None] = _nothing
 
     @property
-    def part(self) -> Part:
-        return self.current[2]
-
-    @property
     def is_endless(self) -> bool:
         """Whether its passes are without end, of which it may take a number."""
         return self.start is not None and self.start.offset is not None
@@ -72,7 +68,7 @@ class RunningLoop:
     @property
     def index(self) -> int:
         """Its index before the current batch."""
-        return self.batches.start(self.current[0]) - self.batches.start(self.first)
+        return self.batches.start(self.current.number) - self.batches.start(self.first)
 
 
 def delivered(
@@ -84,7 +80,7 @@ def delivered(
     its boundary here, too, so that all replicas count the same ones.
     """
     for batch in batches:
-        while in_flight[0][1] is NOTHING:
+        while in_flight[0].indices is NOTHING:
             loop.current = in_flight.popleft()
             yield NOTHING
         loop.current = in_flight.popleft()
@@ -101,7 +97,7 @@ def shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:
             try:
                 yield batch
             finally:  # Also if the loop ends with it.
-                bar.update(loop.part.is_step)
+                bar.update(loop.current.part.is_step)
     finally:
         bar.close()
 

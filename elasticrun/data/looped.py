@@ -20,10 +20,10 @@ from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_asked_by_for, line_of
+from elasticrun.job.leaving import is_called_by_for_loop, line_of
 from elasticrun.job.loop import NOTHING
+from elasticrun.job.open_loop import LoopEnd, LoopStart, OpenLoop, iterate
 from elasticrun.job.trace import Trace
-from elasticrun.job.turns import Ending, LoopStart, OpenLoop, turns
 
 
 class LoopBatches(Protocol):
@@ -136,7 +136,7 @@ class Looped(ABC):
         """
         loop = self.running_loop
         if loop.start is None:
-            batches = self._pass()
+            batches = self.batches_of_epoch()
             return batches.start(len(batches))
         if loop.num_batches is None:
             return 0
@@ -145,7 +145,7 @@ class Looped(ABC):
     @property
     def batch_index(self) -> int:
         """Number of the current global batch within the loop."""
-        return self.running_loop.current[0] - self.running_loop.first
+        return self.running_loop.current.number - self.running_loop.first
 
     @property
     def first_batch(self) -> int:
@@ -165,13 +165,13 @@ class Looped(ABC):
 
     def batch_at(self, index: int) -> int:
         """Return the number of the global batch that begins at an index of a loop."""
-        return self._pass().number_at(index)
+        return self.batches_of_epoch().number_at(index)
 
     @property
     def finished_batches(self) -> int:
         """Global batches that `batches` has delivered in the whole job, before this."""
         if self.running_loop.is_endless:
-            return int(self.running_loop.current[0])
+            return int(self.running_loop.current.number)
         batches = self._loop_batches.endless_batches()
         return batches.number_at(self._state.cursor.end)
 
@@ -183,29 +183,30 @@ class Looped(ABC):
         which those divide. `AdaptiveDataParallel` does this by itself. 1.0 outside a
         loop.
         """
-        return self.running_loop.part.weight
+        return self.running_loop.current.part.weight
 
     @property
     def is_step(self) -> bool:
         """Whether this micro-batch completes a global batch; True outside a loop."""
-        return self.running_loop.part.is_step
+        return self.running_loop.current.part.is_step
 
     @property
     def is_first(self) -> bool:
         """Whether this micro-batch is its global batch's first; True outside a loop."""
-        return self.running_loop.part.micro == 0
+        return self.running_loop.current.part.micro == 0
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole loop, resumed or not."""
-        return len(self._pass())
+        return len(self.batches_of_epoch())
 
-    def _pass(self) -> Batches:
+    def batches_of_epoch(self) -> Batches:
+        """Return the global batches of a loop over all data, in the running epoch."""
         return self._loop_batches.batches(current_job().progress.finished_epochs)
 
     # Loops.
 
     def __iter__(self) -> Iterator[Any]:
-        return turns(partial(self._begin, None, False))
+        return iterate(partial(self._begin, None, False))
 
     def enumerate(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of the global batch in the loop, batch), resumed or not."""
@@ -236,7 +237,7 @@ class Looped(ABC):
         if num_batches is not None:
             num_batches = whole_number(num_batches, "batches", "global batches")
         self._check_endless()
-        return NextBatches(self, current_job().turns_of(num_batches))
+        return NextBatches(self, current_job().limit_steps(num_batches))
 
     def _compare(self, job: Job) -> None:
         """Raise, in the first loop, if other replicas have made another loader."""
@@ -270,7 +271,7 @@ class Looped(ABC):
     def _begin_outside(
         self, job: Job, where: str, frame: FrameType, *, is_endless: bool
     ) -> LoopStart | None:
-        is_by_hand = not is_asked_by_for(frame)
+        is_by_hand = not is_called_by_for_loop(frame)
         run = self._state.run if is_by_hand else None
         if run is not None:
             run.skip(job.progress)
@@ -359,13 +360,14 @@ class Looped(ABC):
             unit="batch",
         )
 
-    def _stop_loop(self, ending: Ending) -> None:
+    def _stop_loop(self, ending: LoopEnd) -> None:
         """End what reads the running loop."""
         loop = self.running_loop
         if ending == "break" and loop.start is not None and not loop.start.inside:
             # Where that was is what `state_dict` says until another loop begins.
             progress = current_job().progress
-            index = progress.index + loop.part.advance * loop.part.is_step
+            part = loop.current.part
+            index = progress.index + part.advance * part.is_step
             position = replace(progress.position, index=index)
             self._left = (progress.num_begun_loops, position)
         try:
@@ -395,7 +397,8 @@ class Looped(ABC):
         index = None
         loop = self.running_loop
         if loop.start is not None and not loop.start.inside:
-            index = position.index + loop.part.advance * loop.part.is_step
+            part = loop.current.part
+            index = position.index + part.advance * part.is_step
         elif self._left is not None and self._left[0] == progress.num_begun_loops:
             position = self._left[1]
             index = position.index
@@ -441,4 +444,4 @@ class NextBatches:
         return self._num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        return turns(partial(self._loader._begin, self._num_batches, True))
+        return iterate(partial(self._loader._begin, self._num_batches, True))

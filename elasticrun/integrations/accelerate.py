@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import accelerate
 from accelerate import Accelerator
@@ -15,7 +14,6 @@ from elasticrun.data.combined import current_dataloader
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import check_internals, check_num_processes
 from elasticrun.job.current import current_job
-from elasticrun.job.job import Job
 from elasticrun.job.states import register
 from elasticrun.parallel.module import AdaptiveDataParallel
 
@@ -78,13 +76,10 @@ def prepare(
         ElasticRunError: The accelerator shards, or is that of another process group.
         TypeError: The model is wrapped already, or an argument is something else.
     """
-    job = current_job()
     _check_kinds(model, optimizer, scheduler)
-    _check(accelerator, job)
-    if job not in _accumulation_of:
-        _accumulation_of[job] = _Accumulation(accelerator)
-        if accelerator.scaler is not None:
-            register(scaler=accelerator.scaler)
+    _check(accelerator)
+    accumulation = current_job().get_or_make(_Accumulation, accelerator)
+    _check_is_only_one(accelerator, accumulation)
     # As for an evaluation, that is without Accelerate's own DDP.
     module = accelerator.prepare_model(model, evaluation_mode=True)
     handler = accelerator.ddp_handler
@@ -119,6 +114,8 @@ class _Accumulation:
         self.accelerator = accelerator
         # Accelerate asks the last one that was added, and holds it weakly.
         accelerator.gradient_state._add_dataloader(self)
+        if accelerator.scaler is not None:
+            register(scaler=accelerator.scaler)
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -144,9 +141,6 @@ class _Accumulation:
         return loop.num_batches == loader.batch_index + 1
 
 
-_accumulation_of: WeakKeyDictionary[Job, _Accumulation] = WeakKeyDictionary()
-
-
 def _check_kinds(model: Any, optimizer: Any, scheduler: Any) -> None:
     """Refuse loaders, and another order: Accelerate itself would take any."""
     fits = {
@@ -163,8 +157,8 @@ def _check_kinds(model: Any, optimizer: Any, scheduler: Any) -> None:
             )
 
 
-def _check(accelerator: Accelerator, job: Job) -> None:
-    """Refuse accelerators that train otherwise, a second one, and unknown ones."""
+def _check(accelerator: Accelerator) -> None:
+    """Refuse accelerators that train otherwise, and unknown ones."""
     check_internals(
         f"the Accelerator of Accelerate {accelerate.__version__}",
         accelerator,
@@ -184,8 +178,11 @@ def _check(accelerator: Accelerator, job: Job) -> None:
         "Start the script with `elasticrun run` or torchrun; on CPUs, make it as "
         "Accelerator(cpu=True), without which it takes part in no process group.",
     )
-    known = _accumulation_of.get(job)
-    if known is not None and known.accelerator is not accelerator:
+
+
+def _check_is_only_one(accelerator: Accelerator, known: _Accumulation) -> None:
+    """Refuse a second Accelerator in the job."""
+    if known.accelerator is not accelerator:
         raise ElasticRunError(
             "the job has another Accelerator already. They share their count of "
             "accumulated batches, and each has a scaler, of which one is kept. Make "

@@ -341,7 +341,7 @@ def _next_unnamed(job: Job) -> _Sums:
     One in an epoch that is entered again goes on with what it had: an exception had
     left the epoch then, and what its finished loops have added stays.
     """
-    unnamed = job.once_made(_Unnamed)
+    unnamed = job.get_or_make(_Unnamed)
     sums = unnamed.again()
     if sums is None:
         number = unnamed.num_made()

@@ -119,12 +119,12 @@ class Boundary:
                 "itertools.cycle or batches that were taken from it before. A program "
                 "that draws its batches itself takes `for step in "
                 "remaining_steps_until(n):`.",
-                self.why_none,
+                self.why_no_boundary,
             )
         self._has_warned |= is_many
 
     @property
-    def why_none(self) -> str | None:
+    def why_no_boundary(self) -> str | None:
         """Why no boundary comes, if optimizers have stepped since the last one."""
         if self._stepped_outside_at != self._gate.number:
             return None
@@ -303,7 +303,7 @@ class Boundary:
         raise JobStopped(self.exit_code)
 
 
-class LateError:
+class DeferredError:
     """Keeps what is raised where an exception would be lost, to raise it later.
 
     After a `break`, the end of the epoch is saved while Python closes the generator of

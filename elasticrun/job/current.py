@@ -43,7 +43,7 @@ def current_job() -> Job:
         _check_runs_program()
         _job = _make_job()
         atexit.register(_close_at_exit, _job)
-    _job.late_error.raise_once()
+    _job.deferred_error.raise_once()
     if _job.pid != os.getpid():
         raise ElasticRunError(
             f"process {os.getpid()} was forked from the replica {_job.pid} and has no "
@@ -145,7 +145,7 @@ def use_job(job: Job) -> Iterator[Job]:
     finally:
         _job = previous
         job.close()
-    job.late_error.raise_once()
+    job.deferred_error.raise_once()
 
 
 def make_jobs_with(make: Callable[..., Job]) -> None:
@@ -158,16 +158,16 @@ def close_current_job() -> None:
     """Close the current job if there is one; at the end of a process without atexit."""
     if _job is not None and _job.pid == os.getpid():
         _job.close()
-        _job.late_error.raise_once()
+        _job.deferred_error.raise_once()
 
 
 def _close_at_exit(job: Job) -> None:
     """Close the job; end with exit code 1 if an error could not be raised before."""
     job.close()
-    if job.pid == os.getpid() and job.late_error:
+    if job.pid == os.getpid() and job.deferred_error:
         code = 1
         try:
-            job.late_error.raise_once()
+            job.deferred_error.raise_once()
         except JobStopped as stop:
             code = int(stop.code or 0)
         except BaseException:
@@ -200,7 +200,7 @@ def device() -> torch.device:
     return current_job().device
 
 
-def running_loader() -> LoopedLoader | None:
+def loader_if_any() -> LoopedLoader | None:
     """Return the loader whose loop is running; makes no job where there is none."""
     return None if _job is None else _job.loader
 
@@ -238,14 +238,14 @@ def save_all_states() -> Place | None:
 
 
 def request_checkpoint() -> None:
-    """Ask for a checkpoint at the next boundary; one replica's wish is enough."""
+    """Ask for a checkpoint at the next boundary; one replica's request is enough."""
     current_job().boundary.request_checkpoint()
 
 
 def request_stop() -> None:
     """Ask the job to save and exit with code 75 at the next boundary of all replicas.
 
-    One replica's wish is enough. 75 (EX_TEMPFAIL) means neither success nor failure:
+    One replica's request is enough. 75 (EX_TEMPFAIL) means neither success nor failure:
     the same command goes on from there.
     """
     current_job().boundary.request_stop()

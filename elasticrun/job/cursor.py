@@ -1,4 +1,4 @@
-"""How far loops that go on where the last one ended have come, in the whole job."""
+"""Counts over all loops that continue one another, in the whole job."""
 
 from __future__ import annotations
 

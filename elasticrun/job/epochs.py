@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_left_on_purpose
+from elasticrun.job.leaving import is_left_by_break
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def remaining_epochs_until(num_epochs: int, start: int = 0) -> Iterator[int]:
 
 
 def whole_number(number: int, function: str, what: str) -> int:
-    """Return a number of turns as a plain integer.
+    """Return a number of epochs, steps or batches as a plain integer.
 
     Raises:
         TypeError: It is no whole number.
@@ -72,8 +72,8 @@ def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
         try:
             yield epoch + start
         except GeneratorExit:
-            if is_left_on_purpose(sys._getframe().f_back):
-                with job.late_error.keeping():
+            if is_left_by_break(sys._getframe().f_back):
+                with job.deferred_error.keeping():
                     job.end_epoch()
                     job.progress.end_epoch_loop(is_left=True)
                     job.boundary.finish_epochs()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from elasticrun.checkpoint.position import STEPS_OF
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import check_not_nested, whole_number
 from elasticrun.job.leaving import line_of
-from elasticrun.job.loop import LoopOfSteps
+from elasticrun.job.loop import LoopOfSteps, MicroBatch
 
 
 class ForeignLoop:
@@ -104,7 +103,7 @@ class ForeignLoop:
                 "so that both come from one checkpoint."
             )
 
-    def take(self, share: Any) -> None:
+    def take(self, share: MicroBatch) -> None:
         """Train with a micro-batch now; `share` came with it from `loader.read`.
 
         Those read ahead count for nothing before that. A trainer that never calls this
@@ -113,14 +112,13 @@ class ForeignLoop:
         loop, job = self._running("take"), self._job
         loop.current = share
         if job.trace is not None:
-            number, indices, part = share
             job.trace.write(
                 epoch=job.progress.finished_epochs,
                 loop=0,
-                batch=number,
-                micro=part.micro,
-                indices=[int(index) for index in indices],
-                num_valid=part.num_valid,
+                batch=share.number,
+                micro=share.part.micro,
+                indices=[int(index) for index in share.indices],
+                num_valid=share.part.num_valid,
             )
 
     @property
@@ -140,7 +138,7 @@ class ForeignLoop:
     @property
     def num_valid(self) -> int:
         """How many samples of that micro-batch are real, and not padding."""
-        return self._running("num_valid").current[2].num_valid
+        return self._running("num_valid").current.part.num_valid
 
     def pass_boundary(self, num_steps: int = 1) -> None:
         """Count steps as finished with all that belongs to them; save or stop if due.
@@ -159,7 +157,7 @@ class ForeignLoop:
         """
         loop, job = self._running("pass_boundary"), self._job
         if job.loader is not loop:
-            raise job.loops.overlap(loop)
+            raise job.loops.overlap_error(loop)
         job.progress.advance(num_steps)
         loop.begin_step(job.progress.index)
         job.boundary.reach()

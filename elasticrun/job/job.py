@@ -14,10 +14,9 @@ from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import LoopOrderError
-from elasticrun.job.boundary import Boundary, LateError
+from elasticrun.job.boundary import Boundary, DeferredError
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
-from elasticrun.job.pace import Pace
 from elasticrun.job.progress import Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.trace import Trace
@@ -64,8 +63,8 @@ class Job:
         loops: All loops that are open.
         is_in_epoch: Whether an epoch loop's body is running.
         num_loaders: Loaders made so far without a name.
-        pace: How long this replica works by itself in a step.
-        late_error: What could not be raised where it happened.
+        num_forward_passes: For training, through a DDP, of those that have ended.
+        deferred_error: What could not be raised where it happened.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -92,12 +91,12 @@ class Job:
         self.is_in_epoch = False
         self.is_closed = False
         self.num_loaders = 0
-        self.pace = Pace()
-        self.late_error = LateError()
+        self.num_forward_passes = 0
+        self.deferred_error = DeferredError()
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)
         self._replayed = ReplayedStates(self.states)
-        self._once_made: dict[type[Any], Any] = {}
+        self._made: dict[type[Any], Any] = {}  # By `get_or_make`.
         self._checkpoints = make_store(self.settings)
         try:
             self._open()
@@ -170,7 +169,7 @@ class Job:
     def why_no_boundary(self) -> str | None:
         """Why no boundary may come, as far as that is known; from any thread."""
         if self.loader is None:
-            return self.boundary.why_none
+            return self.boundary.why_no_boundary
         return self.loops.why_no_boundary
 
     def _describe(self) -> str:
@@ -235,16 +234,21 @@ class Job:
         self._replayed.note(state)
         return is_loaded
 
-    def once_made(self, kind: type[T]) -> T:
-        """Return the job's own object of a kind; at first, make it, and register it.
+    def get_or_make(self, kind: type[T], *args: Any) -> T:
+        """Return the job's one object of a class; make it the first time.
+
+        A state is registered, too.
+
+        Args:
+            args: What it is made with.
 
         Raises:
             StateNameError: It is a state, the name of which is taken.
             CheckpointError: Its file is damaged or does not fit.
         """
-        made: T | None = self._once_made.get(kind)
+        made: T | None = self._made.get(kind)
         if made is None:
-            made = self._once_made[kind] = kind()
+            made = self._made[kind] = kind(*args)
             if isinstance(made, BaseState):
                 self.register(made)
         return made
@@ -278,9 +282,9 @@ class Job:
         del batch_size
         return num_samples
 
-    def turns_of(self, num_turns: int | None) -> int | None:
+    def limit_steps(self, num_steps: int | None) -> int | None:
         """Return how many steps a loop that counts them has; in a check only some."""
-        return num_turns
+        return num_steps
 
     def begin_loop(
         self, loader: LoopedLoader, where: str, *, start: int = 0
@@ -411,7 +415,7 @@ class Job:
         if self.is_closed or os.getpid() != self.pid:
             return
         self.is_closed = True
-        with self.late_error.keeping():
+        with self.deferred_error.keeping():
             self.boundary.close()
         self._watcher.close()
         if self.trace is not None:

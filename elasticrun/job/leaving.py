@@ -1,4 +1,4 @@
-"""How a generator learns whether `break` or an exception left the `for` around it.
+"""Tells whether `break` or an exception has left the `for` around a generator.
 
 Python closes both the same way, with GeneratorExit when the loop drops its iterator.
 What differs is the instruction at which the loop's own frame then stands: a `break` or
@@ -29,7 +29,7 @@ _ITERATING = _codes("FOR_ITER SEND YIELD_FROM")
 _CACHE = dis.opmap.get("CACHE")
 
 
-def is_left_on_purpose(frame: FrameType | None) -> bool:
+def is_left_by_break(frame: FrameType | None) -> bool:
     """Return whether the `for` that closes its iterator from `frame` was left freely.
 
     Wrapping generators (tqdm, a logging generator) are closed where they stand, at
@@ -51,7 +51,7 @@ def is_left_on_purpose(frame: FrameType | None) -> bool:
     return True
 
 
-def is_asked_by_for(frame: FrameType) -> bool:
+def is_called_by_for_loop(frame: FrameType) -> bool:
     """Return whether a generator is asked by a `for` (or `yield from`), not `next`."""
     return _opcode_at(frame) in _ITERATING
 

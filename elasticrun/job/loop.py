@@ -31,9 +31,19 @@ class Part(NamedTuple):
     weight: float
 
 
-# Number of the global batch in the loop, data-set indices with padding, and its part. A
-# plain tuple, since one is made for every batch.
-MicroBatch = tuple[int, Any, Part]
+class MicroBatch(NamedTuple):
+    """What of a global batch a replica trains at once.
+
+    Attributes:
+        number: Of the global batch in the loop.
+        indices: Of its samples in the data set, padding included.
+        part: Its place in the global batch.
+    """
+
+    number: int
+    indices: Any
+    part: Part
+
 
 # The indices, and what is delivered, of a global batch without a sample for a replica.
 NOTHING: list[int] = []
@@ -87,14 +97,11 @@ class LoopedLoader(Protocol):
 
 
 class Loop(Protocol):
-    """One loop over a loader, which turns once for each micro-batch."""
+    """One loop over a loader, with one iteration for each micro-batch."""
 
     @property
     def current(self) -> MicroBatch:
-        """The current turn: its global batch's number, its indices, and its part.
-
-        A new tuple for each turn, so that two turns are told apart by identity.
-        """
+        """The current micro-batch: a new object each time, compared by identity."""
 
 
 class LoopOfSteps:
@@ -126,7 +133,7 @@ class LoopOfSteps:
     def begin_step(self, number: int) -> None:
         """Be at another step."""
         self.batch_index = number
-        self.current: MicroBatch = (number, [], self._whole)
+        self.current = MicroBatch(number, [], self._whole)
 
     @property
     def running_loop(self) -> Loop:
@@ -134,11 +141,11 @@ class LoopOfSteps:
 
     @property
     def is_step(self) -> bool:
-        return self.current[2].is_step
+        return self.current.part.is_step
 
     @property
     def loss_weight(self) -> float:
-        return self.current[2].weight
+        return self.current.part.weight
 
     def __len__(self) -> int:
         return self.num_samples

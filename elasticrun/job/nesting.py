@@ -95,7 +95,7 @@ class OpenLoops:
         """Close all."""
         self._open.clear()
 
-    def overlap(self, loader: LoopedLoader) -> LoopOrderError:
+    def overlap_error(self, loader: LoopedLoader) -> LoopOrderError:
         """Return the error of a loop that goes on though it is not the innermost."""
         inner = self.innermost
         if inner is None or not self.has(loader):

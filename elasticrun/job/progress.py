@@ -1,4 +1,4 @@
-"""How a program walks up to the position to resume at, and past it."""
+"""Follows the program through epochs and loops to the position to resume at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elasticrun.errors import LoopOrderError
 
 
 class Progress:
-    """The program's walk: replayed up to the position to resume at, then on from there.
+    """Where the program is: replayed up to the position to resume at, then on.
 
     Pure bookkeeping. `begin_loop` says whether a loop is skipped (finished before the
     restart), continued, or new; `position` is what a checkpoint has to hold.
@@ -24,7 +24,7 @@ class Progress:
         self._resume = resume
         # Where the program is; during replay that is before `_resume`. Its index is in
         # `index`, which changes with each batch.
-        self._cursor = Position()
+        self._here = Position()
         self.index = 0
         self._before_epoch = Position()  # Where the running epoch began.
         self._num_epoch_loops = 0
@@ -38,7 +38,7 @@ class Progress:
     def position(self) -> Position:
         """The position to save; during replay still the one to resume at."""
         resume = self._resume  # Read once: other threads ask, too.
-        return replace(self._cursor, index=self.index) if resume is None else resume
+        return replace(self._here, index=self.index) if resume is None else resume
 
     @property
     def is_replaying(self) -> bool:
@@ -54,19 +54,19 @@ class Progress:
     def next_index(self, loader: str) -> int:
         """Return the index at which a loop over a loader would begin now."""
         resume = self._resume
-        if resume is None or resume.place != self._cursor.place:
+        if resume is None or resume.place != self._here.place:
             return 0
         return resume.index if resume.loader == loader else 0
 
     @property
     def finished_epochs(self) -> int:
         """Epochs that the program has finished or skipped."""
-        return self._cursor.finished_epochs
+        return self._here.finished_epochs
 
     @property
     def place(self) -> tuple[int, int, bool]:
         """Where the program is, which during replay is before `position`."""
-        return self._cursor.place
+        return self._here.place
 
     def resume_at(self, position: Position) -> None:
         """Let the program go on at `position`, as a loader's own state asks.
@@ -87,16 +87,16 @@ class Progress:
             self._check_is_one_place(pending, position)
             if pending.place == position.place and pending.loader:
                 return
-        if position.in_epoch and position.place < self._cursor.place:
+        if position.in_epoch and position.place < self._here.place:
             raise LoopOrderError(
-                f"the program is at {self._cursor} and cannot go back to {position}. "
+                f"the program is at {self._here} and cannot go back to {position}. "
                 "Load the states of loaders before the first epoch loop."
             )
         self._has_left_epoch = False
         self._resume = position
         self._is_asked = True
         if not position.in_epoch:
-            self._cursor = replace(position, index=0, loader="")
+            self._here = replace(position, index=0, loader="")
 
     def _check_is_one_place(self, pending: Position, position: Position) -> None:
         """Refuse the states of two loaders that were not taken at the same moment."""
@@ -123,25 +123,25 @@ class Progress:
         if self._has_left_epoch:  # It is entered once more, as after a restart.
             self._has_left_epoch = False
             self._resume = self.position
-            self._cursor = self._before_epoch
+            self._here = self._before_epoch
         resume = self._resume
         if resume is None:
-            return self._cursor.finished_epochs
+            return self._here.finished_epochs
         # Of an epoch loop that `break` has left nothing remains, below `limit` or not.
         left_after = dict(resume.breaks).get(self._num_epoch_loops)
         finished = min(resume.finished_epochs, left_after or limit)
-        if finished > self._cursor.finished_epochs:
-            self._cursor = replace(self._cursor, breaks=resume.breaks).after_epochs(
+        if finished > self._here.finished_epochs:
+            self._here = replace(self._here, breaks=resume.breaks).after_epochs(
                 finished
             )
-        return self._cursor.finished_epochs if left_after is None else limit
+        return self._here.finished_epochs if left_after is None else limit
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
         self.num_begun_epochs += 1
         self._pass_left_loop()
-        self._before_epoch = self._cursor
-        self._move(replace(self._cursor, in_epoch=True))
+        self._before_epoch = self._here
+        self._move(replace(self._here, in_epoch=True))
 
     def end_epoch(self) -> None:
         """Finish the epoch.
@@ -149,13 +149,13 @@ class Progress:
         Raises:
             LoopOrderError: The loop to continue was not reached in this epoch.
         """
-        self._move(self._cursor.after_epochs(self._cursor.finished_epochs + 1))
+        self._move(self._here.after_epochs(self._here.finished_epochs + 1))
 
     def end_epoch_loop(self, *, is_left: bool = False) -> None:
         """Leave the epoch loop after an epoch, by `break` or because none remains."""
         if is_left:
-            pair = (self._num_epoch_loops, self._cursor.finished_epochs)
-            self._cursor = replace(self._cursor, breaks=(*self._cursor.breaks, pair))
+            pair = (self._num_epoch_loops, self._here.finished_epochs)
+            self._here = replace(self._here, breaks=(*self._here.breaks, pair))
         self._num_epoch_loops += 1
 
     def leave_epoch(self) -> None:
@@ -181,13 +181,13 @@ class Progress:
         """
         if self._has_left_epoch:  # A loop outside of epochs gives that one up.
             self._has_left_epoch = False
-            self._move(self._cursor.after_epochs(self._cursor.finished_epochs + 1))
+            self._move(self._here.after_epochs(self._here.finished_epochs + 1))
         self._pass_left_loop()
         resume = self._resume
-        if resume is not None and self._cursor.place < resume.place:
+        if resume is not None and self._here.place < resume.place:
             self._pass_loop()
             return None
-        self._check_reached(self._cursor)
+        self._check_reached(self._here)
         index = start
         if resume is not None and resume.loader:
             if resume.loader != loader:
@@ -203,7 +203,7 @@ class Progress:
 
     def pass_loops(self, finished_loops: int) -> None:
         """Walk past the loops before number `finished_loops` that a replay repeats."""
-        self._cursor = self._cursor.after_loops(finished_loops)
+        self._here = self._here.after_loops(finished_loops)
 
     def reopen_loop(self, loader: str, index: int) -> bool:
         """Enter the loop again that has just been skipped, which goes on at `index`.
@@ -212,15 +212,15 @@ class Progress:
             Whether the program stands right behind it; if not, more has come after it.
         """
         resume = self._resume
-        if resume is None or resume.loader or resume.place != self._cursor.place:
+        if resume is None or resume.loader or resume.place != self._here.place:
             return False
-        self._cursor = self._cursor.after_loops(self._cursor.finished_loops - 1)
+        self._here = self._here.after_loops(self._here.finished_loops - 1)
         self._enter(loader, index)
         return True
 
     def _enter(self, loader: str, index: int) -> None:
         self.num_begun_loops += 1
-        self._cursor = replace(self._cursor, loader=loader)
+        self._here = replace(self._here, loader=loader)
         self.index = index
         self._is_in_loop = True
         self._resume = None
@@ -238,16 +238,16 @@ class Progress:
 
     def _pass_left_loop(self) -> None:
         """Count a loop as finished that an exception has left: the program moves on."""
-        if self._cursor.loader:
+        if self._here.loader:
             self._pass_loop()
 
     def _pass_loop(self) -> None:
         self.index = 0
-        self._cursor = self._cursor.after_loops(self._cursor.finished_loops + 1)
+        self._here = self._here.after_loops(self._here.finished_loops + 1)
 
     def _move(self, cursor: Position) -> None:
         self._check_reached(cursor)
-        self._cursor = replace(cursor, loader="")
+        self._here = replace(cursor, loader="")
         self.index = 0
         if self._resume is not None and cursor.place > self._resume.place:
             self._resume = None

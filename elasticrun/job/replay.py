@@ -1,4 +1,4 @@
-"""Registered states come back where a replay ends, as the checkpoint has them."""
+"""Restores registered states where a replay ends."""
 
 from __future__ import annotations
 

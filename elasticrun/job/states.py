@@ -10,7 +10,7 @@ from zlib import crc32
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.optimizer import OptimizerState
 from elasticrun.checkpoint.states.state import BaseState
@@ -193,7 +193,7 @@ def once(key: str) -> bool:
     """
     job = current_job()
     epoch = job.progress.finished_epochs if job.is_in_epoch else -1
-    return job.once_made(_KeysSeen).add(key, epoch)
+    return job.get_or_make(_KeysSeen).add(key, epoch)
 
 
 class _KeysSeen(BaseState):
@@ -224,7 +224,7 @@ class _VariablesState(BaseState):
     def __init__(self, name: str, variables: Variables) -> None:
         super().__init__(name)
         self._variables = variables
-        self._copies = Copies()
+        self._copies = StateCopier()
 
     def values(self) -> Mapping[str, Any]:
         return vars(self._variables)

@@ -1,4 +1,4 @@
-"""Making what steps act once per global batch, however many micro-batches that has."""
+"""Lets optimizers and schedulers act once a global batch, not a micro-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import note_step, running_loader
+from elasticrun.job.current import loader_if_any, note_step
 
 # What is called instead of a method: takes (method, target, *args, **kwargs), of which
 # the first is the method as a function of the rest.
@@ -45,7 +45,7 @@ def act_once_per_global_batch(target: Any) -> None:
 
 def is_between_micro_batches() -> bool:
     """Return whether the running micro-batch leaves its global batch incomplete."""
-    loader = running_loader()
+    loader = loader_if_any()
     return loader is not None and not loader.is_step
 
 

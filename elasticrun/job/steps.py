@@ -17,7 +17,7 @@ from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import line_of
 from elasticrun.job.loop import LoopOfSteps
-from elasticrun.job.turns import LoopStart, OpenLoop, turns
+from elasticrun.job.open_loop import LoopStart, OpenLoop, iterate
 
 
 def remaining_steps_until(num_steps: int) -> Iterator[int]:
@@ -43,7 +43,7 @@ def remaining_steps_until(num_steps: int) -> Iterator[int]:
         ValueError: `num_steps` is not a whole number from 0 up.
     """
     num_steps = whole_number(num_steps, "remaining_steps_until", "steps")
-    return turns(partial(_begin, num_steps))
+    return iterate(partial(_begin, num_steps))
 
 
 def _begin(num_steps: int, frame: FrameType) -> OpenLoop | None:
@@ -55,11 +55,11 @@ def _begin(num_steps: int, frame: FrameType) -> OpenLoop | None:
             f"`{job.loader.name}` ({job.loader.where}). Its steps are counted for the "
             "whole job, so it cannot be part of one batch. Use a plain range() there."
         )
-    cursor = job.once_made(_StepsState).cursor
+    cursor = job.get_or_make(_StepsState).cursor
     start = cursor.start if cursor.place == job.progress.place else cursor.end
-    num_turns = job.turns_of(max(num_steps - start, 0))
-    assert num_turns is not None  # It has an end.
-    num_steps = min(num_steps, start + num_turns)
+    num_left = job.limit_steps(max(num_steps - start, 0))
+    assert num_left is not None  # It has an end.
+    num_steps = min(num_steps, start + num_left)
     loop = LoopOfSteps(STEPS, num_steps, where, world_size=job.world_size)
     step = _first_step(job, loop, cursor)
     if step is None:

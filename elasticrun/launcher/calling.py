@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from elasticrun.errors import STOP_CODES, ElasticRunError
 from elasticrun.launcher.interpreter import command
-from elasticrun.launcher.replica.functions import keep_function, read_results
+from elasticrun.launcher.replica.functions import read_results, save_function
 from elasticrun.launcher.talk.client import JobConnection, JobError, find_job
 
 _LAST_LINES = 40
@@ -222,7 +222,7 @@ def _folder_with(function: Callable[..., Any], args: tuple[Any, ...]) -> Path:
         )
     folder = Path(tempfile.mkdtemp(prefix="elasticrun-launch-"))
     try:
-        keep_function(folder, function, args)
+        save_function(folder, function, args)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

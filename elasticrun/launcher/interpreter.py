@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticrun.replicas.signals import stops_held_back
+from elasticrun.replicas.signals import stop_signals_blocked
 
 # As with `python FILE`, modules that lie in the working directory are not found.
 _BOOT = """
@@ -35,7 +35,7 @@ def command(module: str, function: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", code, _PACKAGE_PARENT, *map(str, arguments)]
 
 
-def start_beside(
+def start_helper(
     module: str, variables: Mapping[str, str], *, kind: socket.SocketKind
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process with a session of its own that serves the launcher.
@@ -51,7 +51,7 @@ def start_beside(
         OSError: No processes or open files are left.
     """
     own, other = socket.socketpair(socket.AF_UNIX, kind)
-    with contextlib.ExitStack() as stack, other, stops_held_back():
+    with contextlib.ExitStack() as stack, other, stop_signals_blocked():
         stack.enter_context(own)
         process = subprocess.Popen(
             command(module, "main", other.fileno()),

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import json
+import io
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import open_plain
-from elasticrun.checkpoint.storage.lock import find_owner
+from elasticrun.checkpoint.storage.lock import LockedError, find_owner, lock_file
 from elasticrun.launcher.options import OptionError
 
 _NAME = "launcher.lock"
@@ -40,13 +37,10 @@ def locked(directory: Path, *, is_shared: bool) -> Iterator[None]:
         OptionError: A live job uses it, or it cannot be written.
     """
     make_usable(directory, what="checkpoints", option="--checkpoint-dir")
-    descriptor = _lock(directory, is_shared=is_shared)
-    try:
+    with _lock(directory, is_shared=is_shared) or contextlib.nullcontext():
         if not is_shared:
             _wait_for_replicas(directory)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def make_usable(directory: Path, *, what: str, option: str) -> None:
@@ -65,33 +59,26 @@ def make_usable(directory: Path, *, what: str, option: str) -> None:
         ) from error
 
 
-def _lock(directory: Path, *, is_shared: bool) -> int:
-    """Return the open file with the lock; closing it, or dying, gives it back."""
+def _lock(directory: Path, *, is_shared: bool) -> io.FileIO | None:
+    """Return the open file with the lock; None where nothing can be locked."""
     path = directory / _NAME
     while True:
         try:
-            descriptor = open_plain(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            file = lock_file(path, is_shared=is_shared)
+        except LockedError as error:
+            raise _refusal(directory, str(error)) from error
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _UNSUPPORTED:
+                return None
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise OptionError(
                 f"{directory} cannot hold this job's checkpoints: {reason} "
                 f"({_NAME}). Give another --checkpoint-dir."
             ) from error
-        kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
-        try:
-            fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                owner = _read_owner(descriptor)
-                os.close(descriptor)
-                raise _refusal(directory, owner) from error
-        if _is_still(path, descriptor):
-            break
-        os.close(descriptor)  # Somebody has just moved the directory aside.
+        if _is_still(path, file):
+            return file
+        file.close()  # Somebody has just moved the directory aside.
         durable.make_directory(directory)
-    if not is_shared:
-        _write_owner(descriptor)
-    return descriptor
 
 
 def _wait_for_replicas(directory: Path) -> None:
@@ -112,22 +99,7 @@ def _refusal(directory: Path, owner: str) -> OptionError:
     )
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def _is_still(path: Path, file: io.FileIO) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     return False
-
-
-def _write_owner(descriptor: int) -> None:
-    owner = {"host": socket.gethostname(), "pid": os.getpid()}
-    with contextlib.suppress(OSError):  # A full disk: nobody will read who it is.
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
-
-
-def _read_owner(descriptor: int) -> str:
-    try:
-        owner = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "its process is not known"

@@ -19,7 +19,7 @@ from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
 from elasticrun.launcher.terminal.console import Console, open_console
 
-_LIVE_SECONDS = 0.5
+_STATUS_SECONDS = 0.5
 
 
 def run_job(options: Options) -> int:
@@ -56,7 +56,7 @@ def run_job(options: Options) -> int:
                 loop.watch(
                     options.lifeline, _on_lifeline(loop, stops, options.lifeline)
                 )
-            _keep_live(loop, console, book)
+            _keep_status_line(loop, console, book)
             if options.is_linted:
                 stack.callback(Linting(options.program, console, loop).close)
             supervisor.start()
@@ -115,12 +115,12 @@ def _on_lifeline(
     return on_end
 
 
-def _keep_live(loop: EventLoop, console: Console, book: StatusBook) -> None:
-    if not console.is_live:
+def _keep_status_line(loop: EventLoop, console: Console, book: StatusBook) -> None:
+    if not console.has_status_line:
         return
 
     def show() -> None:
-        console.live(book.live())
-        loop.call_later(_LIVE_SECONDS, show)
+        console.show_status(book.status_line())
+        loop.call_later(_STATUS_SECONDS, show)
 
     show()

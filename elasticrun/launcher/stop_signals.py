@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from elasticrun.errors import BY_SIGNAL
-from elasticrun.replicas.signals import SAME_SECONDS, STOP_SIGNALS, is_impatient
+from elasticrun.replicas.signals import REPEAT_SECONDS, STOP_SIGNALS, means_exit_now
 
 
 class StopSignals:
-    """Tells a signal that means something from one that only repeats another.
+    """Filters stop signals: one that only repeats another is ignored.
 
     Whoever signals a process and its group, as timeout(1) does, sends two at once. When
     a terminal is closed, the shell and the kernel both send SIGHUP; a second one must
@@ -55,9 +55,9 @@ class StopSignals:
 
     def _take(self, number: int, cause: str, code: int, *, now: float) -> None:
         last = self._counted_at.get(number)
-        is_same = last is not None and now - last < SAME_SECONDS
+        is_same = last is not None and now - last < REPEAT_SECONDS
         is_first = not self._counted_at
-        means_more = any(is_impatient(number, before=n) for n in self._counted_at)
+        means_more = any(means_exit_now(number, before=n) for n in self._counted_at)
         self._counted_at.setdefault(number, now)
         if is_first or (means_more and not is_same):
             self._counted_at[number] = now
@@ -88,4 +88,4 @@ def signals_as_bytes(stops: Collection[int] = STOP_SIGNALS) -> Iterator[int]:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Let the byte in the pipe say it."""
+    """Do nothing: the byte in the pipe is read by the loop."""

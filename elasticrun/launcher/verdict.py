@@ -1,4 +1,4 @@
-"""How a generation ended: on one node, and what that means for all of them."""
+"""How a generation ended on one node, and on all nodes together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
-class How(str, enum.Enum):
-    """How a generation can end, by the word that nodes tell each other."""
+class EndKind(str, enum.Enum):
+    """The ways in which a generation can end."""
 
     FINISHED = "finished"  # The programs came to their end.
     STOPPED = "stopped"  # They saved and exited, or had nothing to save.
@@ -37,7 +37,7 @@ class Verdict:
         is_here: Whether it happened on this node.
     """
 
-    kind: How
+    kind: EndKind
     text: str = ""
     trace: str = ""
     where: str = ""
@@ -58,24 +58,26 @@ class Verdict:
     @classmethod
     def decode(cls, values: Mapping[str, Any], *, node: str) -> Verdict:
         """Return the verdict on another node."""
-        verdict = cls(**{**values, "kind": How(values["kind"])})
+        verdict = cls(**{**values, "kind": EndKind(values["kind"])})
         text = f"on {node}: {verdict.text}" if verdict.text else ""
         return replace(verdict, is_here=False, text=text)
 
 
 def merged(verdicts: Sequence[Verdict], gone: str) -> Verdict:
-    """Return what the verdicts on all nodes are together.
+    """Merge the verdicts on all nodes into one.
 
     Args:
         verdicts: This node's first, then those that the others have told.
         gone: What became of the nodes that have told none; nothing if all have.
     """
     newest = max(verdict.newest for verdict in verdicts)
-    crashes = [verdict for verdict in verdicts if verdict.kind == How.CRASHED]
+    crashes = [verdict for verdict in verdicts if verdict.kind == EndKind.CRASHED]
     own_faults = [verdict for verdict in crashes if verdict.is_own_fault]
-    left = [verdict for verdict in verdicts if verdict.kind == How.LEFT]
+    left = [verdict for verdict in verdicts if verdict.kind == EndKind.LEFT]
     if gone:  # What it left behind may have failed in any way.
-        chosen = replace(verdicts[0], kind=How.LEFT, text=gone, trace="", is_here=False)
+        chosen = replace(
+            verdicts[0], kind=EndKind.LEFT, text=gone, trace="", is_here=False
+        )
     elif own_faults:
         chosen = min(own_faults, key=lambda verdict: verdict.time)
     elif left:
@@ -83,7 +85,7 @@ def merged(verdicts: Sequence[Verdict], gone: str) -> Verdict:
     elif crashes:
         chosen = min(crashes, key=lambda each: (each.is_by_launcher, each.time))
     else:
-        stopped = [verdict for verdict in verdicts if verdict.kind == How.STOPPED]
+        stopped = [verdict for verdict in verdicts if verdict.kind == EndKind.STOPPED]
         chosen = max(stopped or verdicts, key=lambda verdict: verdict.code)
     has_trained = any(verdict.has_trained for verdict in verdicts)
     is_unsaved = any(verdict.is_unsaved for verdict in verdicts)

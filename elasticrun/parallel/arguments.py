@@ -15,7 +15,7 @@ from elasticrun.checkpoint.states.stateful import Stateful
 from elasticrun.errors import ElasticRunError
 
 
-def name_each(name: str, given: Any) -> dict[str, Any]:
+def name_states(name: str, given: Any) -> dict[str, Any]:
     """Return what is given, one object or a sequence, by names for checkpoints.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whether the backward pass under way goes through collectives of the program."""
+"""Finds collectives of the program in the backward pass that is running."""
 
 from __future__ import annotations
 

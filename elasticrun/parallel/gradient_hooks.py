@@ -1,4 +1,4 @@
-"""Hooks that weigh a module's gradients, and hide them until the last micro-batch."""
+"""Hooks that weigh the gradients of a module, and accumulate them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from elasticrun.errors import ElasticRunError, warn_at_program
-from elasticrun.job.current import running_loader
+from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import LoopedLoader, Part
-from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
@@ -24,11 +23,12 @@ from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
 _STEP_BEFORE_LOSS = (
-    "a loss was computed after an optimizer had stepped the same model in one turn of "
-    "the loop. Where max_local_batch_size cuts a global batch into micro-batches, the "
-    "step is taken at the last one, so the losses before that see the parameters of "
-    "before the step. To get what whole batches would give, add the losses and call "
-    "backward() once, before the first step, or leave out max_local_batch_size."
+    "a loss was computed after an optimizer had stepped the same model in one "
+    "iteration of the loop. Where max_local_batch_size cuts a global batch into "
+    "micro-batches, the step is taken at the last one, so the losses before that see "
+    "the parameters of before the step. To get what whole batches would give, add the "
+    "losses and call backward() once, before the first step, or leave out "
+    "max_local_batch_size."
 )
 
 _NEVER = object()
@@ -50,7 +50,6 @@ class GradientHooks:
     Args:
         module: With parameters to train.
         reduction: What averages their gradients over replicas, if there are several.
-        pace: Is told when an optimizer steps, at which nobody is waited for.
         weighing: Knows which backward passes begin with weighed losses.
 
     Attributes:
@@ -64,7 +63,6 @@ class GradientHooks:
         module: nn.Module,
         reduction: Reduction | None,
         *,
-        pace: Pace,
         weighing: Weighing,
     ) -> None:
         self._weighing = weighing
@@ -73,7 +71,6 @@ class GradientHooks:
             self._parameters, weighing, is_reduced=reduction is not None
         )
         self._reduction = reduction
-        self._pace = pace
         self._searches_unused = (
             reduction is not None and reduction.ddp.find_unused_parameters
         )
@@ -82,11 +79,11 @@ class GradientHooks:
         self._hooks: list[Any] = []
         self._nodes: list[Any] = []  # Of these; a parameter's own reference is weak.
         self._lock = threading.Lock()  # Autograd has one thread for each device.
-        self._settled: object = _NEVER  # The part for which nothing is left to prepare.
+        self._prepared_part: object = _NEVER  # Of the last forward pass.
         # The part whose gradients are only to be multiplied, all with one weight, and
         # that weight by their dtypes, from the first gradient of each on.
-        self._sole_part: Part | None = None
-        self._sole_weights: dict[torch.dtype, Tensor] = {}
+        self._multiplied_part: Part | None = None
+        self._multipliers: dict[torch.dtype, Tensor] = {}
         self._hides_too = False  # Whether the hooks are also those that hide.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
@@ -101,26 +98,26 @@ class GradientHooks:
         return any(each.has_unstepped for each in self._optimizers)
 
     def prepare(self, *, is_training: bool) -> bool:
-        """Get ready for a forward pass; return whether it is the global batch's last.
+        """Prepare a forward pass; return whether it is the last of its global batch.
 
         Where nothing is to be weighed or hidden, no hooks are left.
         """
-        loader = running_loader()
+        loader = loader_if_any()
         # In case that an exception has left them.
         self._weighing.counts_met, self._is_in_pass = None, False
         part = None
         if loader is not None:
             loop = loader.running_loop
-            part = loop.current[2]
+            part = loop.current.part
             if is_training:
                 for optimizer in self._optimizers:
                     optimizer.note_forward(loop)
-        if part is self._settled and not self._partial.hides:
+        if part is self._prepared_part and not self._partial.hides:
             return True
-        return self._settle(loader, part)
+        return self._place_hooks(loader, part)
 
-    def _settle(self, loader: LoopedLoader | None, part: Part | None) -> bool:
-        """Put the hooks that a part needs in place; return whether it is the last."""
+    def _place_hooks(self, loader: LoopedLoader | None, part: Part | None) -> bool:
+        """Register the hooks that a part needs; return whether it is the last one."""
         is_step = True
         weight: float | None = 1.0  # None where each loss has its own.
         if loader is not None:
@@ -128,29 +125,24 @@ class GradientHooks:
             weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
         hides = self._partial.hides or not is_step
-        self._sole_part = None
-        self._sole_weights.clear()
+        self._multiplied_part = None
+        self._multipliers.clear()
         if hides or weight != 1.0 or self.listeners:
             self._hook(hides=hides)
-            self._settled = _NEVER
+            self._prepared_part = _NEVER
             if weight and not (hides or self._searches_unused or self.listeners):
-                self._sole_part = part
+                self._multiplied_part = part
         else:
             self.unhook()
             if not self._searches_unused:
-                self._settled = part
+                self._prepared_part = part
         if self._searches_unused:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
-        hooks = OptimizerHooks(
-            optimizer,
-            partial=self._partial,
-            pace=None if self._reduction is None else self._pace,
-        )
-        self._optimizers.append(hooks)
+        self._optimizers.append(OptimizerHooks(optimizer, partial=self._partial))
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
@@ -164,7 +156,7 @@ class GradientHooks:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._nodes, self._hooked = [], [], []
-        self._settled = _NEVER
+        self._prepared_part = _NEVER
 
     def _hook(self, *, hides: bool) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]
@@ -179,7 +171,7 @@ class GradientHooks:
 
     def _hook_one(self, parameter: Tensor) -> None:
         node = get_gradient_edge(parameter).node
-        weighing, weights, dtype = self._weighing, self._sole_weights, parameter.dtype
+        weighing, weights, dtype = self._weighing, self._multipliers, parameter.dtype
 
         def before(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor] | None:
             gradient, weight = gradients[0], weights.get(dtype)
@@ -217,7 +209,7 @@ class GradientHooks:
     def _before_adding(
         self, parameter: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor] | None:
-        loader = running_loader()
+        loader = loader_if_any()
         counts_met = self._weighing.counts_met
         with self._lock:
             if not self._is_in_pass:
@@ -233,15 +225,18 @@ class GradientHooks:
                 self._check_own(loader, weight)
         else:
             # What comes through a weighed loss was weighed on its way.
-            weight = float(loader.running_loop.current[2].num_valid > 0)
+            weight = float(loader.running_loop.current.part.num_valid > 0)
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
             return (torch.zeros_like(gradient),)
         factor = _factor(weight, gradient.dtype)
-        if counts_met is None and loader.running_loop.current[2] is self._sole_part:
-            self._settled = self._sole_part
-            self._sole_weights[gradient.dtype] = factor
+        if (
+            counts_met is None
+            and loader.running_loop.current.part is self._multiplied_part
+        ):
+            self._prepared_part = self._multiplied_part
+            self._multipliers[gradient.dtype] = factor
         return (gradient * factor,)
 
     def _begin_pass(self, loader: LoopedLoader | None) -> None:

@@ -22,12 +22,12 @@ from elasticrun.parallel.arguments import (
     check_closures,
     check_module,
     check_options,
-    name_each,
+    name_states,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.states import ParallelState
-from elasticrun.parallel.weighing import weighing_of
+from elasticrun.parallel.weighing import Weighing
 
 _PREFIX = "module."
 _COMPILED = "_orig_mod."  # What torch.compile puts before the names in a module.
@@ -100,8 +100,8 @@ class AdaptiveDataParallel(nn.Module):
         check_module(module, AdaptiveDataParallel)
         job = current_job()
         prefix = "" if name == "model" else f"{name}."
-        optimizers = name_each(f"{prefix}optimizer", optimizer)
-        schedulers = name_each(f"{prefix}lr_scheduler", lr_scheduler)
+        optimizers = name_states(f"{prefix}optimizer", optimizer)
+        schedulers = name_states(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
         check_closures(optimizers.values(), world_size=job.world_size)
         self.module = module
@@ -110,14 +110,11 @@ class AdaptiveDataParallel(nn.Module):
         object.__setattr__(self, "_replica", module)
         self._reduction = None
         if job.world_size > 1:
-            self._reduction = Reduction(module, ddp_kwargs, job.pace)
+            self._reduction = Reduction(module, ddp_kwargs, job)
             self._replica = self._reduction.run
-        self._weighing = weighing_of(job)
+        self._weighing = job.get_or_make(Weighing, job.world_size)
         self._gradient_hooks = GradientHooks(
-            module,
-            self._reduction,
-            pace=job.pace,
-            weighing=self._weighing,
+            module, self._reduction, weighing=self._weighing
         )
         job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
         job.register(ParallelState(name, self, _bare(module)))

@@ -1,4 +1,4 @@
-"""What an optimizer's `step` and `zero_grad` do about gradients that are hidden."""
+"""Wraps `step` and `zero_grad` of an optimizer, for batches in micro-batches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
-from elasticrun.job.pace import Pace
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
-from elasticrun.parallel.partial_gradients import PartialGradients, running_loop
+from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 
 _MANY = 2  # Batches in which gradients were thrown away, without a step: on purpose.
 
 _ZEROED_TOO_LATE = (
     "gradients were zeroed between a backward pass and the step, at the last "
     "micro-batch of a global batch. Those of the earlier micro-batches went with them, "
-    "so the step would miss them. Zero before the first backward pass of each turn. "
-    "Where the loss of another module reaches this one, as a generator's its "
-    "discriminator, let this one step before that, or freeze it meanwhile "
+    "so the step would miss them. Zero before the first backward pass of each "
+    "iteration. Where the loss of another module reaches this one, as a generator's "
+    "its discriminator, let this one step before that, or freeze it meanwhile "
     "(requires_grad_(False)); or leave out max_local_batch_size."
 )
 
@@ -31,40 +30,33 @@ class OptimizerHooks:
 
     It also knows whether gradients wait for a step, since those are in no checkpoint. A
     forward pass for training tells, which replicas make alike: its gradients wait until
-    the optimizer steps. Those of one that comes after the step, in a turn of the loop
-    whose step had a forward pass of its own, are taken to be thrown away: it was for
-    the accuracy, or for the loss of another module. So are gradients that are zeroed in
+    the optimizer steps. Those of one that comes after the step, in an iteration whose
+    step had a forward pass of its own, are taken to be thrown away: it was for the
+    accuracy, or for the loss of another module. So are gradients that are zeroed in
     batch after batch without a step; and what a loop without any step leaves, as it was
     for an evaluation. Outside of loops there are no boundaries.
 
     Args:
         optimizer: Whose methods are replaced.
         partial: The gradients that are hidden before its step.
-        pace: Is told of its steps where there are several replicas, else None.
 
     Attributes:
-        put_off_in: The last turn in which its step was put off, to that of the last
-            micro-batch.
+        put_off_in: The last micro-batch in which its step was put off to the global
+            batch's last one.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        partial: PartialGradients,
-        pace: Pace | None,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, *, partial: PartialGradients) -> None:
         self.put_off_in: MicroBatch | None = None
         self._partial = partial
-        self._pace = pace
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
-        self._forward_turn: MicroBatch | None = None  # Of the last one that waits.
-        self._step_turn: MicroBatch | None = None  # The last that had a forward pass.
+        # Of the last forward pass that waits, and of the last step that had one.
+        self._forward_in: MicroBatch | None = None
+        self._step_in: MicroBatch | None = None
         self._step_loop: Loop | None = None
         self._num_thrown_away = 0  # In how many batches since the last step.
-        self._stepped_in: MicroBatch | None = None  # The last turn.
+        self._stepped_in: MicroBatch | None = None  # The last step.
         self._lost_in: MicroBatch | None = None  # Where shown sums were zeroed instead.
         replace_method(optimizer, "step", self._step, acts_once=True)
         replace_method(optimizer, "zero_grad", self._zero_grad)
@@ -75,27 +67,30 @@ class OptimizerHooks:
         return (
             self._waiting_in is not None
             and self._num_thrown_away < _MANY
-            and self._waiting_in in (running_loop(), self._step_loop)
+            and self._waiting_in in (loop_if_any(), self._step_loop)
         )
 
     def note_forward(self, loop: Loop) -> None:
-        """Note a forward pass for training, in a turn of a running loop."""
-        turn = loop.current
-        if turn is not self._step_turn:
+        """Note a forward pass for training, in a running loop."""
+        micro_batch = loop.current
+        if micro_batch is not self._step_in:
             if self._waiting_in is not loop:
-                self._waiting_in, self._waiting_since = loop, turn[0]
-            self._forward_turn = turn
+                self._waiting_in, self._waiting_since = loop, micro_batch.number
+            self._forward_in = micro_batch
 
     def note_zeroed(self) -> None:
         """Note that the gradients are about to be zeroed."""
-        loop = running_loop()
+        loop = loop_if_any()
         if loop is None:
             return
-        turn = loop.current
-        if self._partial.shown_in is turn and self._stepped_in is not turn:
-            self._lost_in = turn
+        micro_batch = loop.current
+        if (
+            self._partial.shown_in is micro_batch
+            and self._stepped_in is not micro_batch
+        ):
+            self._lost_in = micro_batch
         # Between the first forward pass and its backward pass nothing is thrown away.
-        if self._waiting_in is loop and self._waiting_since != turn[0]:
+        if self._waiting_in is loop and self._waiting_since != micro_batch.number:
             self._num_thrown_away += 1
             self._waiting_in = None
 
@@ -105,9 +100,9 @@ class OptimizerHooks:
         Args:
             has_closure: Whether the forward pass is yet to come.
         """
-        turn = None if loop is None else loop.current
-        if has_closure or turn is self._forward_turn:
-            self._step_turn = turn
+        micro_batch = None if loop is None else loop.current
+        if has_closure or micro_batch is self._forward_in:
+            self._step_in = micro_batch
         self._step_loop = loop
         self._waiting_in = None
         self._num_thrown_away = 0
@@ -115,15 +110,13 @@ class OptimizerHooks:
     def _step(
         self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
-        loop = running_loop()
+        loop = loop_if_any()
         if loop is not None:
-            if not loop.current[2].is_step:
+            if not loop.current.part.is_step:
                 return self._put_off(optimizer, loop.current, *args, **kwargs)
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)
             self._stepped_in = loop.current
-            if self._pace is not None:
-                self._pace.begin(loop)
         note_step()
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._note_step(loop, has_closure=has_closure)
@@ -132,12 +125,12 @@ class OptimizerHooks:
         return method(optimizer, *args, **kwargs)
 
     def _put_off(
-        self, optimizer: Optimizer, turn: MicroBatch, *args: Any, **kwargs: Any
+        self, optimizer: Optimizer, micro_batch: MicroBatch, *args: Any, **kwargs: Any
     ) -> Any:
         """Note that gradients are due: the global batch is incomplete."""
         result = step_between_micro_batches(optimizer, *args, **kwargs)
-        self._partial.make_due(optimizer, is_again=self.put_off_in is turn)
-        self.put_off_in = turn
+        self._partial.make_due(optimizer, is_again=self.put_off_in is micro_batch)
+        self.put_off_in = micro_batch
         return result
 
     def _zero_grad(

@@ -1,4 +1,4 @@
-"""The gradients of a module while their global batch is incomplete."""
+"""Accumulates the gradients of micro-batches until their global batch is complete."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import running_loader
+from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.parallel.weighing import Weighing
 
 
 class PartialGradients:
-    """Takes gradients out of the program's sight, and puts their sums back.
+    """Accumulates gradients where the program does not see them, then restores them.
 
     What stands in for them is zero, so that a program may clip what it finds. It costs
     the memory of the largest parameter only, which all stand-ins share: what is written
@@ -35,7 +35,7 @@ class PartialGradients:
 
     Attributes:
         hides: Whether any gradient is hidden.
-        shown_in: The last turn in which sums were put back.
+        shown_in: The last micro-batch in which sums were put back.
         counts_met: What the hidden gradients have come through, for `Weighing`.
     """
 
@@ -55,7 +55,7 @@ class PartialGradients:
         self._stand_ins: dict[Tensor, Tensor] = {}
 
     def hide_all(self) -> None:
-        """Take away what `.grad` of all parameters holds."""
+        """Move the gradients of all parameters out of `.grad`."""
         self.drop_abandoned()
         for zeros in self._zeros.values():
             zeros.zero_()  # Whatever the program has made of them.
@@ -63,7 +63,7 @@ class PartialGradients:
             self.hide(parameter, is_own=False)
 
     def hide(self, parameter: Tensor, *, is_own: bool = True) -> None:
-        """Take away what `.grad` holds.
+        """Move the gradient of a parameter out of `.grad`.
 
         Args:
             is_own: Its memory is nobody else's; it might be a view of DDP's.
@@ -71,19 +71,19 @@ class PartialGradients:
         gradient = parameter.grad
         if gradient is None or self._is_stand_in(parameter):
             return
-        self._global_batch = _running_global_batch()
+        self._global_batch = _current_global_batch()
         self.hides = True
         parameter.grad = self._stand_in(parameter, gradient)
         gradient = gradient.detach()
         _add(self._others, parameter, gradient if is_own else gradient.clone())
 
     def make_room(self, parameter: Tensor) -> None:
-        """Take away what `.grad` holds, before a gradient is added."""
+        """Move the gradient out of `.grad`, before another one is added."""
         self.hide(parameter, is_own=False)
         parameter.grad = None
 
     def show(self) -> None:
-        """Put what is hidden back where the step looks for it."""
+        """Move the accumulated gradients back into `.grad`."""
         self.drop_abandoned()
         if self.hides:
             self._correct()
@@ -91,7 +91,7 @@ class PartialGradients:
                 for parameter, gradient in hidden.items():
                     self._show_one(parameter, gradient)
             self._due, self._others = {}, {}
-            self.hides, self.shown_in = False, _running_turn()
+            self.hides, self.shown_in = False, _current_micro_batch()
         self.counts_met = set()
 
     def show_before_step(self) -> None:
@@ -128,7 +128,7 @@ class PartialGradients:
                     "micro-batch. A global batch is one step, taken at its last "
                     "micro-batch, and gradients for another would have to be computed "
                     "after that. Leave out max_local_batch_size, or step once in each "
-                    "turn of the loop."
+                    "iteration of the loop."
                 )
             _add(self._due, parameter, gradient)
 
@@ -140,7 +140,7 @@ class PartialGradients:
 
     def drop_abandoned(self) -> None:
         """Drop what is left of a global batch that its loop did not complete."""
-        if self.hides and self._global_batch != _running_global_batch():
+        if self.hides and self._global_batch != _current_global_batch():
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
@@ -191,18 +191,18 @@ def _sum(first: Tensor, second: Tensor) -> Tensor:
     return second + first if first.is_sparse else first.add_(second)
 
 
-def running_loop() -> Loop | None:
+def loop_if_any() -> Loop | None:
     """Return the loop that is running, None outside of loops."""
-    loader = running_loader()
+    loader = loader_if_any()
     return None if loader is None else loader.running_loop
 
 
-def _running_turn() -> MicroBatch | None:
-    loop = running_loop()
+def _current_micro_batch() -> MicroBatch | None:
+    loop = loop_if_any()
     return None if loop is None else loop.current
 
 
-def _running_global_batch() -> tuple[Loop, int] | None:
+def _current_global_batch() -> tuple[Loop, int] | None:
     """Return what equals itself in one global batch only, or None outside of loops."""
-    loop = running_loop()
-    return None if loop is None else (loop, loop.current[0])
+    loop = loop_if_any()
+    return None if loop is None else (loop, loop.current.number)

@@ -1,4 +1,4 @@
-"""The average of gradients over replicas, by a DDP that fits what is trained now."""
+"""Averages gradients over replicas, by a DDP of the parameters trained now."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import running_loader
+from elasticrun.job.current import loader_if_any
+from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.pace import Pace
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Reduction:
-    """Keeps a DDP around a module, and finds gradients that it would leave out.
+    """Keeps a DDP around a module, and refuses gradients that it would leave out.
 
     DDP knows the parameters that required a gradient when it was made, and takes part
     in the first backward pass after a forward pass. What comes besides stays a
@@ -32,7 +32,7 @@ class Reduction:
     Args:
         module: With parameters to train.
         options: For `DistributedDataParallel`.
-        pace: Is told when forward passes end.
+        job: Counts forward passes that have ended.
 
     Attributes:
         ddp: The DDP; made anew, collectively, when other parameters are trained.
@@ -40,10 +40,10 @@ class Reduction:
 
     ddp: DistributedDataParallel
 
-    def __init__(self, module: nn.Module, options: dict[str, Any], pace: Pace) -> None:
+    def __init__(self, module: nn.Module, options: dict[str, Any], job: Job) -> None:
         self._module = module
         self._options = options
-        self._pace = pace
+        self._job = job
         self._has_common_buffers = any(True for _ in module.buffers()) and bool(
             options.get("broadcast_buffers", True)
         )
@@ -75,7 +75,7 @@ class Reduction:
         """Make another DDP, for the parameters that are trained now. Collective."""
         # These keep the old DDP's hooks at the parameters.
         del self.ddp.reducer, self.ddp.logger
-        self._unwatch()  # The backward pass of settle_buckets is not the program's.
+        self._unwatch()  # The backward pass of fix_buckets is not the program's.
         self._make()
         self.watch()
 
@@ -100,14 +100,14 @@ class Reduction:
                 return self.run(*args, **kwargs)
         is_reduced = ddp.require_backward_grad_sync
         self._is_reduced, self._is_over = is_reduced, False
-        loader = running_loader()
+        loader = loader_if_any()
         loop = None if loader is None else loader.running_loop
         if loader is not None and loop is not self._even_loop and self._module.training:
             _check_even(loader)
             self._even_loop = loop
         output = self.run(*args, **kwargs)
-        if loop is not None and not is_compiling():  # It would warn of the clock.
-            self._pace.end(loop)
+        if self._module.training and not is_compiling():  # The count would be a guard.
+            self._job.num_forward_passes += 1
         if self._has_common_buffers and self._module.training and is_reduced:
             broadcast_buffers(ddp)
         return output
@@ -132,7 +132,7 @@ class Reduction:
     def _make(self) -> None:
         ddp = self.ddp = DistributedDataParallel(self._module, **self._options)
         ddp.broadcast_buffers = False
-        settle_buckets(ddp)
+        fix_buckets(ddp)
         if self._comm_hook is not None:
             ddp.register_comm_hook(*self._comm_hook)
         self._trained = [each for each in self._parameters if each.requires_grad]
@@ -159,8 +159,8 @@ class Reduction:
         )
 
 
-def settle_buckets(ddp: DistributedDataParallel) -> None:
-    """Let DDP decide now how it packs gradients together, by the model alone.
+def fix_buckets(ddp: DistributedDataParallel) -> None:
+    """Make DDP build its final buckets now, by the model alone.
 
     It would do so after the first backward pass. But where a gradient lies decides the
     order in which it is summed over three or more replicas, so a job that was restarted

@@ -1,18 +1,16 @@
-"""Weighing a loss where it enters the backward pass, by what it is a mean over."""
+"""Weighs losses by what they are means over, where the backward pass begins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import running_loader
-from elasticrun.job.job import Job
+from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import LoopedLoader, Part
 
 Factor = Callable[[], Tensor | float]
@@ -58,10 +56,10 @@ class Weighing:
         _check(count, reduction)
         if not loss.requires_grad:
             return loss
-        loader = running_loader()
+        loader = loader_if_any()
         if member is not None:
             _check_member(member, loader)
-        part = None if loader is None else loader.running_loop.current[2]
+        part = None if loader is None else loader.running_loop.current.part
         if self._world_size == 1 and (part is None or _is_whole(part)):
             return loss
         factor, number = self._factor(loss, count, reduction, loader, member or loader)
@@ -117,8 +115,8 @@ class Weighing:
         weight, is_padding, part = 1.0, False, None
         if loader is not None and member is not None:
             weight = member.loss_weight  # Raises if the members' losses differ.
-            is_padding = member.running_loop.current[2].num_valid == 0
-            part = loader.running_loop.current[2]
+            is_padding = member.running_loop.current.part.num_valid == 0
+            part = loader.running_loop.current.part
         if reduction == "sum":
             sum_weight = 0.0 if is_padding else float(world_size)
             return lambda: sum_weight, None
@@ -142,9 +140,9 @@ class Weighing:
         loop = loader.running_loop
         if self._micro_batch is not loop.current:
             self._micro_batch, self._num_counts = loop.current, 0
-        if self._global_batch != (loop, loop.current[0]):
-            self._global_batch = (loop, loop.current[0])
-            self._num_samples = loop.current[2].global_batch_size
+        if self._global_batch != (loop, loop.current.number):
+            self._global_batch = (loop, loop.current.number)
+            self._num_samples = loop.current.part.global_batch_size
             self._sums, self._totals = {}, {}
         self._num_counts += 1
         return self._num_counts - 1
@@ -208,19 +206,9 @@ def call_after_backward(callback: Callable[[], None]) -> None:
     engine.queue_callback(callback)
 
 
-def weighing_of(job: Job) -> Weighing:
-    """Return what weighs the losses of a job."""
-    if job not in _weighing_of:
-        _weighing_of[job] = Weighing(job.world_size)
-    return _weighing_of[job]
-
-
-_weighing_of: WeakKeyDictionary[Job, Weighing] = WeakKeyDictionary()
-
-
 def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
     """Refuse a loader that delivers nothing in this step, so has no weight in it."""
-    if loader is None or not member.running_loop.current[2].global_batch_size:
+    if loader is None or not member.running_loop.current.part.global_batch_size:
         where = "no loop is running" if loader is None else f"`{loader.name}` runs"
         raise ElasticRunError(
             f"weigh(member=`{member.name}`), but {where}, and that loader has no batch "

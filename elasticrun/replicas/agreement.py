@@ -1,4 +1,4 @@
-"""Agreement on one boundary: the coordinator's steps from message to message.
+"""How rank 0 agrees with all replicas on one boundary, message by message.
 
 A request makes the coordinator (rank 0) ask every replica for its current boundary s;
 each answers and promises not to pass s + 1 before it has heard; the agreed boundary is

@@ -1,4 +1,4 @@
-"""Which device each replica has: a GPU of its own, if that is true of all."""
+"""Chooses the device of each replica: a GPU for every one, or for none."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _MOSTLY_FREE = 0.9
 BACKENDS = ("auto", "gloo", "nccl")
 
 
-class Sight(NamedTuple):
-    """What one replica sees.
+class VisibleGpus(NamedTuple):
+    """The GPUs that are visible to one replica.
 
     Attributes:
         host: Its machine.
         num_gpus: How many GPUs are visible to it.
         number: Which of them would be its own; -1 if none.
         gpu: What that one is known by on its machine.
-        trouble: Why torch cannot use the GPUs that there are; else empty.
+        problem: Why torch cannot use the GPUs that there are; else empty.
     """
 
     host: str
     num_gpus: int
     number: int
     gpu: str
-    trouble: str = ""
+    problem: str = ""
 
 
 def choose_device(
@@ -58,9 +58,12 @@ def choose_device(
         raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}.")
     if backend == "gloo":
         return torch.device("cpu")
-    own = _look(environment.local_rank)
+    own = _visible_gpus(environment.local_rank)
     problem, has_gpus = exchange.agree(
-        DEVICE, own, _judge, is_end=lambda verdict: verdict[0] and backend == "nccl"
+        DEVICE,
+        own,
+        _choose_for_all,
+        is_end=lambda verdict: verdict[0] and backend == "nccl",
     )
     if problem and backend == "nccl":
         raise ValueError(
@@ -93,32 +96,30 @@ def _wait_for_memory(device: torch.device) -> None:
             return
 
 
-def _judge(told: list[Any]) -> tuple[str, bool]:
+def _choose_for_all(told: list[Any]) -> tuple[str, bool]:
     """Return why not every replica can have a GPU, and whether there are any at all."""
-    sights = [Sight(*each) for each in told]
-    has_gpus = any(sight.num_gpus or sight.trouble for sight in sights)
-    return why_not_a_gpu_each(sights), has_gpus
+    seen_by_rank = [VisibleGpus(*each) for each in told]
+    has_gpus = any(seen.num_gpus or seen.problem for seen in seen_by_rank)
+    return why_not_a_gpu_each(seen_by_rank), has_gpus
 
 
-def why_not_a_gpu_each(sights: Sequence[Sight]) -> str:
+def why_not_a_gpu_each(seen_by_rank: Sequence[VisibleGpus]) -> str:
     """Return why not every replica can have a GPU of its own; empty if they can.
 
     Args:
-        sights: By rank.
+        seen_by_rank: What each replica sees.
     """
     owners: dict[tuple[str, str], int] = {}
-    for rank, sight in enumerate(sights):
-        if sight.number < 0:
-            if sight.trouble:
-                return (
-                    f"rank {rank} on {sight.host} cannot use its GPUs: {sight.trouble}"
-                )
-            seen = f"{sight.num_gpus} GPUs, but none" if sight.num_gpus else "no GPU"
-            return f"rank {rank} on {sight.host} sees {seen} for it"
-        owner = owners.setdefault((sight.host, sight.gpu), rank)
+    for rank, seen in enumerate(seen_by_rank):
+        if seen.number < 0:
+            if seen.problem:
+                return f"rank {rank} on {seen.host} cannot use its GPUs: {seen.problem}"
+            gpus = f"{seen.num_gpus} GPUs, but none" if seen.num_gpus else "no GPU"
+            return f"rank {rank} on {seen.host} sees {gpus} for it"
+        owner = owners.setdefault((seen.host, seen.gpu), rank)
         if owner != rank:
             return (
-                f"rank {owner} and rank {rank} on {sight.host} see the same GPU, and "
+                f"rank {owner} and rank {rank} on {seen.host} see the same GPU, and "
                 "no other that each could have"
             )
     return ""
@@ -131,20 +132,20 @@ def choose_number(local_rank: int, num_gpus: int) -> int:
     return local_rank if local_rank < num_gpus else -1
 
 
-def _look(local_rank: int) -> Sight:
+def _visible_gpus(local_rank: int) -> VisibleGpus:
     host = socket.gethostname()
     if not torch.cuda.is_available():
-        return Sight(host, 0, -1, "", _trouble())
+        return VisibleGpus(host, 0, -1, "", _why_no_cuda())
     num_gpus = torch.cuda.device_count()
     if dist.is_initialized() and torch.cuda.is_initialized():
         number = torch.cuda.current_device()
     else:
         number = choose_number(local_rank, num_gpus)
     gpu = "" if number < 0 else str(torch.cuda.get_device_properties(number).uuid)
-    return Sight(host, num_gpus, number, gpu)
+    return VisibleGpus(host, num_gpus, number, gpu)
 
 
-def _trouble() -> str:
+def _why_no_cuda() -> str:
     """Return why torch cannot use GPUs that it was built for and that are here."""
     if not (torch.version.cuda or torch.version.hip) or not count_gpus(variables()):
         return ""

@@ -49,8 +49,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         ValueError: A variable does not hold what it should; the text names it.
     """
     variables = os.environ if variables is None else variables
-    if _is_task(variables):
-        variables = {**_of_task(variables), **variables}
+    if _is_slurm_task(variables):
+        variables = {**_slurm_variables(variables), **variables}
     world_size = _integer(variables, "WORLD_SIZE", default=1, least=1)
     rank = _integer(variables, "RANK", default=0, least=0)
     if rank >= world_size:
@@ -78,13 +78,13 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
-def _is_task(variables: Mapping[str, str]) -> bool:
+def _is_slurm_task(variables: Mapping[str, str]) -> bool:
     """Return whether srun has started this process as one of several tasks."""
     num_tasks = variables.get("SLURM_STEP_NUM_TASKS", "1")
     return num_tasks != "1" and "WORLD_SIZE" not in variables
 
 
-def _of_task(variables: Mapping[str, str]) -> dict[str, str]:
+def _slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return what torchrun would set, for a task of srun.
 
     The tasks cannot agree on a port before they meet, so it follows from the step's
@@ -137,7 +137,7 @@ def first_host(nodes: str) -> str:
     return host
 
 
-def environment_of(
+def torchrun_variables(
     *,
     rank: int,
     world_size: int,

@@ -62,7 +62,7 @@ _MOST_AT_ONCE = 256  # Replicas of which one call asks.
 
 
 class RankZeroError(ElasticRunError):
-    """What rank 0 was to decide failed there; as the others hear it.
+    """Raised on the other ranks when a decision has failed on rank 0.
 
     Attributes:
         kind: The name of the exception's class.
@@ -74,7 +74,7 @@ class RankZeroError(ElasticRunError):
 
 
 class ValuesByRank(Mapping[int, Any]):
-    """What each rank has told, by rank; made of its JSON whenever it is looked at.
+    """The value of each rank, decoded from JSON at each access.
 
     Were all of it objects at once, Python's garbage collector would look through
     everything that the program has, because of so many new ones, and training waits.
@@ -98,20 +98,20 @@ class Gathered:
     """What rank 0 has heard.
 
     Attributes:
-        told: What each rank has told, by rank.
+        by_rank: What each rank has told.
         gone: The ranks that will tell nothing any more, and what became of them.
         silent: Those that have told nothing in time.
         seconds: How long that was.
     """
 
-    told: ValuesByRank
+    by_rank: ValuesByRank
     gone: dict[int, str] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
 
 class Exchange:
-    """One replica's end of the conversations.
+    """One replica's access to the conversations with rank 0.
 
     For one thread at a time, as its store's client is.
 
@@ -139,7 +139,7 @@ class Exchange:
         self._rank = rank
         self._others = range(1, world_size)
         self._gone = {} if gone is None else gone
-        self._said: list[str] = []
+        self._keys: list[str] = []
         self.given_up: threading.Event | None = None
         self.asked: str | None = None
         self._longest_pause = max(_LONGEST_PAUSE, world_size * _PAUSE_EACH)
@@ -154,7 +154,7 @@ class Exchange:
         *,
         is_end: Callable[[Any], object] = lambda _: False,
     ) -> Any:
-        """Return on all replicas what `judge` says on rank 0 of what all tell.
+        """Return on all replicas what `judge` returns on rank 0 for the values of all.
 
         Args:
             own: What this replica tells.
@@ -182,7 +182,7 @@ class Exchange:
             self.refuse(topic, absence)
             self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
             raise absence
-        verdict = judge(list(heard.told.values()))
+        verdict = judge(list(heard.by_rank.values()))
         self.say(topic, verdict, is_end=bool(is_end(verdict)))
         return verdict
 
@@ -221,7 +221,7 @@ class Exchange:
     def gather(
         self, topic: str, own: Any, *, timeout: float = START_TIMEOUT
     ) -> Gathered:
-        """Hear what every rank tells; with this one's own, as JSON carries it, too."""
+        """Return the values of all ranks, this one's included."""
         told: dict[int, str | bytes] = {0: json.dumps(own)}
         if self._store is None:
             return Gathered(ValuesByRank(told))
@@ -260,7 +260,7 @@ class Exchange:
             self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
 
     def refuse(self, topic: str, error: Exception) -> None:
-        """Tell all that there is no verdict, and why."""
+        """Tell all why there is no verdict."""
         failure = {"error": text_of(error), "kind": type(error).__name__}
         self._tell_verdict(topic, {**failure, "asks": True})
 
@@ -291,13 +291,13 @@ class Exchange:
         self._put(key, value)
 
     def hear(
-        self, topic: str, *, timeout: float = START_TIMEOUT, is_late: bool = False
+        self, topic: str, *, timeout: float = START_TIMEOUT, is_optional: bool = False
     ) -> Any:
         """Return the verdict of rank 0.
 
         Args:
-            is_late: Whether there may well be none. Then the store is looked into now
-                and then, since torch logs each wait in C++ that ends without a value.
+            is_optional: Whether there may well be none. Then the store is polled, since
+                torch logs each wait in C++ that ends without a value.
 
         Raises:
             RankZeroError: Rank 0 could not come to one.
@@ -306,7 +306,7 @@ class Exchange:
         """
         assert self._store is not None
         key = f"{topic}/verdict"
-        if self.given_up is None and not is_late:
+        if self.given_up is None and not is_optional:
             verdict = self._store.take(key, timeout=timeout)
         else:
             verdict = self._look_for(self._store, key, timeout=timeout)
@@ -319,19 +319,19 @@ class Exchange:
     # What has been said.
 
     @property
-    def num_said(self) -> int:
+    def num_keys(self) -> int:
         """How many keys this end has put into the store and not removed."""
-        return len(self._said)
+        return len(self._keys)
 
-    def forget(self, number: int) -> None:
-        """Remove the first `number` things that this end has said.
+    def remove_keys(self, number: int) -> None:
+        """Remove the first `number` keys that this end has put into the store.
 
         Whoever needs them has read them. Each end removes its own, so that rank 0 need
         not remove those of all.
         """
         if self._store is not None:
-            self._store.remove(self._said[:number])
-        del self._said[:number]
+            self._store.remove(self._keys[:number])
+        del self._keys[:number]
 
     def _tell_verdict(self, topic: str, verdict: dict[str, Any]) -> None:
         if verdict["asks"]:
@@ -341,7 +341,7 @@ class Exchange:
     def _put(self, key: str, value: Any) -> None:
         if self._store is not None:
             self._store.put(key, value)
-            self._said.append(key)
+            self._keys.append(key)
 
     def _some_others(self) -> Iterator[range]:
         """Yield the other ranks in groups, so small that no call holds training up."""

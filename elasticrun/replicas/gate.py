@@ -75,7 +75,7 @@ class Gate:
             self._condition.notify_all()
 
     def schedule(self, kind: str, cause: str, exit_code: int) -> None:
-        """Make something due at the very next boundary; for a replica that is alone."""
+        """Schedule a decision for the next boundary; for a replica that is alone."""
         with self._condition:
             self._is_attentive = True
             self._add(Decision(self.number + 1, kind, cause, exit_code))

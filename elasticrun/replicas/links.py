@@ -192,7 +192,7 @@ def _rank_of(channel: Channel, token: str) -> int:
 
 
 def _prepare(connection: socket.socket) -> None:
-    """Let nothing wait for it, and the kernel notice when the machine is gone."""
+    """Make a connection non-blocking, with keep-alive probes."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

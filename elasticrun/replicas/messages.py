@@ -1,4 +1,4 @@
-"""What watchers hear, of each other and of their own replica: every kind of message.
+"""The messages of watchers, to each other and from their own replica.
 
     message   from                      to           what follows
     Request   any thread of a replica   its watcher  it is sent on to rank 0's
@@ -29,7 +29,7 @@ from elasticrun.replicas.wire import Message
 
 @dataclass(frozen=True)
 class Request:
-    """Somebody's wish for a checkpoint or a stop, for rank 0.
+    """A request for a checkpoint or a stop, for rank 0.
 
     Attributes:
         kind: STOP or CHECKPOINT.
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Ask:
-    """The question which boundary a replica has passed.
+    """Asks a replica which boundary it has passed.
 
     Who answers passes the next one only when it has heard what is decided.
 
@@ -91,12 +91,12 @@ class Close:
 
 @dataclass(frozen=True)
 class Farewell:
-    """Rank 0 is about to leave, and its store with it, once nobody needs that."""
+    """Rank 0 leaves, and its store with it, once all have answered."""
 
 
 @dataclass(frozen=True)
 class HasLeft:
-    """This rank takes part no more, and needs nobody."""
+    """This rank has left the job."""
 
     rank: int
 

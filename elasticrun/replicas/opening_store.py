@@ -1,4 +1,4 @@
-"""Meeting the other replicas: opening the store of a generation, wherever it stands."""
+"""Opens the store of a generation, at which all its replicas meet."""
 
 from __future__ import annotations
 

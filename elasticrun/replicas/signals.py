@@ -1,4 +1,4 @@
-"""Stop signals as bytes in a pipe, which a thread reads while the program works.
+"""Stop signals as bytes in a pipe, which a thread reads while the program runs.
 
 A Python signal handler does not run while the main thread waits in C++ (a collective, a
 full queue), but the byte that `signal.set_wakeup_fd` writes arrives at once.
@@ -32,7 +32,7 @@ _ALWAYS = (signal.SIGTERM, signal.SIGINT)
 # impatience; and these are sent twice, as when a terminal is closed.
 ANNOUNCING = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
-SAME_SECONDS = 1.0  # Of one signal that is sent to a process and to its group.
+REPEAT_SECONDS = 1.0  # Of one signal that is sent to a process and to its group.
 _LOOK_FOR_PARENT_SECONDS = 1.0
 
 _active: SignalPipe | None = None
@@ -61,7 +61,7 @@ def parse_stop_signals(text: str, *, setting: str) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def is_impatient(number: int, *, before: int) -> bool:
+def means_exit_now(number: int, *, before: int) -> bool:
     """Return whether a stop signal after another one means to end at once."""
     return number not in ANNOUNCING and before not in ANNOUNCING
 
@@ -93,7 +93,7 @@ class SignalPipe:
         return self._reader
 
     def install(self) -> None:
-        """Take the stop signals, which Python allows in the main thread only."""
+        """Handle the stop signals, which Python allows in the main thread only."""
         global _active
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
@@ -142,7 +142,7 @@ class SignalPipe:
         """Give the signals back to whom they belonged."""
         global _active
         if _active is not self:
-            self._give_up_turn()
+            self._leave_chain()
             return
         _active = self._outer
         signal.set_wakeup_fd(self._previous_fd)
@@ -151,7 +151,7 @@ class SignalPipe:
                 signal.signal(number, handler)
         self._previous.clear()
 
-    def _give_up_turn(self) -> None:
+    def _leave_chain(self) -> None:
         """Take this pipe out of the chain of pipes, of which it is not the last.
 
         The one that was installed next gives the signals back to whoever had them
@@ -176,8 +176,8 @@ class SignalPipe:
             previous(number, frame)
 
 
-def taken_stops() -> frozenset[int]:
-    """Return the signals that this process's job takes now."""
+def handled_stop_signals() -> frozenset[int]:
+    """Return the stop signals that this process's job handles now."""
     return frozenset() if _active is None else frozenset(_active._previous)
 
 
@@ -208,8 +208,8 @@ def _takes_interrupts() -> bool:
 
 
 @contextlib.contextmanager
-def stops_held_back() -> Iterator[None]:
-    """Start processes within that stop signals cannot kill until they have a say.
+def stop_signals_blocked() -> Iterator[None]:
+    """Block stop signals in processes that are started within.
 
     They inherit that this thread holds the signals back; a replica's other threads do
     not, so that it still hears of them. The forkserver of multiprocessing has to be
@@ -222,12 +222,12 @@ def stops_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def take_stops() -> None:
-    """Let stop signals reach this process, which was started with them held back."""
+def unblock_stop_signals() -> None:
+    """Unblock stop signals in a process that was started with them blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BY_SIGNAL)
 
 
-def leave_stops_to_parent(numbers: Collection[int] = STOP_SIGNALS) -> None:
+def ignore_stop_signals_in_worker(numbers: Collection[int] = STOP_SIGNALS) -> None:
     """In a DataLoader worker: ignore stop signals, but for those that the parent sends.
 
     Ctrl-C and a scheduler's SIGTERM go to every process of a group. A worker that died

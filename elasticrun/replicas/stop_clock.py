@@ -1,4 +1,4 @@
-"""How long a stop may take, or a wait for the dead, and what happens after that."""
+"""Ends a replica whose stop takes too long, or that waits for one that died."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.replicas.process_end import exit_at_once
-from elasticrun.replicas.signals import ANNOUNCING, SAME_SECONDS, is_impatient
+from elasticrun.replicas.signals import ANNOUNCING, REPEAT_SECONDS, means_exit_now
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class StopClock:
         self._first_signal: tuple[int, float] | None = None  # And when it came.
         self._has_heard = True  # Of rank 0, since that signal.
         # The thread that the stop has ended alone, and the exit code of the stop.
-        self._left_behind: tuple[str, int] | None = None
+        self._stopped_thread: tuple[str, int] | None = None
         self.deadline: float | None = None
         self.warns_at: float | None = None
 
@@ -51,10 +51,10 @@ class StopClock:
         now = time.monotonic()
         if self._first_signal is not None:
             first, when = self._first_signal
-            is_other = number != first or now - when > SAME_SECONDS
-            if is_other and is_impatient(number, before=first):
+            is_other = number != first or now - when > REPEAT_SECONDS
+            if is_other and means_exit_now(number, before=first):
                 exit_at_once(BY_SIGNAL[signal.Signals(number)])
-            if is_other and is_impatient(number, before=number):
+            if is_other and means_exit_now(number, before=number):
                 self._first_signal = (number, now)
             return False
         self._first_signal = (number, now)
@@ -71,7 +71,7 @@ class StopClock:
         self.deadline = self.warns_at = None
 
     def note_heard(self) -> None:
-        """Note that rank 0 has answered: its silence is no reason to be told later."""
+        """Note that rank 0 has answered."""
         self._has_heard = True
 
     def note_decided(self) -> None:
@@ -79,12 +79,12 @@ class StopClock:
         deadline = time.monotonic() + self._grace
         self.deadline = min(deadline, self.deadline or deadline)
 
-    def note_stopped_aside(self, thread: str, exit_code: int) -> None:
+    def note_stopped_in_thread(self, thread: str, exit_code: int) -> None:
         """The job has stopped in a thread that is not the program's main one.
 
         What is raised there ends that thread alone, and the program may wait for it.
         """
-        self._left_behind = (thread, exit_code)
+        self._stopped_thread = (thread, exit_code)
         self.deadline = time.monotonic() + self._grace
 
     def on_time(self, now: float) -> None:
@@ -102,12 +102,12 @@ class StopClock:
         number, _ = self._first_signal or (signal.SIGTERM, 0.0)
         exit_code = BY_SIGNAL[signal.Signals(number)]
         tell = functools.partial(self._tell_where, number)
-        if self._left_behind is not None:
-            thread, exit_code = self._left_behind
-            tell = functools.partial(self._tell_left_behind, thread)
+        if self._stopped_thread is not None:
+            thread, exit_code = self._stopped_thread
+            tell = functools.partial(self._say_thread_stopped, thread)
         _exit_telling(tell, exit_code)
 
-    def end_stuck(self, why: str, seconds: float) -> None:
+    def exit_stuck(self, why: str, seconds: float) -> None:
         """End this process, which waits for a replica that is gone."""
         _exit_telling(functools.partial(self._tell_stuck, why, seconds), 1)
 
@@ -122,7 +122,7 @@ class StopClock:
         )
         _print_stacks()
 
-    def _tell_left_behind(self, thread: str) -> None:
+    def _say_thread_stopped(self, thread: str) -> None:
         logger.error(
             "the job has stopped in thread %r, which ended that thread alone, and the "
             "program did not end within %g s: exiting. Let the main thread loop over "

@@ -138,7 +138,7 @@ class JobStore:
 
 @contextmanager
 def _noticing_loss() -> Iterator[None]:
-    """Tell what torch says of a lost connection as Python does."""
+    """Raise ConnectionError where torch raises an error of its own."""
     try:
         yield
     except dist.DistError as error:

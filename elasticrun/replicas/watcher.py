@@ -1,4 +1,4 @@
-"""The watcher: a thread that turns signals, time and mail into agreement."""
+"""The watcher: a thread that handles signals, deadlines and messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OTHERS_SECONDS = 30.0  # For others to come to their end: they need rank 0's st
 
 
 class _Lost(NamedTuple):
-    """A replica is gone, and this one does not know it at its boundary yet.
+    """Another replica is gone, which this one will notice at its next boundary.
 
     Attributes:
         why: What the program will be told.
@@ -56,7 +56,7 @@ class _Lost(NamedTuple):
 
 
 class Watcher:
-    """Serves one replica's gate; on rank 0 it also coordinates.
+    """Handles signals, deadlines and messages; on rank 0 it also coordinates.
 
     Its thread waits on the connections to other watchers, and on a pipe that signals
     and the training thread write to; never on the store, so that it keeps deadlines.
@@ -122,7 +122,7 @@ class Watcher:
         )
 
     def _handlers_by_kind(self) -> dict[type, Callable[[Any], None]]:
-        """Return what each message leads to; `messages` has that in words."""
+        """Return the handler of each kind of message."""
         return {
             Request: self._on_request,
             Ask: self._on_ask,
@@ -170,7 +170,7 @@ class Watcher:
         thread = threading.current_thread()
         is_program = not hasattr(sys, "ps1")  # And no notebook, which outlives its job.
         if is_program and thread is not threading.main_thread():
-            self._clock.note_stopped_aside(thread.name, exit_code)
+            self._clock.note_stopped_in_thread(thread.name, exit_code)
             self._pipe.wake()
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class Watcher:
         if self._given_up is not None and now >= self._given_up[1]:
             exit_at_once(self._given_up[0])
         if self._lost is not None and now >= self._lost.look_at:
-            self._look_whether_stuck(self._lost, now)
+            self._exit_if_stuck(self._lost, now)
         if self._answer_by is not None and now >= self._answer_by:
             self._gate.fail(
                 f"rank 0 did not say where to act within {self._grace:g} s. "
@@ -346,7 +346,7 @@ class Watcher:
             exit_at_once(self._given_up[0])
 
     def _go_on(self) -> None:
-        """Let the training thread pass boundaries again: nothing was agreed."""
+        """Let the training thread pass boundaries again, without a decision."""
         self._answer_by = None
         self._save_at = time.monotonic() + self._save_interval
         self._gate.settle(None)
@@ -375,11 +375,11 @@ class Watcher:
         look_at = time.monotonic() + self._stuck_seconds
         self._lost = self._lost or _Lost(why, self._gate.number, look_at)
 
-    def _look_whether_stuck(self, lost: _Lost, now: float) -> None:
+    def _exit_if_stuck(self, lost: _Lost, now: float) -> None:
         if self._gate.number > lost.boundary:
             self._lost = None  # It came to one, which raised.
         elif self._is_in_loop():
-            self._clock.end_stuck(lost.why, self._stuck_seconds)
+            self._clock.exit_stuck(lost.why, self._stuck_seconds)
         else:
             self._lost = lost._replace(look_at=now + self._stuck_seconds)
 

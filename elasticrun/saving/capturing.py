@@ -1,4 +1,4 @@
-"""What a rank saves, as it is at the boundary."""
+"""Captures what a rank saves, at the boundary."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OwnFile(NamedTuple):
 def _explaining_streams(
     state: BaseState, write: Callable[[BinaryIO], object]
 ) -> Callable[[BinaryIO], object]:
-    """Return `write`, with an error of its own where it needs what the stream lacks.
+    """Wrap `write`, to explain what its stream cannot do.
 
     `io.UnsupportedOperation` is an OSError, so it would be taken for a failing disk,
     and training would go on without checkpoints.
@@ -107,7 +107,7 @@ class Capture:
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Keep Python from looking for garbage in the block, which makes many containers.
+    """Disable the garbage collector in the block, which makes many containers.
 
     After each 700 new containers it looks for garbage among them, and now and then
     among all that the program has: with 1,000 states, training waited longer for that
@@ -258,7 +258,7 @@ class Capturer:
 
 
 def _wait_for_gpus() -> None:
-    """Let all work end that was begun on GPUs, on any stream.
+    """Synchronize with all GPUs, on every stream.
 
     States are read on the current stream, or in host memory that a copy may still be on
     its way to; what a program does on streams of its own they would miss.

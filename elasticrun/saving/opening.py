@@ -89,7 +89,7 @@ def open_checkpoints(checkpoints: CheckpointStore, membership: Membership) -> St
 
 
 def _begin_on_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
-    """Take the directory, look what is there, and tell the others; or why not."""
+    """Acquire the directory, and tell the others what it holds, or why it failed."""
     start = Start()
 
     def begin() -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
     checkpoints.acquire()
     try:
         newest = checkpoints.find_newest()
-        checkpoints.sweep()
+        checkpoints.remove_uncommitted()
         generation, number = checkpoints.next_generation(), checkpoints.next_number()
         return Start(generation, number, newest), checkpoints.newest_number()
     except StoreUnreachableError as error:
@@ -129,7 +129,7 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
 
 
 def _begin_on_other_ranks(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
-    """Open what rank 0 has found, and tell it whether that is to be seen here."""
+    """Open what rank 0 has found, and report whether it is visible here."""
     try:
         begun = exchange.decide(START, dict)
     except RankZeroError as error:
@@ -146,7 +146,7 @@ def _begin_on_other_ranks(checkpoints: CheckpointStore, exchange: Exchange) -> S
 
 
 def _check_all_see_it(exchange: Exchange, refusal: str | None) -> None:
-    """Refuse to start if a replica has a reason not to; all do, with all reasons."""
+    """Raise on all replicas if one of them has a reason not to start."""
     verdict = exchange.agree(SEEN, refusal, _list_refusals, is_end=bool)
     if verdict:
         raise CheckpointError(f"the replicas see different checkpoints.\n{verdict}")

@@ -46,8 +46,8 @@ from elasticrun.replicas.exchange import (
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import JobStore
 from elasticrun.saving.capturing import Capture, Capturer
-from elasticrun.saving.flight import Flight, SaveOutcome
 from elasticrun.saving.opening import Start
+from elasticrun.saving.save_in_flight import SaveInFlight, SaveOutcome
 from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
 
 logger = logging.getLogger(__name__)
@@ -109,8 +109,9 @@ class Saver:
         self._start = start
         self._has_hinted = False
         self._is_saving = False
-        self._flight: Flight | None = None
-        self._given_up: Flight | None = None  # Its thread may still wait for ranks.
+        self._flight: SaveInFlight | None = None
+        # Its thread may still wait for other ranks.
+        self._given_up: SaveInFlight | None = None
         self.newest = start.newest
         self.num_failed = 0
         self.has_failed = False
@@ -180,7 +181,7 @@ class Saver:
         In the writer's thread if the save is in flight, else in the training thread.
         """
         number, newest, writer = capture.number, self.newest, self._writer
-        num_said = exchange.num_said
+        num_keys = exchange.num_keys
         try:
             # Rank 0 makes the directory; the others wait for it.
             exchange.decide(
@@ -189,7 +190,7 @@ class Saver:
             # Each rank writes its own files, and tells rank 0 of them.
             own = writer.write_files(capture, newest)
             if self._rank != 0:
-                exchange.forget(num_said)  # Rank 0 is past the saves before.
+                exchange.remove_keys(num_keys)  # Rank 0 is past the saves before.
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
             told = exchange.decide(
@@ -206,7 +207,9 @@ class Saver:
         self.seconds = time.perf_counter() - begun
         checkpoint = self.newest = writer.committed(number, told)
         if self._rank == 0:
-            exchange.forget(num_said)  # All have reported: they are past them, too.
+            exchange.remove_keys(
+                num_keys
+            )  # All have reported: they are past them, too.
             logger.info("saved %s in %.2f s", checkpoint.path, self.seconds)
             writer.prune()
         return checkpoint
@@ -235,7 +238,7 @@ class Saver:
             exchange.given_up = given_up
             return self._write(capture, exchange, timeout=timeout, begun=begun)
 
-        flight = Flight(capture.number, states, write, on_end=self.on_end)
+        flight = SaveInFlight(capture.number, states, write, on_end=self.on_end)
         try:
             flight.start()
         except RuntimeError:  # So many threads already, or the interpreter ends.
@@ -261,7 +264,7 @@ class Saver:
     def _take_number(self) -> int:
         number = self._number
         if number == self._start.number:
-            self._hint_of_renaming()
+            self._warn_of_renaming()
         self._number += 1
         return number
 
@@ -284,7 +287,7 @@ class Saver:
             raise
 
     def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
-        """Tell rank 0 what this one has written, and raise a mistake in its states."""
+        """Report to rank 0 what this rank wrote; raise a mistake in its states."""
         topic = save_written(number)
         exchange.tell(topic, own.encode(), parts=own.encode_gathered())
         if own.error is not None and own.is_mistake:
@@ -330,7 +333,7 @@ class Saver:
             self.finish(timeout=timeout)
             # Not after an exception: the program did not come to register everything.
             if sys.exc_info()[0] is None and not hasattr(sys, "last_type"):
-                self._hint_of_renaming()
+                self._warn_of_renaming()
         finally:
             if self._given_up is not None:
                 self._given_up.wait(_GIVING_UP_SECONDS)
@@ -338,7 +341,7 @@ class Saver:
             if self._rank == 0 and self._asked is not None:
                 self._exchange.wait_until_heard(self._asked, timeout=_HEARING_SECONDS)
 
-    def _hint_of_renaming(self) -> None:
+    def _warn_of_renaming(self) -> None:
         """Warn once if a state of the checkpoint seems to have another name now."""
         if self._rank != 0 or self._has_hinted or self._start.newest is None:
             return

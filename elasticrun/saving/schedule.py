@@ -1,4 +1,4 @@
-"""When the job saves by itself: after some time or batches, at the ends of epochs."""
+"""Decides when to save: after a time, a number of batches, or an epoch."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Schedule:
         return self._interval
 
     def note_epoch(self, boundary: int) -> None:
-        """An epoch ends at this boundary, which is not one of a batch."""
+        """Note that an epoch ends at this boundary."""
         if self._is_each_epoch:
             self.due_at = boundary
         elif self.due_at > 0:
             self.due_at += 1
 
     def note_saved(self, boundary: int, *, seconds: float) -> None:
-        """This boundary was saved, or could not be.
+        """Note that a save was made, or tried, at this boundary.
 
         Args:
             seconds: How long the last save took that has ended.

@@ -1,4 +1,4 @@
-"""What one rank does for a checkpoint: its own files, and on rank 0 the commit."""
+"""Writes the files of one rank and, on rank 0, commits the checkpoint."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class CheckpointWriter:
         """
         own = {name: own[name] for name in own if name not in self._differing}
         found: dict[str, list[int]] = {}
-        for rank, report in heard.told.items() if own else ():
+        for rank, report in heard.by_rank.items() if own else ():
             if rank == 0:
                 continue
             for name, checksum in own.items():
@@ -266,7 +266,7 @@ def _files_of_others(heard: Gathered, own: Capture) -> list[FileRecord]:
     """
     position = own.position
     files: list[FileRecord] = []
-    for rank, report in heard.told.items():
+    for rank, report in heard.by_rank.items():
         if rank == 0:
             continue
         if report["error"] is not None:
@@ -348,7 +348,7 @@ def _check_complete(capture: Capture, files: list[FileRecord]) -> None:
 
 
 def _what_to_do(own: dict[str, Any], other: dict[str, Any]) -> str:
-    """Say how replicas come to the same position, which they are not at."""
+    """Return advice for replicas that are at different positions."""
     place = ("finished_epochs", "in_epoch", "finished_loops", "loader")
     if any(own[key] != other[key] for key in place):
         return (

@@ -1,4 +1,4 @@
-"""For testing scripts that use elasticrun: real replicas, restarts, jobs to swap in."""
+"""Tests of scripts that use elasticrun: real replicas, restarts, and jobs."""
 
 from __future__ import annotations
 

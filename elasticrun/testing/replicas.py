@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 
 from elasticrun.errors import STOP_CODES, ElasticRunError, JobStopped
 from elasticrun.job.current import close_current_job
-from elasticrun.replicas.environment import environment_of
+from elasticrun.replicas.environment import torchrun_variables
 from elasticrun.replicas.store import serve_store_at
 
 
@@ -136,7 +136,7 @@ def start_generation(
     for rank in range(world_size):
         receiver, sender = context.Pipe(duplex=False)
         environment = {
-            **environment_of(rank=rank, world_size=world_size, port=server.port),
+            **torchrun_variables(rank=rank, world_size=world_size, port=server.port),
             **(variables or {}),
         }
         process = context.Process(

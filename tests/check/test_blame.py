@@ -12,7 +12,7 @@ from elasticrun.check.blame import CauseFinder
 from elasticrun.check.comparing import Mask
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import LineChange
-from elasticrun.check.runs.routes import straight
+from elasticrun.check.runs.routes import route_without_restart
 from elasticrun.check.runs.source import find_source
 from elasticrun.lint.rules.table import RULES
 
@@ -29,7 +29,7 @@ def test_what_is_drawn_with_a_seed_before_the_first_loop_is_no_cause(
     )
     source = find_source(str(script), directory=str(tmp_path), linked=[])
     finder = CauseFinder(source, [], mask=Mask(), drawing={"A", "B"})
-    run = CheckedRun(straight(1), tmp_path)
+    run = CheckedRun(route_without_restart(1), tmp_path)
 
     def lines_blamed(*drawn: tuple[str, str, int]) -> list[int]:
         lines = [

@@ -26,7 +26,7 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
     found = check(tmp_path, "correct.py", *options)
     assert found.code == 0, found.report
     stages = [stage["name"] for stage in found.report["stages"]]
-    assert stages == ["baseline", "zones", "sweep", "replicas", "kill"]
+    assert stages == ["baseline", "sweep", "replicas", "kill"]
     assert found.report["num_runs"] > 20
     script = (SCRIPTS / "correct.py").read_bytes()
     assert everything_in(tmp_path) == {

@@ -368,9 +368,8 @@ def test_two_at_once_are_refused(
     monkeypatch.setattr("elasticrun.checkpoint.storage.lock.POLL_INTERVAL", 0.001)
     with directory.prepare() as version:
         (version / "text").write_text("first")
-        with pytest.raises(CheckpointError, match="is in use by process") as caught:
+        with pytest.raises(CheckpointError, match="is in use by a live job"):
             AtomicDirectory(tmp_path, keep=1).prepare()
-        assert is_of_versions(caught.value)
     assert directory.latest() == version.path
     commit(AtomicDirectory(tmp_path), "second")
 
@@ -406,36 +405,24 @@ def test_a_jobs_checkpoints_are_not_pushed_out(tmp_path: Path) -> None:
     ):
         AtomicDirectory(tmp_path, keep=1).prepare()
     assert sorted(os.listdir(tmp_path)) == before
-    with pytest.raises(CheckpointError, match="is a checkpoint of the job") as caught:
+    with pytest.raises(CheckpointError, match="is a checkpoint of the job"):
         AtomicDirectory(tmp_path).latest()
-    assert is_of_versions(caught.value)
     run_once(lambda: None, tmp_path)  # The lock is free.
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot hold versions: .*file") as caught:
+    with pytest.raises(CheckpointError, match="cannot hold this job's .*file"):
         AtomicDirectory(tmp_path / "file" / "exports").prepare()
-    assert is_of_versions(caught.value)
 
 
 def test_versions_of_which_none_is_whole_are_an_error(tmp_path: Path) -> None:
     directory = AtomicDirectory(tmp_path)
     (commit(directory, "good") / "text").write_text("bad!")
-    with pytest.raises(
-        CheckpointError, match="none of the versions .*\n.*/text"
-    ) as told:
+    with pytest.raises(CheckpointError, match="none of the checkpoints .*\n.*/text"):
         directory.latest()
-    assert is_of_versions(told.value)
     (tmp_path / "checkpoint-00000001/manifest.json").unlink()
     assert directory.latest() is None
-
-
-def is_of_versions(error: CheckpointError) -> bool:
-    """Return whether the text says nothing of what only jobs have."""
-    return not any(
-        each in str(error) for each in ("ELASTICRUN_", "live job", "this job")
-    )
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_old(

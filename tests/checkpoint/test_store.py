@@ -360,5 +360,5 @@ def test_no_warning_comes_from_a_healthy_life(store: CheckpointStore) -> None:
         for _ in range(5):
             save(store)
             store.prune()
-        store.sweep()
+        store.remove_uncommitted()
         assert load(store.find_newest()) == STATES

@@ -13,7 +13,7 @@ import pytest
 
 from elasticrun.checkpoint.files import recorded
 from elasticrun.checkpoint.files.recorded import FileRecord
-from elasticrun.checkpoint.listing import is_torn
+from elasticrun.checkpoint.listing import is_uncommitted
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointWarning
 from tests.support.places import Content, Folders, make_place
@@ -91,7 +91,7 @@ def test_failed_removal_is_a_warning(
     )
     assert said.endswith(". It takes space until it can be.")
     assert path.is_dir()
-    store.sweep()
+    store.remove_uncommitted()
     assert not path.is_dir()
 
 
@@ -103,7 +103,7 @@ def test_sweep_removes_only_what_was_never_committed(
     Content(torn).write("manifest.json.tmp", b"")
     mine = "checkpoint-before-the-holidays"
     content.write(f"{mine}/note", b"")
-    store.sweep()
+    store.remove_uncommitted()
     assert names(store) == [saved.path.name, mine]
     assert caplog.messages == [f"removing {torn}, which was never committed"]
 
@@ -135,7 +135,7 @@ def test_what_is_only_named_like_a_checkpoint_is_left_alone(
     with acquired(place, keep=1) as store:
         assert store.next_generation() == 0
         with pytest.warns(CheckpointWarning, match=told) as caught:
-            store.sweep()
+            store.remove_uncommitted()
         assert len(caught) == 1
         assert store.find_newest() is None
         saved = [save(store).number for _ in range(3)]
@@ -145,7 +145,7 @@ def test_what_is_only_named_like_a_checkpoint_is_left_alone(
     assert_mine(content)
     with acquired(place, keep=1) as store:
         with pytest.warns(CheckpointWarning, match=told):
-            store.sweep()
+            store.remove_uncommitted()
         newest = store.find_newest()
         assert newest is not None
         assert newest.number == DATE + 3
@@ -173,7 +173,7 @@ def test_one_whose_manifest_was_taken_away_is_left_alone(
     save(store), save(store)
     content.remove("checkpoint-00000002/manifest.json")
     with pytest.warns(CheckpointWarning, match="or its manifest was taken away"):
-        store.sweep()
+        store.remove_uncommitted()
     assert content.names("checkpoint-00000002") == sorted(STATES)
     assert save(store).number == 3
 
@@ -200,9 +200,9 @@ def test_half_a_removal_leaves_a_draft(
         with pytest.raises(OSError, match="Input/output error"):
             store.storage.remove(path.name)
     is_whole = name == "manifest.json"
-    assert is_torn(store.storage, 1) != is_whole
+    assert is_uncommitted(store.storage, 1) != is_whole
     assert store.storage.is_draft(path.name) != is_whole
-    store.sweep()
+    store.remove_uncommitted()
     assert path.is_dir() == is_whole
 
 
@@ -226,14 +226,14 @@ def test_half_a_removal_from_an_object_store_leaves_a_draft(
             with pytest.raises(OSError, match="Input/output error"):
                 store.storage.remove(path.name)
         assert Content(path).names() == ["manifest.json.draft"]
-        store.sweep()
+        store.remove_uncommitted()
     assert names(store) == []
 
 
 def test_an_empty_folder_is_a_draft(local_store: CheckpointStore) -> None:
     path = local_store.place / "checkpoint-00000001"
     path.mkdir()
-    local_store.sweep()
+    local_store.remove_uncommitted()
     assert not path.exists()
 
 
@@ -274,7 +274,7 @@ def test_sweep_leaves_what_it_cannot_reach(local_store: CheckpointStore) -> None
     store = local_store
     path = store.place / "checkpoint-00000001"
     path.symlink_to(path.name)
-    store.sweep()
+    store.remove_uncommitted()
     assert path.is_symlink()
 
 

@@ -23,7 +23,7 @@ def start(directory: Path) -> tuple[CheckpointStore, int, Checkpoint | None]:
     store.acquire(timeout=0)
     try:
         generation = store.next_generation()
-        store.sweep()
+        store.remove_uncommitted()
         return store, generation, store.find_newest()
     except BaseException:
         store.release()

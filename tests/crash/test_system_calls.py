@@ -98,7 +98,7 @@ def find_value(directory: Path) -> str:
     store = CheckpointStore(directory, job="pair", keep=2)
     store.acquire(timeout=10)
     try:
-        store.sweep()
+        store.remove_uncommitted()
         found = store.find_newest()
         assert found is not None
         texts = set()

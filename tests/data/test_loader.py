@@ -39,8 +39,8 @@ def flat(batches: list[list[int]]) -> list[int]:
 
 def at_replica(loader: AdaptiveDataLoader, *, rank: int, world_size: int) -> Any:
     """Let a loader of this process read what one of several replicas would."""
-    shares = loader._shares
-    loader._shares = Shares(**{**vars(shares), "rank": rank, "world_size": world_size})
+    shares = loader.shares
+    loader.shares = Shares(**{**vars(shares), "rank": rank, "world_size": world_size})
     return loader
 
 

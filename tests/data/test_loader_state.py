@@ -93,8 +93,8 @@ def test_it_loads_at_any_world_size() -> None:
     for rank in range(3):
         with generation():
             loader = loader_of(num_workers=rank % 2)
-            loader._shares = Shares(
-                **{**vars(loader._shares), "rank": rank, "world_size": 3}
+            loader.shares = Shares(
+                **{**vars(loader.shares), "rank": rank, "world_size": 3}
             )
             loader.load_state_dict(state)
             parts.append(batches_of(loader))

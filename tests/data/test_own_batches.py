@@ -71,7 +71,7 @@ def test_every_replica_gets_its_share_of_each_batch() -> None:
             loader = AdaptiveDataLoader(
                 Numbers(10), batch_sampler=LISTS, max_local_batch_size=2
             )
-            loader._shares = Shares(rank, 2, 2, is_padded=True)
+            loader.shares = Shares(rank, 2, 2, is_padded=True)
             ranks.append([(batch.tolist(), loader.loss_weight) for batch in loader])
     assert ranks[0] == [
         ([0, 1], 0.8), ([2], 0.4), ([5], 2.0), ([6], 1.0), ([8, 9], 4 / 3)

@@ -206,8 +206,8 @@ def test_draws_by_sample_depend_on_neither_world_size_nor_workers(
             loader = AdaptiveDataLoader(
                 Draws(14), 5, True, seed_each="sample", num_workers=num_workers
             )
-            loader._shares = Shares(
-                **{**vars(loader._shares), "rank": rank, "world_size": world_size}
+            loader.shares = Shares(
+                **{**vars(loader.shares), "rank": rank, "world_size": world_size}
             )
             found.update(drawn_by_sample(loader))
     assert found == expected

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from elasticrun.job.leaving import is_asked_by_for, is_left_on_purpose
+from elasticrun.job.leaving import is_called_by_for_loop, is_left_by_break
 
 Loop = Callable[[], Iterable[int]]
 
@@ -26,7 +26,7 @@ class Watched:
             yield from range(1, 6)
             self.endings.append("end")
         except GeneratorExit:
-            is_free = is_left_on_purpose(sys._getframe(1))
+            is_free = is_left_by_break(sys._getframe(1))
             self.endings.append("left" if is_free else "exception")
             raise
 
@@ -401,7 +401,7 @@ def test_who_asks_is_known_in_each_of_many_loops() -> None:
     asked_by_for: list[bool] = []
 
     def source() -> Iterator[int]:
-        asked_by_for.append(is_asked_by_for(sys._getframe(1)))
+        asked_by_for.append(is_called_by_for_loop(sys._getframe(1)))
         yield 0
 
     def delegating() -> Iterator[int]:

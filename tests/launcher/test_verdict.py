@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from elasticrun.launcher.verdict import How, Verdict, merged
+from elasticrun.launcher.verdict import EndKind, Verdict, merged
 
 
 def crash(text: str, when: float, *, own: bool = True, killed: bool = False) -> Verdict:
     return Verdict(
-        How.CRASHED,
+        EndKind.CRASHED,
         text=text,
         time=when,
         is_own_fault=own,
@@ -17,12 +17,12 @@ def crash(text: str, when: float, *, own: bool = True, killed: bool = False) -> 
 
 def test_it_is_finished_when_it_is_everywhere() -> None:
     done, stopped = (
-        Verdict(How.FINISHED),
-        Verdict(How.STOPPED, code=75),
+        Verdict(EndKind.FINISHED),
+        Verdict(EndKind.STOPPED, code=75),
     )
-    assert merged([done, done], "").kind == How.FINISHED
+    assert merged([done, done], "").kind == EndKind.FINISHED
     assert merged([done, stopped], "") == stopped
-    assert merged([done, done], "node 2: gone").kind == How.LEFT
+    assert merged([done, done], "node 2: gone").kind == EndKind.LEFT
 
 
 def test_the_first_cause_is_named_wherever_it_was() -> None:
@@ -39,15 +39,15 @@ def test_the_first_cause_is_named_wherever_it_was() -> None:
 def test_a_node_that_is_gone_is_no_crash() -> None:
     lost = crash("lost a connection", 1.0, own=False)
     strange = crash("a message nobody knows", 1.0)
-    assert merged([lost, strange], "node 1: gone").kind == How.LEFT
-    assert merged([lost, Verdict(How.LEFT, text="SIGTERM")], "").text == "SIGTERM"
+    assert merged([lost, strange], "node 1: gone").kind == EndKind.LEFT
+    assert merged([lost, Verdict(EndKind.LEFT, text="SIGTERM")], "").text == "SIGTERM"
 
 
 def test_the_newest_checkpoint_is_known_to_all() -> None:
     verdict = merged(
         [
-            Verdict(How.STOPPED, newest=3),
-            Verdict(How.STOPPED, newest=5),
+            Verdict(EndKind.STOPPED, newest=3),
+            Verdict(EndKind.STOPPED, newest=5),
         ],
         "",
     )

@@ -264,7 +264,7 @@ def test_a_healthy_life_gives_no_warning(bucket: Bucket) -> None:
             store.acquire(timeout=0)
             assert store.next_generation() in (0, 1)
             store.find_newest()
-            store.sweep()
+            store.remove_uncommitted()
             store.prune()
             store.release()
     assert bucket.names() == ["claim-00000001", "claim-00000002", "generation"]

@@ -166,7 +166,7 @@ def test_the_same_signal_twice_in_a_moment_is_one(stage: Stage) -> None:
         generation.send_signal(0)
 
     def script() -> None:
-        stop_clock.SAME_SECONDS = DEADLINE  # However late the second one comes.
+        stop_clock.REPEAT_SECONDS = DEADLINE  # However late the second one comes.
         loop()
 
     loop = Loop(stage, on_batch=stop_at(stage, 5, 0, 1))

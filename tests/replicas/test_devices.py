@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elasticrun.replicas import devices
-from elasticrun.replicas.devices import Sight, choose_number, why_not_a_gpu_each
+from elasticrun.replicas.devices import VisibleGpus, choose_number, why_not_a_gpu_each
 from elasticrun.testing import GenerationFailed, run_generation
 
 
@@ -24,9 +24,12 @@ def test_a_single_visible_gpu_is_taken_and_else_the_one_of_the_local_rank(
 
 
 def test_gpus_that_differ_are_enough() -> None:
-    by_local_rank = [Sight("a", 2, 0, "gpu-0"), Sight("a", 2, 1, "gpu-1")]
-    one_shown_to_each = [Sight("a", 1, 0, "gpu-0"), Sight("a", 1, 0, "gpu-1")]
-    on_two_machines = [Sight("a", 1, 0, "gpu-0"), Sight("b", 1, 0, "gpu-0")]
+    by_local_rank = [VisibleGpus("a", 2, 0, "gpu-0"), VisibleGpus("a", 2, 1, "gpu-1")]
+    one_shown_to_each = [
+        VisibleGpus("a", 1, 0, "gpu-0"),
+        VisibleGpus("a", 1, 0, "gpu-1"),
+    ]
+    on_two_machines = [VisibleGpus("a", 1, 0, "gpu-0"), VisibleGpus("b", 1, 0, "gpu-0")]
     for sights in (by_local_rank, one_shown_to_each, on_two_machines):
         assert why_not_a_gpu_each(sights) == ""
 
@@ -35,20 +38,21 @@ def test_gpus_that_differ_are_enough() -> None:
     ("sights", "reason"),
     [
         (
-            [Sight("a", 1, 0, "gpu-0"), Sight("a", 1, 0, "gpu-0")],
+            [VisibleGpus("a", 1, 0, "gpu-0"), VisibleGpus("a", 1, 0, "gpu-0")],
             "rank 0 and rank 1 on a see the same GPU",
         ),
         (
-            [Sight("a", 1, 0, "gpu-0"), Sight("b", 0, -1, "")],
+            [VisibleGpus("a", 1, 0, "gpu-0"), VisibleGpus("b", 0, -1, "")],
             "rank 1 on b sees no GPU for it",
         ),
         (
-            [Sight("a", 2, n, f"gpu-{n}") for n in range(2)] + [Sight("a", 2, -1, "")],
+            [VisibleGpus("a", 2, n, f"gpu-{n}") for n in range(2)]
+            + [VisibleGpus("a", 2, -1, "")],
             "rank 2 on a sees 2 GPUs, but none for it",
         ),
     ],
 )
-def test_why_not_is_said(sights: list[Sight], reason: str) -> None:
+def test_why_not_is_said(sights: list[VisibleGpus], reason: str) -> None:
     assert reason in why_not_a_gpu_each(sights)
 
 
@@ -57,8 +61,10 @@ def device_where_only_rank_0_sees_a_gpu() -> tuple[str, list[str]]:
     import elasticrun as er
 
     rank = int(os.environ["RANK"])
-    sight = Sight("a", 1, 0, "gpu-0") if rank == 0 else Sight("b", 0, -1, "")
-    devices._look = lambda local_rank: sight
+    sight = (
+        VisibleGpus("a", 1, 0, "gpu-0") if rank == 0 else VisibleGpus("b", 0, -1, "")
+    )
+    devices._visible_gpus = lambda local_rank: sight
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from elasticrun.replicas.environment import (
-    environment_of,
     first_host,
     read_environment,
+    torchrun_variables,
 )
 from elasticrun.testing import Job, Settings
 
@@ -79,7 +79,7 @@ def test_an_unknown_backend_is_refused(backend: Any) -> None:
 
 
 def test_what_a_launcher_on_this_machine_sets_is_what_is_read() -> None:
-    environment = read_environment(environment_of(rank=2, world_size=3, port=4000))
+    environment = read_environment(torchrun_variables(rank=2, world_size=3, port=4000))
     assert (environment.rank, environment.local_rank) == (2, 2)
     assert (environment.world_size, environment.local_world_size) == (3, 3)
     assert (environment.master_address, environment.master_port) == ("127.0.0.1", 4000)

@@ -79,7 +79,7 @@ def test_what_is_heard_is_no_load_for_the_garbage_collector(world: World) -> Non
     heard = zero.gather("topic", None)
     gc.collect()
     assert len(gc.get_objects()) - before < 1000
-    assert [len(told) for told in list(heard.told.values())[1:]] == [1000, 1000]
+    assert [len(told) for told in list(heard.by_rank.values())[1:]] == [1000, 1000]
 
 
 def test_who_is_gone_is_not_waited_for_but_heard_if_it_has_told(world: World) -> None:
@@ -91,7 +91,7 @@ def test_who_is_gone_is_not_waited_for_but_heard_if_it_has_told(world: World) ->
     waiting.start()
     world.gone[2] = "its program has ended"
     waiting.join(DEADLINE)
-    assert results[0].told == {0: 0, 1: "before it died"}
+    assert results[0].by_rank == {0: 0, 1: "before it died"}
     assert results[0].gone == {2: "its program has ended"}
     assert results[0].silent == []
 
@@ -100,7 +100,7 @@ def test_who_says_nothing_in_time_is_named(world: World) -> None:
     zero, one, _ = world.ends
     one.tell("topic", 1)
     heard = zero.gather("topic", 0, timeout=0.05)
-    assert (heard.told, heard.silent, heard.seconds) == ({0: 0, 1: 1}, [2], 0.05)
+    assert (heard.by_rank, heard.silent, heard.seconds) == ({0: 0, 1: 1}, [2], 0.05)
 
 
 def test_nobody_waits_once_it_is_given_up(world: World) -> None:
@@ -135,14 +135,14 @@ def test_rank_0_stays_until_all_who_live_have_heard(world: World) -> None:
 def test_what_is_forgotten_does_not_stay_in_the_store(world: World) -> None:
     num_keys = []
     for number in range(4):
-        before = [end.num_said for end in world.ends]
+        before = [end.num_keys for end in world.ends]
         world.on_all(
             lambda rank, end, number=number: end.agree(  # type: ignore[misc]
                 f"topic/{number}", rank, len, is_end=bool
             )
         )
-        for end, num_said in zip(world.ends, before, strict=True):
-            end.forget(num_said)
+        for end, number_before in zip(world.ends, before, strict=True):
+            end.remove_keys(number_before)
         num_keys.append(world.server.num_keys())
     assert num_keys == [5] * 4  # What two tell, the verdict, and that two have heard.
 
@@ -167,7 +167,7 @@ def test_the_number_of_calls_of_rank_0_does_not_grow_with_the_ranks(
         for rank, end in enumerate(world.ends[1:], 1):
             end.tell("topic", rank)
         calls.clear()
-        assert len(world.ends[0].gather("topic", 0).told) == size
+        assert len(world.ends[0].gather("topic", 0).by_rank) == size
         numbers.append(len(calls))
     assert numbers[0] == numbers[1]
 
@@ -182,7 +182,7 @@ def test_many_are_heard_in_pieces_and_fetched_from() -> None:
             end.tell("topic", rank, parts={"more": [rank]})
     zero = Exchange(store, rank=0, world_size=size, gone={300: "died"})
     heard = zero.gather("topic", 0)
-    assert dict(heard.told) == {rank: rank for rank in range(size) if rank != 300}
+    assert dict(heard.by_rank) == {rank: rank for rank in range(size) if rank != 300}
     assert (heard.gone, heard.silent) == ({300: "died"}, [])
     assert zero.fetch("topic", "more", [599, 2]) == [[599], [2]]
     assert zero.fetch("topic", "more", []) == []

@@ -22,7 +22,7 @@ import pytest
 from elasticrun.replicas.signals import (
     STOP_SIGNALS,
     SignalPipe,
-    leave_stops_to_parent,
+    ignore_stop_signals_in_worker,
 )
 from tests.support.stage import DEADLINE, wait_until
 
@@ -257,13 +257,13 @@ def _is_writing(process: psutil.Process) -> bool:
 
 
 def _serve_pings(pipe: Connection) -> None:
-    leave_stops_to_parent()
+    ignore_stop_signals_in_worker()
     while True:
         pipe.send(pipe.recv())
 
 
 def _wait_for_ever(pipe: Connection) -> None:
-    leave_stops_to_parent()
+    ignore_stop_signals_in_worker()
     pipe.send(os.getpid())
     while True:
         time.sleep(3600)

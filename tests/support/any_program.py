@@ -232,7 +232,7 @@ class Run:
         )
         if self._place.pretended is not None:
             most = self._place.max_local_batch_size
-            loader._shares = Shares(*self._place.pretended, most, is_padded=True)
+            loader.shares = Shares(*self._place.pretended, most, is_padded=True)
         return loader
 
     def _part(self, part: Loop | Steps | Epochs | ByHand) -> None:

@@ -1,4 +1,4 @@
-"""The job of a replica that is looked at: it cuts loops short, notes, and stops."""
+"""The job of a checked replica: it shortens loops, records states, and stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticrun.saving.settings import Settings
 
 
 class CheckedJob(Job):
-    """Does what its plan says; the program cannot tell it from any other job.
+    """A job that follows a plan; to the program it is like any other job.
 
     Attributes:
         recorder: Where this replica notes what it sees; None on all but rank 0.
@@ -69,12 +69,12 @@ class CheckedJob(Job):
     def samples_of(self, num_samples: int, batch_size: int) -> int:
         return self._plan.limits.samples(num_samples, batch_size)
 
-    def turns_of(self, num_turns: int | None) -> int | None:
+    def limit_steps(self, num_steps: int | None) -> int | None:
         """Return how many steps a loop that counts them has, be it endless or not."""
         most = self._plan.limits.max_batches
         if not most:
-            return num_turns
-        return most if num_turns is None else min(num_turns, most)
+            return num_steps
+        return most if num_steps is None else min(num_steps, most)
 
     # Moments.
 

@@ -14,7 +14,7 @@ import torch
 
 from elasticrun.checkpoint.states.generators import Generators, capture
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
+from elasticrun.checkpoint.states.stateful import StatefulState, local_shard
 from elasticrun.checkpoint.states.values import load_values
 from elasticrun.job.exact import ExactSum
 
@@ -132,7 +132,7 @@ def field_of_tensor(tensor: torch.Tensor) -> Field:
     What moves a tensor further than rounding moves its norm or one of these, so that
     whole tensors need not be kept.
     """
-    own = own_shard(tensor).detach().cpu().contiguous()
+    own = local_shard(tensor).detach().cpu().contiguous()
     if own.numel() == 1 and not own.is_floating_point() and not own.is_complex():
         return own.item()
     kind = f"{str(own.dtype).removeprefix('torch.')}{list(own.shape)}"

@@ -1,4 +1,4 @@
-"""Which line of a replay changes a field: found by looking after each line."""
+"""Finds the line of a replay that changes a field, by reading it after each line."""
 
 from __future__ import annotations
 

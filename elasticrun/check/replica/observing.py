@@ -1,4 +1,4 @@
-"""What happens in a replica before a checked program runs."""
+"""Prepares a replica before a checked program runs in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def observe(order: dict[str, Any]) -> None:
 
 
 def import_from_copy(home: str, copy: str) -> None:
-    """Let modules of the user's directory come from its copy."""
+    """Import modules of the user's directory from its copy."""
     for number, entry in enumerate(sys.path):
         if entry == home or entry.startswith(home + os.sep):
             moved = copy + entry.removeprefix(home)
@@ -39,7 +39,7 @@ def import_from_copy(home: str, copy: str) -> None:
 
 
 def compute_in_double_precision() -> None:
-    """Let new tensors, and what modules are given, be of double precision."""
+    """Compute in double precision: new tensors, and the inputs of modules."""
     torch.set_default_dtype(torch.float64)
     widen: Any = _widen  # Its result stands for the arguments.
     torch.nn.modules.module.register_module_forward_pre_hook(widen)

@@ -1,4 +1,4 @@
-"""What a replica notes while the program runs: one JSON line a moment."""
+"""Records states, files and variables while the program runs, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BASE = "files-at-start.json"
 
 
 class Recorder:
-    """Writes the states, files and variables of rank 0; of others nothing.
+    """Records the states, files and variables of rank 0.
 
     Attributes:
         zone: The zone of the program that runs now: P, A, L, B (or C), D.
@@ -52,7 +52,7 @@ class Recorder:
         self._file.write(json.dumps(line) + "\n")
 
     def note_moment(self, kind: str, job: Job, **values: Any) -> None:
-        """Write what everything is at now."""
+        """Record the values of everything."""
         parts = [part for state in job.states for part in state.parts()]
         states = [
             state
@@ -82,7 +82,7 @@ class Recorder:
 
 
 def write_parameters(plan: Plan, job: Job) -> None:
-    """Write what this replica ends with of the modules that all train alike."""
+    """Record the final parameters of modules that are the same on all replicas."""
     parameters = {
         f"{state.name}.{name}": field_of_tensor(parameter)["hash"]
         for state in job.states

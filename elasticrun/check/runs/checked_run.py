@@ -1,4 +1,4 @@
-"""One run of a script: what became of it, and what it left."""
+"""One run of a script: how it ended, and what it recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPARED = ("begin", "enter", "leave", "end")
 
 @dataclass
 class CheckedRun:
-    """What became of one route.
+    """One run of a script, along one route.
 
     Attributes:
         folder: What the run left: `work`, `records`, `trace`, `logs`.
@@ -48,7 +48,7 @@ class CheckedRun:
 
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """What the replicas noted; to be asked for when all of them have ended."""
+        """The records of all replicas; only complete when these have ended."""
         return read_trace(self.folder / "records")
 
     @functools.cached_property

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+from elasticrun.check.runs.active_run import OBSERVER, ActiveRun
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.journey import OBSERVER, Journey
 from elasticrun.check.runs.plan import Limits, Plan
 from elasticrun.check.runs.routes import Route
 from elasticrun.check.runs.source import WORK, ProgramSource, copy_source, own_arguments
@@ -24,7 +24,7 @@ class EngineError(Exception):
 
 
 class Engine:
-    """Takes routes; use it as a context manager.
+    """Runs the script along routes; use it as a context manager.
 
     Args:
         folder: Where the runs' folders go.
@@ -47,7 +47,7 @@ class Engine:
         self._folder = folder
         self._numbers = itertools.count()
         self._loop = EventLoop()
-        self._journeys: list[Journey] = []
+        self._active_runs: list[ActiveRun] = []
         program = Program("script", str(source.script), (), ())
         self._starter = Starter(
             self._loop,
@@ -63,8 +63,8 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for journey in self._journeys:
-            journey.abandon()
+        for active in self._active_runs:
+            active.abandon()
         self._starter.close()
         processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
 
@@ -74,7 +74,7 @@ class Engine:
         *,
         watched: Sequence[str] = (),
     ) -> Generator[CheckedRun, None, None]:
-        """Take routes to their ends, or to where they fail, in their order.
+        """Run the script along each route, and yield the runs in their order.
 
         Several at once if there are cores for it.
 
@@ -82,7 +82,7 @@ class Engine:
             EngineError: No replica can be started.
         """
         waiting = list(routes)
-        under_way: list[Journey] = []
+        under_way: list[ActiveRun] = []
         try:
             while waiting or under_way:
                 while waiting and _fits(waiting[0], under_way):
@@ -92,10 +92,10 @@ class Engine:
                 else:
                     self._loop.run_once()
         finally:  # Whoever asked may have seen enough.
-            for journey in under_way:
-                journey.abandon()
+            for active in under_way:
+                active.abandon()
 
-    def _begin(self, route: Route, watched: Sequence[str]) -> Journey:
+    def _begin(self, route: Route, watched: Sequence[str]) -> ActiveRun:
         folder = self._folder / f"elasticrun-run-{next(self._numbers)}"
         script = copy_source(self.source, folder / WORK)
         plan = Plan(
@@ -110,7 +110,7 @@ class Engine:
             watched=tuple(watched),
         )
         arguments = own_arguments(self._arguments, self.source, folder / WORK)
-        journey = Journey(
+        active = ActiveRun(
             CheckedRun(route, folder),
             plan=plan,
             program=Program("script", str(script), arguments, (str(script.parent),)),
@@ -119,18 +119,18 @@ class Engine:
             on_change=self._note_running,
             hang_timeout=self._hang_timeout,
         )
-        self._journeys.append(journey)
-        journey.begin_leg()
-        return journey
+        self._active_runs.append(active)
+        active.begin_leg()
+        return active
 
-    def _end(self, journey: Journey) -> CheckedRun:
-        self._journeys.remove(journey)
-        shutil.rmtree(journey.run.folder / "checkpoints", ignore_errors=True)
-        return journey.run
+    def _end(self, active: ActiveRun) -> CheckedRun:
+        self._active_runs.remove(active)
+        shutil.rmtree(active.run.folder / "checkpoints", ignore_errors=True)
+        return active.run
 
     def _note_running(self) -> None:
         """Tell the forkserver whom to kill if this process is killed."""
-        groups = [group for journey in self._journeys for group in journey.groups]
+        groups = [group for active in self._active_runs for group in active.groups]
         self._starter.note_running(groups)
 
 
@@ -152,8 +152,8 @@ def _installed(names: Sequence[str], source: ProgramSource) -> list[str]:
     ]
 
 
-def _fits(route: Route, under_way: Sequence[Journey]) -> bool:
+def _fits(route: Route, under_way: Sequence[ActiveRun]) -> bool:
     """Return whether there are cores for one more run."""
-    running = [journey.run.route for journey in under_way if not journey.is_over]
+    running = [active.run.route for active in under_way if not active.is_over]
     sizes = [max(each.sizes) for each in running]
     return not sizes or sum(sizes) + max(route.sizes) <= environment.num_cores()

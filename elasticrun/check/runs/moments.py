@@ -1,4 +1,4 @@
-"""What was noted in a run: its moments, and what they can be compared by."""
+"""The moments that were recorded in a run, and the replays between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = {
 
 
 class Key(NamedTuple):
-    """Which moment of a program it is."""
+    """Identifies a moment of a program, with and without restarts."""
 
     kind: str
     epoch: int = -1
@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What everything was at, once.
+    """All recorded values at one point of the program.
 
     Attributes:
         fields: Every field of the registered states.

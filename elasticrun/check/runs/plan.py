@@ -1,4 +1,4 @@
-"""What a check tells the replicas of one generation to do and to note."""
+"""What a check tells the replicas of one generation to do and to record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """One generation of a run that is looked at.
+    """What one generation of a checked run is to do.
 
     Attributes:
         directory: The scratch copy to run in.

@@ -117,7 +117,7 @@ class Route(NamedTuple):
         return options + ["--float64"] * self.is_float64
 
 
-def straight(size: int, *, is_float64: bool = False) -> Route:
+def route_without_restart(size: int, *, is_float64: bool = False) -> Route:
     """Return the route without a restart."""
     return Route((size,), is_float64=is_float64)
 

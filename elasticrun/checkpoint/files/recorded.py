@@ -63,7 +63,7 @@ def read_small(path: Path) -> bytes:
 
 
 def check_small(path: object, size: int) -> None:
-    """Refuse to read into memory what only a damaged or hostile file can be.
+    """Refuse to read a file into memory that is far too large.
 
     Raises:
         DamagedFileError: It is too large.
@@ -107,14 +107,14 @@ def check_size(path: object, record: FileRecord, size: int | None) -> None:
         DamagedFileError: Its size is another, or it is missing.
     """
     if size is None:
-        raise missing(path, record)
+        raise missing_error(path, record)
     if size != record.size:
         raise DamagedFileError(
             f"{path} has {size} bytes, but {record.size} were written."
         )
 
 
-def missing(path: object, record: FileRecord) -> DamagedFileError:
+def missing_error(path: object, record: FileRecord) -> DamagedFileError:
     """Return the error for a file that is not there."""
     return DamagedFileError(f"{path} is missing; it had {record.size} bytes.")
 
@@ -128,7 +128,7 @@ def open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
     try:
         return open(path, "rb", opener=open_plain)
     except FileNotFoundError as error:
-        raise missing(path, record) from error
+        raise missing_error(path, record) from error
     except ValueError as error:
         raise DamagedFileError(str(error)) from error
 
@@ -143,7 +143,7 @@ def _measure(file: io.BufferedReader) -> tuple[int, int]:
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int]:
-    """Return what tells a file from all others that there are now."""
+    """Return the device and inode of a file."""
     return status.st_dev, status.st_ino
 
 

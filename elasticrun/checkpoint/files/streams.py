@@ -42,7 +42,7 @@ class ErrorKeepingWriter(io.BufferedIOBase):
 
 
 class ChecksumWriter(ErrorKeepingWriter):
-    """One that measures the bytes it hands on, too."""
+    """Also computes the size and the checksum of the bytes."""
 
     def __init__(self, take: Callable[[memoryview], object]) -> None:
         super().__init__(take)
@@ -60,7 +60,7 @@ _Writer = TypeVar("_Writer", bound=ErrorKeepingWriter)
 
 
 def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writer:
-    """Let `write` write into a stream, and return that.
+    """Call `write` with a stream, and return that.
 
     Raises:
         OSError: A file could not be written. `torch.save` then raises a RuntimeError of

@@ -15,11 +15,6 @@ from elasticrun.checkpoint.inspection.entries import (
     choose_checkpoint,
     choose_storage,
 )
-from elasticrun.checkpoint.retention import (
-    RetentionPolicy,
-    parse_keep_best,
-    parse_keep_every,
-)
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import ElasticRunError
@@ -36,7 +31,7 @@ _DESCRIPTION = (
 
 
 def main(options: argparse.Namespace) -> int:
-    """Do what the words after `elasticrun checkpoints` ask for."""
+    """Run `elasticrun checkpoints` with its arguments."""
     directory, rest = _split(options.words)
     try:
         if directory is not None:
@@ -123,14 +118,6 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("state", nargs="?", metavar="STATE")
 
 
-def _add_prune(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--keep", type=int, required=True, metavar="K", help="how many stay, from 1 up")
-    add("--keep-every", metavar="N", help="besides, each whose number divides by N")
-    add("--keep-best", metavar="NAME:max", help="besides, the best by this value")
-    add("--dry-run", action="store_true", help="only say what would be removed")
-
-
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser, "which", "N")
     add = parser.add_argument
@@ -172,18 +159,6 @@ def _diff(arguments: argparse.Namespace) -> Iterator[str]:
     return compare(old, new, arguments.state, as_json=arguments.json)
 
 
-def _prune(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.pruning import prune
-
-    policy = RetentionPolicy(
-        arguments.keep,
-        parse_keep_every(arguments.keep_every, setting="--keep-every"),
-        parse_keep_best(arguments.keep_best, setting="--keep-best"),
-    )
-    storage = _storage(arguments)
-    return prune(storage, policy, is_dry=arguments.dry_run, as_json=arguments.json)
-
-
 def _export(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.exporting import export_state
 
@@ -205,7 +180,6 @@ _ACTIONS: dict[str, _Action] = {
     "verify": ("read every byte and say what is damaged", _add_verify, _verify),
     "show": ("what one holds, or one state of it", _add_show, _show),
     "diff": ("which values differ, and by how much", _add_diff, _diff),
-    "prune": ("remove old ones", _add_prune, _prune),
     "export": ("write a state as a file of its own", _add_export, _export),
 }
 

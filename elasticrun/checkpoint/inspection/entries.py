@@ -1,4 +1,4 @@
-"""The checkpoints in a directory, with their conditions; finding one of them.
+"""Lists the checkpoints in a directory with their conditions, and finds one.
 
 Only names, manifests and sizes are looked at, so that it is quick and needs no torch.
 """
@@ -14,7 +14,7 @@ from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     is_own,
-    is_torn,
+    is_uncommitted,
     list_numbers,
     number_of,
     read_checkpoint,
@@ -25,7 +25,7 @@ from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError
 
-GOOD, BAD, WRITING, TORN = "good", "bad", "being written", "never committed"
+GOOD, BAD, WRITING, UNCOMMITTED = "good", "bad", "being written", "never committed"
 NEWEST = "newest"
 
 
@@ -48,7 +48,7 @@ class Entry:
     Attributes:
         checkpoint: None if there is no manifest that can be read.
         size: The bytes of its files, as they are on the disk.
-        condition: GOOD as far as sizes tell, BAD, WRITING or TORN.
+        condition: GOOD as far as sizes tell, BAD, WRITING or UNCOMMITTED.
         reason: Why it is bad.
     """
 
@@ -60,19 +60,15 @@ class Entry:
     reason: str = ""
 
 
-def find_entries(storage: Storage, *, is_used: bool | None = None) -> list[Entry]:
+def find_entries(storage: Storage) -> list[Entry]:
     """Return what a directory or an object store holds, the newest first.
-
-    Args:
-        is_used: Whether a job uses it, so that the newest may be about to be written;
-            None to find out.
 
     Raises:
         InspectionError: It cannot be read.
     """
     try:
-        if is_used is None:
-            is_used = owner_of(storage) is not None
+        # Then the newest may be about to be written.
+        is_used = owner_of(storage) is not None
         found: list[Entry] = []
         for number in list_numbers(storage):
             entry = _look_at(storage, number, may_be_written=is_used and not found)
@@ -101,10 +97,12 @@ def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | 
     except FileNotFoundError:
         if not storage.is_draft(name):  # Somebody else's, or just removed.
             return None
-        condition = WRITING if may_be_written else TORN
+        condition = WRITING if may_be_written else UNCOMMITTED
     except (CheckpointError, OSError) as error:
         condition, reason = BAD, str(error)
-    if condition == BAD and is_torn(storage, number):  # It was removed meanwhile.
+    if condition == BAD and is_uncommitted(
+        storage, number
+    ):  # It was removed meanwhile.
         return None
     size = storage.measure_folder(name)
     return Entry(number, storage.locate(name), checkpoint, size, condition, reason)

@@ -25,7 +25,7 @@ from elasticrun.checkpoint.inspection.entries import (
     find_entries,
     owner_of,
 )
-from elasticrun.checkpoint.listing import is_torn
+from elasticrun.checkpoint.listing import is_uncommitted
 from elasticrun.checkpoint.storage.storage import Storage, StoreUnreachableError
 
 _HEAD = ("number", "time", "generation", "replicas", "size", "position", "condition")
@@ -142,7 +142,7 @@ def _problems_of(storage: Storage, words: list[str]) -> Iterator[tuple[int, list
         if entry.checkpoint is not None:
             problems = find_problems(entry.checkpoint)
             # The job may have removed it meanwhile.
-            if not (problems and is_torn(storage, entry.number)):
+            if not (problems and is_uncommitted(storage, entry.number)):
                 yield entry.number, problems
         elif entry.condition == BAD:
             yield entry.number, [entry.reason]

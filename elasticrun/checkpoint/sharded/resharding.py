@@ -1,4 +1,4 @@
-"""Filling tensors of this replica from those of a checkpoint, however they were cut."""
+"""Loads this replica's shards from chunks of a checkpoint with any other layout."""
 
 from __future__ import annotations
 

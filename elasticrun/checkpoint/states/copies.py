@@ -29,8 +29,8 @@ _DTYPES = frozenset(
 _TENSORS = frozenset((Tensor,))
 
 
-class Copies:
-    """Copies one state; the memory is used again from save to save."""
+class StateCopier:
+    """Copies one state; its memory is reused from save to save."""
 
     def __init__(self) -> None:
         self._buffers: dict[torch.dtype, Tensor] = {}

@@ -1,4 +1,4 @@
-"""An optimizer's state in the dtypes that it was saved in, which torch changes."""
+"""Loads an optimizer's state without the casts of `Optimizer.load_state_dict`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         # Torch's fused and capturable steps need their count in a dtype of their own.
         kept = {"step"} if own.get("fused") or own.get("capturable") else set()
-        if _steps_as_torchs(type(optimizer)):
+        if _has_torchs_step(type(optimizer)):
             kept |= _LIKE_PARAMETER
         for parameter, number in zip(own["params"], group["params"], strict=True):
             state, values = optimizer.state.get(parameter), saved["state"].get(number)
@@ -68,7 +68,7 @@ def _restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                 state[key] = _in_its_dtype(values[key], state[key])
 
 
-def _steps_as_torchs(kind: type[Optimizer]) -> bool:
+def _has_torchs_step(kind: type[Optimizer]) -> bool:
     """Return whether one of torch's own is what computes, perhaps for a subclass."""
     bases = kind.__mro__[: kind.__mro__.index(Optimizer)]
     # Muon and Adafactor say "torch.optim", the others "torch.optim.adam" and the like.

@@ -1,4 +1,4 @@
-"""Nested values: changing their leaves, by paths too, and finding what may not load.
+"""Nested values: maps over their leaves, and what of them may not load safely.
 
 Most of what is saved besides tensors is numbers and text, perhaps a million of them,
 and training waits meanwhile: rows of those are told by their types, at the speed of C.

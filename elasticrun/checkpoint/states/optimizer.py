@@ -1,4 +1,4 @@
-"""The state of an optimizer, which goes by the names of its parameters.
+"""The state of an optimizer, saved by the names of its parameters.
 
 `Optimizer.state_dict` numbers parameters in the order in which the program gave them. A
 program that gives them in another order, as from a set, would load each one's state for
@@ -161,7 +161,7 @@ def check_entries(
     values: Mapping[str, Any],
     names: Sequence[str] | None,
 ) -> None:
-    """Refuse the state of one of torch's optimizers with what it cannot step with.
+    """Refuse entries with which one of torch's optimizers could not step.
 
     Args:
         values: By the numbers of parameters, as `Optimizer.state_dict` has them.
@@ -198,7 +198,7 @@ def check_entries(
 
 
 def _misfit(key: str, value: Any, parameter: Tensor) -> str:
-    """Return what an entry of a parameter's state should be if it is not."""
+    """Return what is wrong with an entry of a parameter's state, or nothing."""
     if key not in SHAPED_LIKE_PARAMETER:  # A count, a factor; LBFGS has lists.
         is_plain = _is_number(value) or isinstance(value, list | tuple | NoneType)
         return "" if is_plain else "not a number or a tensor"
@@ -221,7 +221,7 @@ def _describe(value: Any) -> str:
 
 @cache
 def _options_of_torchs() -> frozenset[str]:
-    """Return what torch's own optimizers are made with."""
+    """Return the arguments of torch's own optimizers."""
     kinds = (
         kind
         for kind in vars(torch.optim).values()

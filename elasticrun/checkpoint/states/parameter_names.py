@@ -1,4 +1,4 @@
-"""An optimizer's state by its parameters' names, and by torch's numbers again."""
+"""Converts an optimizer's state between torch's numbers and parameter names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADD_GROUPS_BEFORE = (
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return what an optimizer steps, in its own order."""
+    """Return the parameters of an optimizer, in its own order."""
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
@@ -73,7 +73,7 @@ def find_names(
 
 
 def by_names(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return what `Optimizer.state_dict` gives with names for numbers.
+    """Return an optimizer's state dict with parameter names instead of numbers.
 
     Raises:
         CheckpointError: It is of another number of parameters.
@@ -96,7 +96,7 @@ def by_names(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def by_numbers(values: Any, groups: Sequence[Sequence[str]] | None = None) -> Any:
-    """Return what `by_names` made with numbers again; anything else as it is.
+    """Return such a state dict with numbers again; anything else as it is.
 
     Args:
         groups: The names in the optimizer's groups, in order; those of the values

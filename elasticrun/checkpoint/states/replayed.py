@@ -1,4 +1,4 @@
-"""Values of a state as they were before code was replayed, to be put back after it."""
+"""Remembers the values of a state before code is replayed, and restores them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elasticrun.checkpoint.states.stateful import own_shard
+from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
 _MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
@@ -30,7 +30,7 @@ class Change(IntEnum):
 
 
 class Remembered:
-    """Nested values, remembered at one moment.
+    """Nested values as they were at one moment.
 
     Numbers, text and small tensors are copied. Of large tensors only the storage and
     torch's count of changes in place are remembered, which sees every change but one
@@ -212,6 +212,6 @@ def _is_sharded(value: Any) -> bool:
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what is another one if the tensor, or a value of it, has changed."""
-    local = own_shard(tensor.detach())
+    """Return a key that changes when the tensor, or a value in it, does."""
+    local = local_shard(tensor.detach())
     return tensor._version, local.data_ptr(), local.shape, local.dtype

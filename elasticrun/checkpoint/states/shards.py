@@ -29,7 +29,7 @@ _FORMAT = 1
 
 
 class Chunk(NamedTuple):
-    """One box of a tensor, and where its bytes are.
+    """One block of a tensor, and where its bytes are.
 
     Attributes:
         rank: Whose file it is in.
@@ -54,7 +54,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What the file of a state with such tensors says.
+    """The content of the file of a sharded state.
 
     Attributes:
         values: The state, with None in the place of each of them.

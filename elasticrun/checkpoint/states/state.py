@@ -54,7 +54,7 @@ class BaseState(ABC):
         """Prepare for `save`; called on every replica, so it may use collectives."""
 
     def after_save(self) -> None:  # noqa: B027 (as `sync`)
-        """Give up what `sync` has prepared: `save` is not called again before it.
+        """Release what `sync` has prepared: `save` is not called again before it.
 
         It may have been called twice: into memory that ran out, then into the file.
         """
@@ -110,26 +110,26 @@ class BaseState(ABC):
         return ()
 
     def note_states(self, states: Iterable[BaseState]) -> None:  # noqa: B027 (as `sync`)
-        """Take note of the registered states, once, before this one joins them.
+        """Called with the registered states before this one is added to them.
 
         Args:
             states: Iterated later, it has those that were registered since, too.
         """
 
     def current(self) -> Any:
-        """Return its values, nested, in which changes by replayed code are looked for.
+        """Return its values, nested, to find what replayed code has changed of them.
 
         None if replayed code does it no harm. Called on all replicas.
         """
         return None
 
     def put_back(self, values: Any) -> None:
-        """Take such values, as they were before code was replayed."""
+        """Set values that `current` has returned before code was replayed."""
         raise NotImplementedError(f"{self.name} has no values that could be put back")
 
     @property
     def overwrites(self) -> object:
-        """The object whose loaded state the making of the target has changed, or None.
+        """The object whose loaded state the constructor of the target changes, or None.
 
         Of a scheduler it is the optimizer, whose learning rate the constructor sets.
         """

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.dtypes import keeping_dtypes
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.parameter_names import parameters_of
@@ -62,7 +62,7 @@ class StatefulState(BaseState):
         _refuse_meta(name, target)
         self.target: Stateful = target
         self._consolidate = getattr(target, "consolidate_state_dict", None)
-        self._copies = Copies()
+        self._copies = StateCopier()
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
@@ -129,11 +129,13 @@ class StatefulState(BaseState):
             CheckpointError: The saved state does not fit the object, or would execute
                 code.
         """
-        self.set_values(load_values_of(self, fileobj, is_copied=_copies(self.target)))
+        self.set_values(
+            load_values_of(self, fileobj, is_copied=_loads_by_copying(self.target))
+        )
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
         """Load it; of a sharded one, put every tensor together."""
-        values = load_values_of(self, fileobj, is_copied=_copies(self.target))
+        values = load_values_of(self, fileobj, is_copied=_loads_by_copying(self.target))
         saved = SavedState.decode(values)
         if saved is not None:
             values = read_whole_state(self.name, saved, open_file)
@@ -172,7 +174,7 @@ def has_shards(target: Any) -> bool:
     return _DTENSOR in _sharded_kinds(target)
 
 
-def own_shard(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Return this replica's part of a tensor: all of it unless it is a DTensor."""
     if type(tensor).__name__ != _DTENSOR:
         return tensor
@@ -230,7 +232,7 @@ def _sharded_kinds(target: Any) -> set[str]:
     }
 
 
-def _copies(target: object) -> bool:
+def _loads_by_copying(target: object) -> bool:
     """Return whether loading copies values into tensors that the object has already.
 
     Modules made of torch.nn's parts do. Then the loaded tensors may be pages of the

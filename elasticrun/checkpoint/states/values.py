@@ -17,14 +17,14 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from torch.serialization import add_safe_globals, get_safe_globals
 from torch.utils.serialization import config
 
-from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.nested import find_maybe_unsafe, map_leaves, map_paths
 from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointError, text_of
 
 # What a lazy module has before its first batch: a dtype and a device.
-_NO_TENSORS_YET = frozenset((UninitializedParameter, UninitializedBuffer))
+_UNINITIALIZED = frozenset((UninitializedParameter, UninitializedBuffer))
 # What a class that is gone, or has changed, makes an unpickler raise.
 _UNPICKLING_ERRORS = (
     *(ImportError, AttributeError, pickle.UnpicklingError),
@@ -57,7 +57,7 @@ def save_values_of(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
 
 
 def begin_to_save(
-    state: BaseState, values: Any, copies: Copies
+    state: BaseState, values: Any, copies: StateCopier
 ) -> tuple[Callable[[BinaryIO], object], bool]:
     """Return what writes a state's values, and whether another thread may do it later.
 
@@ -145,7 +145,7 @@ def save_values(values: Any, fileobj: BinaryIO, *, pickle_module: Any = pickle) 
 
 
 def can_pin(num_bytes: int) -> bool:
-    """Return whether there is so much memory that a GPU can write to by itself.
+    """Return whether that much pinned memory can be had.
 
     torch keeps what it is given here, and uses it for one tensor after another.
     """
@@ -171,7 +171,7 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     """
     path = _path_of_open(fileobj) if is_copied else None
     source: Any = fileobj if path is None else path
-    _allow_no_tensors_yet()
+    _allow_uninitialized()
     try:
         # Said outright, so that no variable of the environment can say otherwise.
         values = torch.load(
@@ -182,13 +182,13 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     return map_leaves(values, decode_scalar)
 
 
-def _allow_no_tensors_yet() -> None:
-    """Let torch load them from now on.
+def _allow_uninitialized() -> None:
+    """Let torch load uninitialized parameters from now on.
 
     For good, since torch has one set for the process: to take them out again would
     take them from the program, or from another thread that loads.
     """
-    if missing := _NO_TENSORS_YET - set(get_safe_globals()):
+    if missing := _UNINITIALIZED - set(get_safe_globals()):
         add_safe_globals(list(missing))
 
 

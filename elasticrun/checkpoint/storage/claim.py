@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from elasticrun.checkpoint.storage.lock import OwnerProcess, in_use
+from elasticrun.checkpoint.storage.lock import OwnerProcess, in_use_error
 from elasticrun.checkpoint.storage.objects import Objects
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
@@ -33,7 +33,7 @@ _PATIENCE = 10.0  # Seconds for the last renewal, of a store that may be gone.
 
 @dataclass(frozen=True)
 class Claim:
-    """Who owns the place.
+    """The content of a claim: who owns the place.
 
     Attributes:
         token: Tells it from every other.
@@ -128,7 +128,7 @@ class StoreClaim:
             OSError: The store cannot be read or written.
         """
         if self._own is not None:
-            raise in_use(self._objects.place, self._own.owner)
+            raise in_use_error(self._objects.place, self._own.owner)
         deadline = time.monotonic() + timeout
         watch = _OwnerWatch(self._objects, self._timing.silence, deadline)
         while True:
@@ -179,7 +179,7 @@ class StoreClaim:
             )
 
     def begin(self, folder: str) -> None:
-        """As `check`; and say which checkpoint is written, for who may take over."""
+        """Check, and record in the claim which checkpoint is being written."""
         self.check()
         self._renew(folder=folder)
 
@@ -247,7 +247,7 @@ class StoreClaim:
 
 
 class _OwnerWatch:
-    """Looks whether a claim is renewed."""
+    """Watches whether a claim is renewed."""
 
     def __init__(self, objects: Objects, silence: float, deadline: float) -> None:
         self._place = objects.place
@@ -259,7 +259,7 @@ class _OwnerWatch:
         self._is_quiet = True
 
     def is_given_up(self, number: int, claim: Claim) -> bool:
-        """Take a look; return whether nothing was heard of the owner for long.
+        """Read the claim; return whether it has not been renewed for too long.
 
         Raises:
             CheckpointError: The owner lives, and has had its time.
@@ -270,7 +270,7 @@ class _OwnerWatch:
             self._has_changed = self._seen is not None
             self._seen, self._since = seen, now
         if self._has_changed and now >= self._deadline:
-            raise in_use(self._place, claim.owner)
+            raise in_use_error(self._place, claim.owner)
         is_given_up = claim.is_old or now - self._since >= self._silence
         if self._is_quiet and not is_given_up:
             self._is_quiet = False

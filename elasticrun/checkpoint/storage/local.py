@@ -17,7 +17,7 @@ from elasticrun.checkpoint.storage.lock import DirectoryLock, OwnerProcess, find
 from elasticrun.checkpoint.storage.storage import (
     Storage,
     StoreUnreachableError,
-    in_the_way,
+    not_ours_error,
 )
 
 _PAUSES = 0.1, 0.9  # Seconds between tries to read.
@@ -65,7 +65,7 @@ class LocalStorage(Storage):
         path = self.locate(folder)
         if durable.find_size(path) is not None:
             if not self.is_draft(folder):
-                raise in_the_way(path)
+                raise not_ours_error(path)
             self.remove(folder)
         try:
             durable.make_directory(path)

@@ -12,6 +12,7 @@ import socket
 import stat
 import struct
 import time
+import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,7 +49,8 @@ class OwnerProcess:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-_held: set[io.FileIO] = set()  # This process's locks, which a fork would inherit.
+# This process's locks, which a fork would inherit.
+_held: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
 
 
 class DirectoryLock:
@@ -81,7 +83,7 @@ class DirectoryLock:
             _warn_of_others_who_can_write(self.directory)
             self._file = _wait_for(self.directory / "lock", timeout)
         except LockedError as error:
-            raise in_use(self.directory, error) from error
+            raise in_use_error(self.directory, error) from error
         except (OSError, ValueError) as error:
             what_to_do = (
                 "Make that directory writable"
@@ -125,7 +127,6 @@ class DirectoryLock:
         """Give the lock back; it may be free already."""
         if self._file is None or self._file.closed:  # Closed in a fork.
             return
-        _held.discard(self._file)
         self._file.close()
         self._file = None
 
@@ -157,7 +158,7 @@ class LockedError(Exception):
         super().__init__(str(owner or "a process that has not yet written its name"))
 
 
-def in_use(place: Place, owner: object) -> CheckpointError:
+def in_use_error(place: Place, owner: object) -> CheckpointError:
     """Return the error for a place that another job has."""
     return CheckpointError(
         f"{place} is in use by a live job ({owner}). Two jobs in one directory would "
@@ -202,19 +203,30 @@ def _wait_for(path: Path, timeout: float) -> io.FileIO:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return _lock(path)
+            return lock_file(path)
         except LockedError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(POLL_INTERVAL)
 
 
-def _lock(path: Path) -> io.FileIO:
+def lock_file(path: Path, *, is_shared: bool = False) -> io.FileIO:
+    """Open a file and lock it until it is closed; its owner stands in it.
+
+    Args:
+        is_shared: Whether others may share the lock.
+
+    Raises:
+        LockedError: Somebody holds it.
+        ValueError: There is something else than a plain file: a link, a pipe.
+        OSError: It cannot be opened, or not be locked.
+    """
     file = durable.open_shared(path)
     try:
-        _lock_open_file(file, fcntl.F_WRLCK)
-        owner = asdict(OwnerProcess.this_process())
-        durable.overwrite(file, json.dumps(owner).encode() + b"\n")
+        _lock_open_file(file, fcntl.F_RDLCK if is_shared else fcntl.F_WRLCK)
+        if not is_shared:
+            owner = asdict(OwnerProcess.this_process())
+            durable.overwrite(file, json.dumps(owner).encode() + b"\n")
     except BaseException:
         file.close()
         raise

@@ -15,7 +15,7 @@ from elasticrun.checkpoint.files.recorded import (
     FileRecord,
     check_small,
     compare,
-    missing,
+    missing_error,
 )
 from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
 from elasticrun.checkpoint.storage.claim import StoreClaim, find_claimant
@@ -26,7 +26,7 @@ from elasticrun.checkpoint.storage.place import RemotePath, parse_place
 from elasticrun.checkpoint.storage.storage import (
     Storage,
     StoreUnreachableError,
-    in_the_way,
+    not_ours_error,
 )
 from elasticrun.errors import CheckpointError
 
@@ -97,7 +97,7 @@ class RemoteStorage(Storage):
         self._claim.begin(folder)
         if self._objects.list(folder):
             if not self.is_draft(folder):
-                raise in_the_way(self.locate(folder))
+                raise not_ours_error(self.locate(folder))
             self.remove(folder)
         self._objects.put(f"{folder}/{DRAFT_NAME}", b"")
 
@@ -166,7 +166,7 @@ class RemoteStorage(Storage):
                 crc32 = zlib.crc32(block, crc32)
                 yield block
         except FileNotFoundError as error:
-            raise missing(place, record) from error
+            raise missing_error(place, record) from error
         compare(place, record, size=size, crc32=crc32)
 
 

@@ -19,7 +19,7 @@ from elasticrun.checkpoint.storage.place import Place
 
 
 class StoreUnreachableError(OSError):
-    """It cannot be told what a store or a disk has: it is gone, refuses, or has failed.
+    """A store or a disk cannot be read: it is gone, refuses access, or has failed.
 
     Neither damage nor absence, so nobody may go on without what could not be read.
     """
@@ -179,8 +179,8 @@ class Storage(ABC):
         """
 
 
-def in_the_way(place: Place) -> FileExistsError:
-    """Return the error for what is where a folder is to be begun."""
+def not_ours_error(place: Place) -> FileExistsError:
+    """Return the error for something of others in the place of a new folder."""
     return FileExistsError(
         f"{place} is in the way: elasticrun did not make it, so it will not remove it. "
         "Move it to another place."

@@ -90,7 +90,9 @@ class LoopPlan:
         parts = [share.part for share in shares]
         lengths = [part.num_read for part in parts]
         if not any(lengths):
-            self.in_flight.extend([(number, NOTHING, parts[0]) for number in numbers])
+            self.in_flight.extend(
+                MicroBatch(number, NOTHING, parts[0]) for number in numbers
+            )
             return
         own = [place for share in shares for place in share.places]
         span = self.batches.span
@@ -107,7 +109,7 @@ class LoopPlan:
             for share in shares:
                 part = share.part
                 indices = next(pieces)
-                self.in_flight.append((number, indices, part))
+                self.in_flight.append(MicroBatch(number, indices, part))
                 if self.seeding is None:
                     yield indices
                     continue

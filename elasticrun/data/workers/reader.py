@@ -27,9 +27,9 @@ from elasticrun.data.workers.joining import joined
 from elasticrun.data.workers.reading import Reader, batch_reading, takes_tensor
 from elasticrun.data.workers.transfer import send_small_tensors_by_value
 from elasticrun.replicas.signals import (
-    leave_stops_to_parent,
-    stops_held_back,
-    taken_stops,
+    handled_stop_signals,
+    ignore_stop_signals_in_worker,
+    stop_signals_blocked,
 )
 
 _NAME_IN_PROFILES = "enumerate(DataLoader)#AdaptiveDataLoader.__next__"
@@ -295,7 +295,7 @@ def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         return iter(loader)
     if loader.multiprocessing_context.get_start_method() == "forkserver":
         forkserver.ensure_running()
-    with stops_held_back():
+    with stop_signals_blocked():
         return iter(loader)
 
 
@@ -304,10 +304,10 @@ class WorkerInit:
 
     def __init__(self, user_function: Callable[[int], Any] | None) -> None:
         self._user_function = user_function
-        self._stops = taken_stops()
+        self._stops = handled_stop_signals()
 
     def __call__(self, worker_id: int) -> None:
-        leave_stops_to_parent(self._stops)
+        ignore_stop_signals_in_worker(self._stops)
         # What the worker inherited is not garbage. Each full collection would write to
         # all of it, so that a fork copies the program's memory page by page.
         gc.freeze()

@@ -19,7 +19,7 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped, StateNameError
 from elasticrun.integrations.lightning.checks import check_arguments, check_version
 from elasticrun.integrations.lightning.loaders import (
-    StandIn,
+    LoaderProxy,
     check_equal_shares,
     make_elastic,
 )
@@ -134,7 +134,7 @@ class Elastic(Callback):
             )
 
     def _take_over(self, trainer: Trainer) -> None:
-        """Put in place of some of Lightning's methods what does more, or nothing."""
+        """Replace some of Lightning's methods."""
         self._trainer = trainer
         of_trainer: Any = trainer
         of_trainer._accelerator_connector.use_distributed_sampler = False
@@ -203,15 +203,15 @@ class Elastic(Callback):
                 'batch_size means: Elastic(batch_size="global"), or '
                 'Elastic(batch_size="per_device", devices=...).'
             )
-        if loader._shares.max_local_batch_size is not None and not is_for_training:
+        if loader.shares.max_local_batch_size is not None and not is_for_training:
             raise ElasticRunError(
                 f"`{loader.name}` has max_local_batch_size, but evaluates, where there "
                 "are no steps: each micro-batch would be a batch with hooks and a "
                 "number of its own. Give it a smaller batch_size instead."
             )
         if is_for_training:
-            return StandIn(loader, self._read)
-        return StandIn(loader, self._evaluations.read)
+            return LoaderProxy(loader, self._read)
+        return LoaderProxy(loader, self._evaluations.read)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the module, which is complete and in its precision only now.
@@ -281,7 +281,7 @@ class Elastic(Callback):
         if self._state.is_before_validation:  # It is all that is left of the batch.
             epoch_loop.on_advance_end(fit_loop._data_fetcher)
 
-    def _read(self, batches: StandIn) -> Iterator[Any]:
+    def _read(self, batches: LoaderProxy) -> Iterator[Any]:
         """Yield batches of this epoch; from its beginning, in a second pass."""
         epoch, first = self._start
         trainer: Any = self._trainer
@@ -297,7 +297,7 @@ class Elastic(Callback):
             epoch, min(first, len(batches)), number=number
         ):
             parts.append((batch, share))
-            if share[2].is_step:
+            if share.part.is_step:
                 self._steps.begin_batch(self._loop, parts)
                 yield parts[0][0]
                 parts = []
@@ -439,7 +439,7 @@ def _do_nothing() -> None:
 
 
 def _show_progress(trainer: Trainer, num_batches: int) -> None:
-    """Let the bar of an epoch stand where it was; Lightning would leave it blank."""
+    """Show the progress of an epoch that goes on; Lightning would show none."""
     bar: Any = trainer.progress_bar_callback
     if bar is not None:
         bar.on_train_epoch_start(trainer, trainer.lightning_module)

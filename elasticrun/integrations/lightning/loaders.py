@@ -12,8 +12,8 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import is_shuffled
 
 
-class StandIn:
-    """Stands for a loader where Lightning iterates it.
+class LoaderProxy:
+    """Wraps a loader for Lightning, which iterates it.
 
     Args:
         read: Reads the batches; it is called when the first one is asked for, as
@@ -23,7 +23,7 @@ class StandIn:
     def __init__(
         self,
         loader: AdaptiveDataLoader[Any],
-        read: Callable[[StandIn], Iterator[Any]],
+        read: Callable[[LoaderProxy], Iterator[Any]],
     ) -> None:
         self.loader = loader
         self.dataset = loader.dataset
@@ -89,7 +89,7 @@ def check_equal_shares(loaders: list[AdaptiveDataLoader[Any]], world_size: int) 
         ElasticRunError: A loss over several of them has no weight.
     """
     for loader in loaders if len(loaders) > 1 else []:
-        batches = loader._pass()
+        batches = loader.batches_of_epoch()
         for number in {0, len(batches) - 1} if len(batches) else ():
             if batches.size(number) % world_size:
                 raise ElasticRunError(

@@ -12,6 +12,7 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.lightning.values import StepValues
 from elasticrun.job.foreign import ForeignLoop
+from elasticrun.job.loop import MicroBatch
 
 
 class MicroBatchSteps:
@@ -25,16 +26,18 @@ class MicroBatchSteps:
         self._trainer = trainer
         self._values = values
         self._loop: ForeignLoop | None = None
-        self._parts: list[Any] = []  # Micro-batches, each with its share.
-        self._taken: Any = None  # The share of the one that is trained.
+        self._parts: list[tuple[Any, MicroBatch]] = []  # Each with its share.
+        self._taken: MicroBatch | None = None  # The share of the one that is trained.
 
-    def begin_batch(self, loop: ForeignLoop, parts: list[Any]) -> None:
+    def begin_batch(
+        self, loop: ForeignLoop, parts: list[tuple[Any, MicroBatch]]
+    ) -> None:
         """Have these micro-batches come next, of which Lightning gets the first one."""
         self._loop = loop
         self._parts = parts
         _, share = parts[0]
         self._take(share)
-        self._values.begin_part(share[2].local_batch_size)
+        self._values.begin_part(share.part.local_batch_size)
 
     def make_closure(
         self, make: Any, kwargs: Any, optimizer: Any, batch_idx: int
@@ -67,11 +70,11 @@ class MicroBatchSteps:
         for number, (_, share) in enumerate(self._parts):
             self._take(share)
             results.batch, results.batch_size = batches[number], None
-            self._values.begin_part(share[2].num_valid)
-            with nullcontext() if share[2].is_step else block():
+            self._values.begin_part(share.part.num_valid)
+            with nullcontext() if share.part.is_step else block():
                 loss = closures[number]()
             if loss is not None:
-                weight = share[2].num_valid / max(1, share[2].local_batch_size)
+                weight = share.part.num_valid / max(1, share.part.local_batch_size)
                 losses.append(loss * weight)
         self.log_for_all_parts()
         return torch.stack(losses).sum(0) if losses else None
@@ -79,7 +82,7 @@ class MicroBatchSteps:
     def log_for_all_parts(self) -> None:
         """Count what is logged now for all samples of the batch, as hooks are."""
         if len(self._parts) > 1:
-            num_samples = self._parts[0][1][2].local_batch_size
+            num_samples = self._parts[0][1].part.local_batch_size
             self._trainer.fit_loop.epoch_loop._results.batch_size = num_samples
             self._values.begin_part(num_samples)
 
@@ -87,7 +90,7 @@ class MicroBatchSteps:
         """Let metrics forget padding."""
         self._values.end_part()
 
-    def _take(self, share: Any) -> None:
+    def _take(self, share: MicroBatch) -> None:
         assert self._loop is not None
         if share is not self._taken:  # Or a trace would have it twice.
             self._loop.take(share)
@@ -131,10 +134,10 @@ def set_micro_batches(
     why_not = _why_no_micro_batches(loaders, trainer)
     for loader in loaders:
         if why_not is None and loader.name in sizes:
-            loader._shares = replace(
-                loader._shares, max_local_batch_size=sizes[loader.name]
+            loader.shares = replace(
+                loader.shares, max_local_batch_size=sizes[loader.name]
             )
-        elif why_not is not None and loader._shares.max_local_batch_size is not None:
+        elif why_not is not None and loader.shares.max_local_batch_size is not None:
             raise ElasticRunError(
                 f"`{loader.name}` has max_local_batch_size, but {why_not}"
             )

@@ -1,4 +1,4 @@
-"""What `self.log` and metrics keep of a batch: padding counts in no average or sum."""
+"""Keeps padding out of the averages and sums of `self.log` and of metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.errors import ElasticRunError
-from elasticrun.integrations.lightning.loaders import StandIn
+from elasticrun.integrations.lightning.loaders import LoaderProxy
 from elasticrun.job.current import current_job
 
 
@@ -96,18 +96,18 @@ class Evaluations:
             for loop in (val_loop, of_trainer.validate_loop, of_trainer.test_loop)
         }
 
-    def read(self, batches: StandIn) -> Iterator[Any]:
+    def read(self, batches: LoaderProxy) -> Iterator[Any]:
         """Yield all batches."""
         values = self._values_now()
         loader = batches.loader
         is_even = loader.even_batches or not len(batches)
         if not is_even:
             last = len(batches) - 1
-            is_even = loader._pass().size(last) >= current_job().world_size
-        for batch, (_, _, part) in loader.read(0):
+            is_even = loader.batches_of_epoch().size(last) >= current_job().world_size
+        for batch, share in loader.read(0):
             if values is not None:
                 values.is_even = is_even
-                values.begin_part(part.num_valid)
+                values.begin_part(share.part.num_valid)
             yield batch
 
     def end_batch(self) -> None:

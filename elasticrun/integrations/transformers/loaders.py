@@ -15,19 +15,20 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.order.ready import LengthGroups
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import is_shuffled
+from elasticrun.job.loop import MicroBatch
 
 
 @dataclass(eq=False)
 class LocalBatch:
     """This replica's part of a global batch, in micro-batches, each with its share."""
 
-    pairs: list[tuple[Any, Any]]
+    pairs: list[tuple[Any, MicroBatch]]
 
     def without_padding(self) -> list[Any]:
         """Return the micro-batches, one of padding without its rows."""
         return [
-            inputs if part.num_valid else without_rows(inputs)
-            for inputs, (_, _, part) in self.pairs
+            inputs if share.part.num_valid else without_rows(inputs)
+            for inputs, share in self.pairs
         ]
 
 
@@ -41,7 +42,7 @@ def without_rows(inputs: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class LocalBatches:
-    """Stands for the loader where the Trainer iterates an epoch.
+    """Wraps the loader for the Trainer, which iterates an epoch.
 
     Attributes:
         first: The batch to begin with.
@@ -55,7 +56,7 @@ class LocalBatches:
         pairs = []
         for inputs, share in self.loader.read(self.epoch, self.first):
             pairs.append((inputs, share))
-            if share[2].is_step:
+            if share.part.is_step:
                 yield LocalBatch(pairs)
                 pairs = []
 

@@ -20,7 +20,7 @@ from elasticrun.launcher import environment, processes
 from elasticrun.launcher.environment import Changes
 from elasticrun.launcher.forks.preloading import preload
 from elasticrun.launcher.replica import main as replica
-from elasticrun.replicas.signals import take_stops
+from elasticrun.replicas.signals import unblock_stop_signals
 
 MAX_MESSAGE = 1 << 16
 _MOST_DESCRIPTORS = 5  # Of a replica: control, stdout, stderr, and two listeners.
@@ -108,7 +108,7 @@ def _fork_replica(
         pid = os.fork()
         if pid == 0:
             os.setsid()
-            take_stops()
+            unblock_stop_signals()
             launcher.close()
             os.close(writer)
             _become_replica(descriptors, changed)

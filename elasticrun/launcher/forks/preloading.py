@@ -15,10 +15,10 @@ from functools import wraps
 from typing import Any
 
 from elasticrun.launcher import environment, processes
-from elasticrun.replicas.environment import environment_of
+from elasticrun.replicas.environment import torchrun_variables
 from elasticrun.replicas.gpus import held_gpu_files
 
-_OF_ONE_REPLICA = frozenset(environment_of(rank=0, world_size=1, port=0))
+_OF_ONE_REPLICA = frozenset(torchrun_variables(rank=0, world_size=1, port=0))
 _PATH_OF_MADE: dict[str, Callable[[Any], str | bytes]] = {
     "mkdtemp": lambda made: made,  # `TemporaryDirectory` calls it, too.
     "mkstemp": lambda made: made[1],

@@ -93,7 +93,7 @@ class Starter:
             )
             return
         try:
-            self._process, own = interpreter.start_beside(
+            self._process, own = interpreter.start_helper(
                 "launcher.forks.forkserver",
                 environment.of_forkserver(is_bare=self.is_exec),
                 kind=socket.SOCK_SEQPACKET,

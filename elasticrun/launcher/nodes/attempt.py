@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticrun.launcher.nodes.nodes import JOIN, LEAVE, REASONS, Offer
-from elasticrun.launcher.verdict import How, Verdict
+from elasticrun.launcher.verdict import EndKind, Verdict
 from elasticrun.replicas.wire import Message
 
 Note = dict[str, Any]
@@ -136,7 +136,7 @@ class Attempt:
         """Whether replicas on another node have failed."""
         return any(
             note.get("has_trouble")
-            or note.get("ending", {}).get("kind") in (How.CRASHED, How.LEFT)
+            or note.get("ending", {}).get("kind") in (EndKind.CRASHED, EndKind.LEFT)
             for note in self._notes.values()
         )
 
@@ -171,7 +171,7 @@ class Attempt:
     @property
     def changes_members(self) -> bool:
         """Whether the next generation needs another round."""
-        has_left = any(verdict.kind == How.LEFT for verdict in self.verdicts)
+        has_left = any(verdict.kind == EndKind.LEFT for verdict in self.verdicts)
         is_requested = bool(self.stop_requests & {JOIN, LEAVE})
         return is_requested or has_left or bool(self.silent) or self.is_awaited
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.nodes.attempt import Attempt
-from elasticrun.launcher.nodes.meeting import Meeting
 from elasticrun.launcher.nodes.nodes import (
     END,
     JOIN,
@@ -27,8 +26,9 @@ from elasticrun.launcher.nodes.nodes import (
     Round,
     plan_round,
 )
+from elasticrun.launcher.nodes.rendezvous_process import RendezvousProcess
 from elasticrun.launcher.options import NodeSettings, Options
-from elasticrun.launcher.verdict import How, Verdict, merged
+from elasticrun.launcher.verdict import EndKind, Verdict, merged
 from elasticrun.replicas.wire import Message
 
 _RETRY_SECONDS = 0.5
@@ -71,7 +71,7 @@ class ManyNodes:
         self._loop = loop
         self._subscriber = subscriber
         self._say = say
-        self._meeting: Meeting | None = None
+        self._rendezvous: RendezvousProcess | None = None
         self._phase = _NodePhase.OPENING
         self._wants_to_join = False
         self._address: Message = {}
@@ -91,14 +91,14 @@ class ManyNodes:
     @property
     def pids(self) -> set[int]:
         """The processes that it needs between generations."""
-        return set() if self._meeting is None else {self._meeting.pid}
+        return set() if self._rendezvous is None else {self._rendezvous.pid}
 
     def open(self) -> None:
         """Look for the others; `on_open` follows."""
         self._phase = _NodePhase.OPENING
         self._say_if_long(lambda: self._looking)
         try:
-            self._meeting = Meeting(
+            self._rendezvous = RendezvousProcess(
                 self._settings,
                 self._name,
                 loop=self._loop,
@@ -188,19 +188,19 @@ class ManyNodes:
     def leave(self, kind: str, cause: str) -> None:
         """Tell the others that this node waits for nothing any more."""
         self._attempt.request_stop(kind, cause)
-        self._note(ending=Verdict(How.LEFT, text=cause).encode())
+        self._note(ending=Verdict(EndKind.LEFT, text=cause).encode())
 
     def close(self, *, is_hurried: bool) -> None:
         """Leave the other nodes, who need not wait for this one."""
-        if self._meeting is None:
+        if self._rendezvous is None:
             return
         if self._phase is _NodePhase.OPENING:
-            self._meeting.close()
+            self._rendezvous.close()
             return
         if self._phase is _NodePhase.MEMBER:
             self._note(rejoins=True)  # So that nobody waits for an offer.
         is_end = END in self._attempt.stop_requests
-        self._meeting.say_goodbye(
+        self._rendezvous.say_goodbye(
             {
                 "type": "bye",
                 "closes": self.is_needed or is_end,
@@ -208,7 +208,7 @@ class ManyNodes:
             }
         )
 
-    # Meeting the others.
+    # RendezvousProcess the others.
 
     def _on_message(self, message: Message) -> None:
         kind = message["type"]
@@ -296,7 +296,7 @@ class ManyNodes:
         self._send({"type": "attempt", "attempt": number})
 
     def _on_lost(self, why: str) -> None:
-        phase, self._phase, self._meeting = self._phase, _NodePhase.OPENING, None
+        phase, self._phase, self._rendezvous = self._phase, _NodePhase.OPENING, None
         self._wants_to_join = phase not in (_NodePhase.RUNNING, _NodePhase.CONCLUDING)
         now = time.monotonic()
         self._lost_since = self._lost_since or now
@@ -325,8 +325,8 @@ class ManyNodes:
         self._send({"type": "note", "note": self._attempt.own})
 
     def _send(self, message: Message) -> None:
-        if self._meeting is not None:
-            self._meeting.send(message)
+        if self._rendezvous is not None:
+            self._rendezvous.send(message)
 
     def _on_notes(self, message: Message) -> None:
         is_member = self._phase.value >= _NodePhase.MEMBER.value

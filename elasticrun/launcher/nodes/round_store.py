@@ -1,4 +1,4 @@
-"""What nodes tell each other by keys in the rendezvous's store."""
+"""Keys in the rendezvous's store, by which nodes exchange notes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RoundStore:
 
 
 class WaitList:
-    """Keys that all nodes of a job know, by which those hear that wait to join.
+    """Keys by which running nodes and those that wait to join hear of each other.
 
     There is one request at a time: the name of the attempt that is to end once the
     replicas of those who wait are prepared.

@@ -14,10 +14,10 @@ _FUNCTION = "function.pickle"
 _RESULT = re.compile(r"result-(\d+)-(\d+)-of-(\d+)\.pickle")
 
 
-def keep_function(
+def save_function(
     folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    """Keep what every replica is to call."""
+    """Save the function that every replica is to call."""
     import cloudpickle
 
     (folder / _FUNCTION).write_bytes(cloudpickle.dumps((function, args)))
@@ -29,17 +29,17 @@ def call_function(folder: Path) -> object:
     return function(*args)
 
 
-def keep_result(
+def save_result(
     folder: Path, result: object, *, generation: int, rank: int, world_size: int
 ) -> None:
-    """Keep what the function returned; in a replica."""
+    """Save what the function returned; in a replica."""
     import cloudpickle
 
     path = folder / f"result-{generation}-{rank}-of-{world_size}.pickle"
     path.write_bytes(cloudpickle.dumps(result))
 
 
-def forget_results(folder: Path) -> None:
+def remove_results(folder: Path) -> None:
     """Remove what replicas returned; before others are started in their place.
 
     A replica may have returned while the others were still to be rescaled, and without

@@ -1,4 +1,4 @@
-"""Lets a program that runs ahead of its generation wait where it needs the job."""
+"""Pauses a rehearsed program where it first needs the job."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from types import ModuleType
 from typing import Any
 
 from elasticrun.launcher import environment, processes
-from elasticrun.replicas.environment import environment_of
+from elasticrun.replicas.environment import torchrun_variables
 
 _OF_THE_JOB = frozenset(
-    [*environment_of(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
+    [*torchrun_variables(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
 )
 
 
 class Hold:
-    """Stops this process's program where it first asks which replica it is.
+    """Pauses the program where it first asks which replica it is.
 
     Whatever needs the job asks for the rank first, and so do process groups: all of
     them look into its variables. Before GPUs are used it waits as well, since the other
@@ -42,7 +42,7 @@ class Hold:
         self._meanwhile = contextlib.ExitStack()
 
     def begin(self) -> None:
-        """Let whoever asks from now on wait."""
+        """Pause the program from now on where it needs the job."""
         self._is_over.clear()
         self._meanwhile.enter_context(processes.yielding_memory())
         self._meanwhile.enter_context(
@@ -59,7 +59,7 @@ class Hold:
             torch.cuda._lazy_call(self.wait)
 
     def wait(self) -> None:
-        """Return when the other generation has ended; in any thread."""
+        """Wait until the other generation has ended; from any thread."""
         is_ending = threading.get_ident() == self._ending_thread
         if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
             self._on_waiting()

@@ -23,7 +23,7 @@ from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher import environment, interpreter, processes
-from elasticrun.launcher.replica.functions import call_function, keep_result
+from elasticrun.launcher.replica.functions import call_function, save_result
 from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.reporter import (
     Reporter,
@@ -43,7 +43,7 @@ _BARRED = (
 
 
 def execute(control: int, listeners: list[int]) -> None:
-    """Begin anew as a fresh interpreter, for programs that cannot be forked."""
+    """Replace this process with a new interpreter; programs may not bear a fork."""
     for descriptor in (control, *listeners):
         os.set_inheritable(descriptor, True)
     os.execv(
@@ -53,7 +53,7 @@ def execute(control: int, listeners: list[int]) -> None:
 
 
 def begin() -> None:
-    """Take up the descriptors that `execute` has handed on."""
+    """Continue in the new interpreter that `execute` has started."""
     main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]], {})
 
 
@@ -165,7 +165,7 @@ def _program(order: Message, hold: Hold) -> None:
         folder = Path(order["target"])
         result = call_function(folder)
         hold.wait()  # Results of the other generation are forgotten then.
-        keep_result(
+        save_result(
             folder,
             result,
             generation=order["generation"],

@@ -1,4 +1,4 @@
-"""A replica's thread that tells the launcher where it is, and hears when to stop."""
+"""A replica's thread that reports to the launcher, and takes its stop requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Counts = tuple[int, int, int]
 
 
 class Reporter:
-    """Looks at the job now and then, so that training itself pays nothing for it.
+    """Reports where the job is, twice a second, without any cost for training.
 
     Args:
         on_begun: Called with the order when the generation begins for which the program
@@ -77,7 +77,7 @@ class Reporter:
         In this thread; at the program's end also in the main thread.
         """
         with self._looking:
-            job = None if self._has_ended else running_job()
+            job = None if self._has_ended else open_job()
             if job is None:
                 return _UNTIL_JOB
             self._ask_to_stop(job)
@@ -88,7 +88,7 @@ class Reporter:
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
 
     def end(self) -> None:
-        """Look no more: the program is being taken apart."""
+        """Stop reporting: the program is being torn down."""
         with self._looking:
             self._has_ended = True
 
@@ -137,8 +137,7 @@ class Reporter:
             "checkpoint": None if newest is None else newest.number,
             "gpu_memory": gpu_memory,
             "gpu_utilization": gpu_utilization,
-            "own_seconds": job.pace.seconds,
-            "num_steps": job.pace.num_steps,
+            "num_forward_passes": job.num_forward_passes,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
         }
@@ -205,19 +204,19 @@ def gpu_use(job: Job) -> tuple[int | None, int | None]:
         return memory, None
 
 
-def running_job() -> Job | None:
+def open_job() -> Job | None:
     """Return the job of this process if its program has made one."""
-    job = _job_if_any()
+    job = _find_job()
     return None if job is None or job.is_closed else job
 
 
 def has_failed_save() -> bool:
     """Return whether the last save of this process's job came to nothing."""
-    job = _job_if_any()
+    job = _find_job()
     return job is not None and job.has_failed_save
 
 
-def _job_if_any() -> Job | None:
+def _find_job() -> Job | None:
     """Return the program's job without importing anything that it has not."""
     current: Any = sys.modules.get("elasticrun.job.current")
     find: Callable[[], Job | None] | None = getattr(current, "job_if_any", None)
@@ -229,5 +228,5 @@ def code_of_stop() -> int:
 
     A program that swallows its stop, and then comes to its end, has not finished.
     """
-    job = running_job()
+    job = open_job()
     return 0 if job is None else job.boundary.exit_code or 0

@@ -31,7 +31,7 @@ _STACKS = b"(most recent call first)"
 
 
 class Audience(Protocol):
-    """Who is told what replicas print, and where they are."""
+    """Receives the output and the reports of replicas."""
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
         """A replica printed a line."""
@@ -44,7 +44,7 @@ class Audience(Protocol):
 
 
 class GenerationSubscriber(Protocol):
-    """Who is told how a generation fails and ends."""
+    """Receives failures and the end of a generation."""
 
     def on_trouble(self) -> None:
         """A replica failed, or raised; there may be more to come."""
@@ -169,7 +169,7 @@ class Generation:
         return describe(cause, hint=hint)
 
     def start(self, orders: Sequence[Message]) -> None:
-        """Let the replicas go."""
+        """Send the replicas their orders."""
         for member, order in zip(self.members, orders, strict=True):
             member.replica.begin(order)
             for reader, data in zip(

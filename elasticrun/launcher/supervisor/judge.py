@@ -14,7 +14,7 @@ from elasticrun.launcher.supervisor.causes import first_cause
 from elasticrun.launcher.supervisor.crashes import CrashBook, start_from
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.verdict import How, Verdict
+from elasticrun.launcher.verdict import EndKind, Verdict
 
 _SIGNAL_OF = {code: number.name for number, code in BY_SIGNAL.items()}
 _MAX_TRACE = 20_000
@@ -29,7 +29,7 @@ class Stop(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Next:
+class NextAction:
     """What to do now.
 
     Attributes:
@@ -57,14 +57,14 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
     if cause is None:
         codes = [ending.code for ending in generation.endings]
         stops = [code for code in codes if code in STOP_CODES]
-        kind = How.STOPPED if stops or generation.is_discarded else How.FINISHED
+        kind = EndKind.STOPPED if stops or generation.is_discarded else EndKind.FINISHED
         code = max(stops, default=0)
         is_unsaved = any(member.has_failed_save for member in generation.members)
         return Verdict(
             kind, where=where, code=code, newest=newest, is_unsaved=is_unsaved
         )
     return Verdict(
-        How.CRASHED,
+        EndKind.CRASHED,
         text=reason or generation.explain(cause),
         trace=cause.failure.trace[-_MAX_TRACE:] if cause.failure else "",
         where=where,
@@ -99,7 +99,7 @@ class Judge:
         stop: Stop,
         code: int,
         is_first: bool,
-    ) -> Next:
+    ) -> NextAction:
         """Decide what follows.
 
         Args:
@@ -110,15 +110,15 @@ class Judge:
             is_first: Whether this is the node that notes the end of the program.
         """
         self._crashes.note(verdict)
-        if verdict.kind == How.FINISHED:
+        if verdict.kind == EndKind.FINISHED:
             return self._finish(verdict, is_first=is_first)
         if stop is Stop.END:
             return self._end_stopped(verdict, code)
-        if verdict.kind == How.LEFT:
+        if verdict.kind == EndKind.LEFT:
             return self._go_on_without(verdict, number)
         if stop is Stop.SCALE:
             return self._rescale(verdict, number)
-        if verdict.kind == How.CRASHED:
+        if verdict.kind == EndKind.CRASHED:
             return self._restart(verdict, number)
         signalled = _SIGNAL_OF.get(verdict.code)
         cause = f"by {signalled} to a replica" if signalled else "by itself"
@@ -126,7 +126,7 @@ class Judge:
             f"stopped {cause} with exit code {verdict.code}; {_saved(verdict)}"
             f"{self._options.how_to_go_on}"
         )
-        return Next(verdict.code)
+        return NextAction(verdict.code)
 
     def note_idle_end(self, cause: str) -> None:
         """Say what is kept of a job that ends while no replica trains."""
@@ -141,21 +141,21 @@ class Judge:
             text = "nothing was saved"
         self._console.event(f"{cause}: ending; {text}")
 
-    def on_closed(self) -> Next:
+    def on_closed(self) -> NextAction:
         """Decide what follows when the job has ended on the other nodes."""
         if self._has_finished():
             return self._finish(is_first=False)
         self._console.event("the job was ended on the other nodes")
-        return Next(STOPPED)
+        return NextAction(STOPPED)
 
-    def fail(self, why: str, *, trace: str = "") -> Next:
+    def fail(self, why: str, *, trace: str = "") -> NextAction:
         """Say why the job fails, and end it."""
         if trace:
             self._console.detail(trace)
         self._console.event(f"failed: {why}")
-        return Next(FAILED)
+        return NextAction(FAILED)
 
-    def _finish(self, verdict: Verdict | None = None, *, is_first: bool) -> Next:
+    def _finish(self, verdict: Verdict | None = None, *, is_first: bool) -> NextAction:
         lost = f"; {_saved(verdict)}" if verdict and verdict.is_unsaved else ""
         if is_first and not lost:
             directory.note_finished(self._options.checkpoint_dir, self._options.program)
@@ -168,22 +168,22 @@ class Judge:
                 "warning: the program did not use elasticrun: each replica ran all of "
                 "it by itself, and nothing was saved"
             )
-        return Next(0)
+        return NextAction(0)
 
     def _has_finished(self) -> bool:
         where, program = self._options.checkpoint_dir, self._options.program
         return directory.finished_at(where, program) is not None
 
-    def _end_stopped(self, verdict: Verdict, code: int) -> Next:
-        if verdict.kind in (How.CRASHED, How.LEFT):
+    def _end_stopped(self, verdict: Verdict, code: int) -> NextAction:
+        if verdict.kind in (EndKind.CRASHED, EndKind.LEFT):
             problem = f"stopped without a new checkpoint: {verdict.text}"
             self._console.event(problem)
-            return Next(code, problem=problem)
+            return NextAction(code, problem=problem)
         saved = _saved(verdict)
         self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
-        return Next(code, problem=saved if verdict.is_unsaved else "")
+        return NextAction(code, problem=saved if verdict.is_unsaved else "")
 
-    def _go_on_without(self, verdict: Verdict, number: int) -> Next:
+    def _go_on_without(self, verdict: Verdict, number: int) -> NextAction:
         """Restart because a node is gone, which counts as no crash."""
         if self._has_finished():
             return self._finish(is_first=False)
@@ -191,11 +191,11 @@ class Judge:
             f"generation {number} has lost a node: {verdict.text}; going on "
             f"{start_from(verdict.newest)}"
         )
-        return Next()
+        return NextAction()
 
-    def _rescale(self, verdict: Verdict, number: int) -> Next:
+    def _rescale(self, verdict: Verdict, number: int) -> NextAction:
         """Restart with another size, which counts as no crash however it came to it."""
-        if verdict.kind == How.CRASHED:
+        if verdict.kind == EndKind.CRASHED:
             why = verdict.text.partition("\n")[0]
             self._console.event(
                 f"generation {number} ended at {verdict.where} without saving: "
@@ -206,10 +206,10 @@ class Judge:
             self._console.event(
                 f"generation {number} ended at {verdict.where}; {saved}"
             )
-            return Next(problem=saved)
-        return Next()
+            return NextAction(problem=saved)
+        return NextAction()
 
-    def _restart(self, verdict: Verdict, number: int) -> Next:
+    def _restart(self, verdict: Verdict, number: int) -> NextAction:
         self._console.event(
             f"generation {number} crashed at {verdict.where}: {verdict.text}"
         )
@@ -219,7 +219,7 @@ class Judge:
             is_seen = verdict.is_here and self._console.is_terminal
             return self.fail(text, trace="" if is_seen else verdict.trace)
         self._console.event(text)
-        return Next(delay=delay)
+        return NextAction(delay=delay)
 
 
 def _saved(verdict: Verdict) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from elasticrun.launcher import environment
 from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
 from elasticrun.launcher.options import Options
-from elasticrun.replicas.environment import GLOO_INTERFACE, environment_of
+from elasticrun.replicas.environment import GLOO_INTERFACE, torchrun_variables
 from elasticrun.replicas.wire import Message
 
 # What the number and the places of the other nodes decide.
@@ -17,7 +17,7 @@ _OF_ALL_NODES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _UNKNOWN = "unknown until the generation begins"
 
 
-def orders_ahead(options: Options, size: int) -> list[Message]:
+def rehearsal_orders(options: Options, size: int) -> list[Message]:
     """Return orders to run the program up to where it needs its generation.
 
     That is yet to begin, and with it what an order then adds is known: the ranks, and
@@ -57,7 +57,7 @@ def make_orders(options: Options, round_: Round) -> list[Message]:
     }
     orders = []
     for rank in range(round_.offset, round_.offset + round_.share):
-        own = variables | environment_of(
+        own = variables | torchrun_variables(
             rank=rank,
             world_size=round_.size,
             port=round_.port,

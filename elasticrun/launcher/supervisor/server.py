@@ -31,11 +31,11 @@ class Server:
         self._waiting: list[tuple[Channel, int]] = []
         self._stopping: list[Channel] = []
         supervisor.loop.watch(control.listener, self._on_caller)
-        supervisor.news.on_ready.append(self._answer_waiting)
-        supervisor.news.on_told.append(self._on_told)
+        supervisor.reports.on_ready.append(self._answer_waiting)
+        supervisor.reports.on_message.append(self._on_message)
 
     def close(self) -> None:
-        """Tell whoever asked for the end whether it came as it should."""
+        """Answer the callers of `stop`: whether the job was saved."""
         problem = self._supervisor.problem
         for channel in self._stopping:
             channel.send({"error": problem} if problem else {"text": "ended"})
@@ -97,7 +97,7 @@ class Server:
         return {"text": text, "is_done": is_done}
 
     def _dismiss_overruled(self) -> None:
-        """Answer those who wait for a number that another caller has changed."""
+        """Answer callers whose `scale` was overruled by another one."""
         size = self._supervisor.takeover.size
         for channel, asked in self._waiting:
             if asked != size:
@@ -106,7 +106,7 @@ class Server:
                 channel.send({"error": error, "is_done": True})
         self._waiting = [each for each in self._waiting if each[1] == size]
 
-    def _on_told(self, why: str, is_over: bool) -> None:
+    def _on_message(self, why: str, is_over: bool) -> None:
         for channel, _ in self._waiting:
             channel.send({"error" if is_over else "text": why})
         if is_over:

@@ -51,7 +51,7 @@ class StatusBook:
         self._usage: dict[int, tuple[float, float]] = {}
         self._look: dict[int, tuple[float, int]] = {}
         self._looked_at = 0.0
-        supervisor.news.on_reported.append(self._note)
+        supervisor.reports.on_reported.append(self._note)
 
     def _note(self, member: Member) -> None:
         generation = self._supervisor.generation
@@ -130,7 +130,7 @@ class StatusBook:
             "world_size": round_.size,
         }
 
-    def live(self) -> str:
+    def status_line(self) -> str:
         """Return the line that a terminal shows all the time.
 
         It takes nothing else of a status, which looks at all processes for usage: that

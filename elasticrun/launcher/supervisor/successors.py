@@ -22,7 +22,7 @@ _MOST_QUOTED = 1 << 12
 
 
 class _Use(enum.Enum):
-    """What the replicas are for that were asked for last."""
+    """The purpose of the replicas that were requested last."""
 
     NONE = 0  # They have been taken, or discarded.
     NEXT = 1  # Another generation is to begin.
@@ -43,7 +43,7 @@ class Successors:
         orders: Makes their orders for a rehearsal, from their number.
         say: Called with what the user should know.
         on_ready: Called when all are there.
-        on_able: Called when the generation that they were prepared beside may stop.
+        on_may_stop: Called when the generation that they were prepared beside may stop.
         on_too_slow: Called with the reason if a rehearsal takes too long.
         on_failed: Called with the reason when their script has failed.
 
@@ -61,7 +61,7 @@ class Successors:
         orders: Callable[[int], list[Message]],
         say: Callable[[str], None],
         on_ready: Callable[[], None],
-        on_able: Callable[[], None],
+        on_may_stop: Callable[[], None],
         on_too_slow: Callable[[str], None],
         on_failed: Callable[[str], None],
     ) -> None:
@@ -71,7 +71,7 @@ class Successors:
         self._orders = orders
         self._say = say
         self._on_ready = on_ready
-        self._on_able = on_able
+        self._on_may_stop = on_may_stop
         self._on_too_slow = on_too_slow
         self._on_failed = on_failed
         self._replicas: list[WaitingReplica] = []
@@ -89,7 +89,7 @@ class Successors:
         self._begun_at = 0.0
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether they were asked for, and not taken since; spares are not."""
         return self._use is _Use.NEXT
 
@@ -120,7 +120,7 @@ class Successors:
         self._longest_start = max(self._longest_start, seconds)
 
     def prepare(self, size: int, *, beside: Generation | None = None) -> None:
-        """Have so many wait: the spares if these are as many, else others.
+        """Fork so many, unless there are as many spares.
 
         Args:
             beside: The running generation, which stops for them.
@@ -133,22 +133,22 @@ class Successors:
             size, beside, otherwise="these stop first"
         ):
             beside = None
-        self._ask(size, _Use.NEXT, beside)
+        self._request_fork(size, _Use.NEXT, beside)
 
     def prepare_spares(self, beside: Generation) -> None:
-        """Have as many wait as run, for a crash."""
+        """Fork as many spares as there are replicas."""
         self.discard()
         if self._can_rehearse(beside.size, beside, otherwise="there are no spares"):
-            self._ask(beside.size, _Use.SPARES, beside)
+            self._request_fork(beside.size, _Use.SPARES, beside)
 
     def rehearse(self) -> None:
-        """Let them run their script, while a generation trains on other nodes."""
+        """Run their scripts, while a generation trains on other nodes."""
         if not self.is_rehearsing and self.may_rehearse:
             self._is_told_to_rehearse = True
             if self.is_ready:
                 self._begin_rehearsal()
         elif not self._preparing:
-            self._on_able()
+            self._on_may_stop()
 
     def offer(self) -> list[WaitingReplica]:
         """Return them; until `take` they wait for the others' offers."""
@@ -161,12 +161,12 @@ class Successors:
         return taken
 
     def take_back(self) -> None:
-        """Let all end, those as well that were offered."""
+        """Discard all, including those that were offered."""
         self.discard()
         discard_all(self.take())
 
     def discard(self) -> None:
-        """Let them end, and those that are on their way."""
+        """Discard all, including those that are being forked."""
         self._num_requests += 1
         discard_all(self._release())
 
@@ -189,7 +189,7 @@ class Successors:
         )
         return False
 
-    def _ask(self, size: int, use: _Use, beside: Generation | None) -> None:
+    def _request_fork(self, size: int, use: _Use, beside: Generation | None) -> None:
         number, self._size, self._use = self._num_requests, size, use
 
         def on_forked(replicas: list[WaitingReplica]) -> None:
@@ -200,7 +200,7 @@ class Successors:
             if self._is_told_to_rehearse or (beside is not None and beside.running):
                 self._begin_rehearsal()
             elif beside is None:
-                self._on_able()
+                self._on_may_stop()
             self._on_ready()
 
         self._starter.fork(size, on_forked)
@@ -223,7 +223,7 @@ class Successors:
                 self._watch(output, partial(self._keep_output, output, printed))
 
     def _end_rehearsal(self) -> None:
-        """Hear no more of them."""
+        """Stop watching them."""
         if self._timer is not None:
             self._timer.cancel()
         for each in self._watched:
@@ -271,10 +271,10 @@ class Successors:
             self._preparing.remove(replica.rank)
             if not self._preparing:
                 self.note_start(time.monotonic() - self._begun_at)
-                self._on_able()
+                self._on_may_stop()
 
     def _fail(self, replica: WaitingReplica, why: str) -> None:
-        """Rehearse no more if the script has failed: alone it may not."""
+        """Report the failure; rehearse no more if the script itself has failed."""
         has_waited = replica.rank not in self._preparing
         self.may_rehearse = self.may_rehearse and has_waited
         self._end_rehearsal()

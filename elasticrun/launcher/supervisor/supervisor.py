@@ -37,16 +37,16 @@ from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.many_nodes import nodes_of
 from elasticrun.launcher.nodes.nodes import END, LEAVE, Offer, Round
 from elasticrun.launcher.options import Options
-from elasticrun.launcher.replica.functions import forget_results
+from elasticrun.launcher.replica.functions import remove_results
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.judge import Judge, Next, Stop, verdict_of
+from elasticrun.launcher.supervisor.judge import Judge, NextAction, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
-from elasticrun.launcher.supervisor.progress_news import News
+from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.supervisor.takeover import Takeover
 from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.verdict import How, Verdict
+from elasticrun.launcher.verdict import EndKind, Verdict
 from elasticrun.replicas.signals import ANNOUNCING
 
 _AFTER_GRACE_SECONDS = 3.0
@@ -81,7 +81,7 @@ class Supervisor:
         exit_code: The launcher's, once the job is over.
         problem: Why it, or the generation before, ended without saving what was
             trained; empty if it did not.
-        news: Tells what is heard of the generation that runs.
+        reports: Tells what is heard of the generation that runs.
     """
 
     def __init__(self, options: Options, console: Console, loop: EventLoop) -> None:
@@ -93,7 +93,7 @@ class Supervisor:
         newest = directory.newest_checkpoint(options.checkpoint_dir)
         self.crashes = CrashBook(options.max_restarts, newest_at_start=newest)
         self.judge = Judge(options, console, self.crashes)
-        self.news = News(console, self.crashes)
+        self.reports = ReplicaReports(console, self.crashes)
         self._console = console
         self._phase = Phase.GATHERING
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
@@ -111,7 +111,7 @@ class Supervisor:
             loop,
             imports=[] if options.is_exec else imports_of(options.program),
             is_exec=options.is_exec,
-            say=self.news.tell,
+            say=self.reports.tell,
             on_failure=self._on_no_replicas,
         )
         self.nodes = nodes_of(options, loop=loop, subscriber=self, say=console.event)
@@ -121,7 +121,7 @@ class Supervisor:
             starter=self._starter,
             nodes=self.nodes,
             console=console,
-            news=self.news,
+            reports=self.reports,
             on_ready=self._join_round,
         )
         self.successors = self.takeover.successors
@@ -271,11 +271,11 @@ class Supervisor:
             code=self._stop_code,
             is_first=round_.node == 0,
         )
-        if verdict.kind in (How.CRASHED, How.LEFT):
+        if verdict.kind in (EndKind.CRASHED, EndKind.LEFT):
             self._stop = Stop.NONE
         self._go_on(next_)
 
-    def _go_on(self, next_: Next) -> None:
+    def _go_on(self, next_: NextAction) -> None:
         self.exit_code, self.problem = next_.exit_code, next_.problem
         if next_.exit_code is not None:
             return
@@ -283,7 +283,7 @@ class Supervisor:
         if next_.delay:
             self._phase = Phase.PAUSED
             self.loop.call_later(next_.delay, self._end_pause)
-        if not self.successors.is_asked:
+        if not self.successors.is_requested:
             self.takeover.prepare()
         self._join_round()
 
@@ -318,7 +318,7 @@ class Supervisor:
         )
 
     def on_round(self, round_: Round) -> None:
-        """Let the replicas go that were offered."""
+        """Start the generation with the replicas that were offered."""
         processes.kill_children(but=self._waiting_pids | self._strangers)
         replicas = self.successors.take()
         self._phase, self._stop = Phase.TRAINING, Stop.NONE
@@ -329,16 +329,16 @@ class Supervisor:
             offset=round_.offset,
             loop=self.loop,
             log_dir=self.options.log_dir,
-            audience=self.news,
+            audience=self.reports,
             subscriber=self,
         )
         self.takeover.begin(generation)
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
         self._starter.note_running([each.pid for each in replicas])
         if self.options.program.kind == "function":
-            forget_results(Path(self.options.program.target))
+            remove_results(Path(self.options.program.target))
         self._console.event(round_.describe())
-        self.news.begin(generation)
+        self.reports.begin(generation)
         generation.start(make_orders(self.options, round_))
         if round_.share != self.takeover.size:  # Rescaled after it was offered.
             self.takeover.prepare()
@@ -353,7 +353,7 @@ class Supervisor:
     # What is heard from the other nodes.
 
     def on_preparation_requested(self, cause: str) -> None:
-        """Have successors prepare for a generation with other nodes."""
+        """Prepare successors for a generation with other nodes."""
         if self._phase is Phase.GATHERING:
             self._console.event(f"{cause}: new replicas prepare here, too")
             self.successors.rehearse()
@@ -384,7 +384,7 @@ class Supervisor:
             if self._phase is Phase.OFFERED:
                 self._phase = Phase.GATHERING
         is_between = self.generation is None and self._phase is not Phase.OFFERED
-        if is_between and not self.successors.is_asked:
+        if is_between and not self.successors.is_requested:
             self.takeover.prepare()
             self._join_round()
 
@@ -401,7 +401,7 @@ class Supervisor:
                 self.exit_code = STOPPED
         elif is_end or self._stop is Stop.NONE:
             self._say_all_save(cause)
-            if not (is_end or self.successors.is_asked):
+            if not (is_end or self.successors.is_requested):
                 self.successors.prepare(self.takeover.size, beside=self.generation)
             self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
 
@@ -438,7 +438,7 @@ class Supervisor:
         why += f" The job goes on with {last.share} replica{'s' * (last.share > 1)}"
         if is_rescaling and self._stop is not Stop.END:
             self.takeover.size = last.share
-            self.news.tell(why, is_over=True)
+            self.reports.tell(why, is_over=True)
         else:
             self._console.event(why)
         if self.generation is None and self._phase is not Phase.JUDGING:

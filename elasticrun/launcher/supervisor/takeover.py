@@ -1,4 +1,4 @@
-"""When the running generation stops, so that its successors can begin."""
+"""Decides when the running generation stops for its successors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from elasticrun.launcher.options import (
     check_open_files,
 )
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.orders import orders_ahead
-from elasticrun.launcher.supervisor.progress_news import News
+from elasticrun.launcher.supervisor.orders import rehearsal_orders
+from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.launcher.terminal.console import Console
 
@@ -49,7 +49,7 @@ class Takeover:
         starter: Starter,
         nodes: Nodes,
         console: Console,
-        news: News,
+        reports: ReplicaReports,
         on_ready: Callable[[], None],
     ) -> None:
         self.size = options.replicas.initial
@@ -59,22 +59,22 @@ class Takeover:
         self._starter = starter
         self._nodes = nodes
         self._console = console
-        self._news = news
+        self._reports = reports
         self._generation: Generation | None = None  # Unless it was asked to stop.
         self.successors = Successors(
             starter,
             loop,
             # A node that waits to join gives up after a time.
             most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
-            orders=lambda size: orders_ahead(options, size),
-            say=news.tell,
+            orders=lambda size: rehearsal_orders(options, size),
+            say=reports.tell,
             on_ready=on_ready,
-            on_able=self._on_able,
+            on_may_stop=self._on_may_stop,
             on_too_slow=self._on_too_slow,
             on_failed=self._on_failed,
         )
-        news.on_ready.append(self._note_start)
-        news.on_trained.append(self._on_trained)
+        reports.on_ready.append(self._note_start)
+        reports.on_trained.append(self._on_trained)
 
     def begin(self, generation: Generation) -> None:
         """Note which generation runs from now on."""
@@ -135,7 +135,7 @@ class Takeover:
         return text
 
     def _stay(self) -> str:
-        """Take a rescaling back of which the running generation knows nothing yet."""
+        """Cancel a rescaling of which the running generation knows nothing yet."""
         assert self._generation is not None
         before, self.size = self.size, self._generation.size
         self._nodes.withdraw_request(SCALE)
@@ -181,7 +181,7 @@ class Takeover:
             self._starter.note_running([each.pid for each in self._generation.running])
 
     def _keep_spares(self) -> None:
-        """Have a whole generation wait for a crash of the one that trains."""
+        """Keep spares, if the job is to have any."""
         generation = self._generation
         if (
             self._options.has_spares
@@ -201,7 +201,7 @@ class Takeover:
 
     # What is heard from the successors.
 
-    def _on_able(self) -> None:
+    def _on_may_stop(self) -> None:
         """Tell the nodes that they wait, or stop the generation for them at once."""
         if self.is_preparing and not self.successors.is_rehearsing:
             self._nodes.skip_preparation()
@@ -211,7 +211,7 @@ class Takeover:
     def _on_too_slow(self, why: str) -> None:
         """Stop the running generation: they may never be ready beside it."""
         if self.is_preparing:
-            self._news.tell(f"{why}; those that run give way to them now")
+            self._reports.tell(f"{why}; those that run give way to them now")
             self._nodes.skip_preparation()
 
     def _on_failed(self, why: str) -> None:
@@ -222,14 +222,14 @@ class Takeover:
         may_rehearse = self.successors.may_rehearse
         if self.is_preparing and self._options.nodes is not None:
             why = f"a new replica failed, so those that run stop first. It was {why}"
-            self._news.tell(why)
+            self._reports.tell(why)
             self.successors.prepare(self.size)
         elif self.is_preparing:
             self._call_off()
             first = "" if may_rehearse else "; the next rescaling stops them first"
             why = f"a new replica failed, so those that run go on{first}. It was {why}"
-            self._news.tell(why, is_over=True)
-        elif self.successors.is_asked:
+            self._reports.tell(why, is_over=True)
+        elif self.successors.is_requested:
             self._console.event(f"a new replica failed, so others start. It was {why}")
             self.successors.prepare(self.size)
         else:

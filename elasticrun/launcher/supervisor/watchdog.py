@@ -197,7 +197,7 @@ class Watchdog:
         # The others may have fallen silent a moment later, when they began to wait.
         since = time.monotonic() - silence / 2
         silent = [member for member in running if member.moved_at < since]
-        culprit = held_up_by(silent)
+        culprit = find_hanging(silent)
         if culprit is not None and (self._is_alone or len(running) > 1):
             return f"rank {culprit.rank} passed no boundary for {silence:.0f} s"
         where = "" if self._is_alone else " on this node"
@@ -206,18 +206,18 @@ class Watchdog:
     def _set_timer(
         self, seconds: float | None, callback: Callable[[], None] | None = None
     ) -> None:
-        """Have one thing happen later; what was to happen before that does not."""
+        """Set the one timer; it replaces the one before."""
         if self._timer is not None:
             self._timer.cancel()
         if seconds is not None and callback is not None:
             self._timer = self._loop.call_later(seconds, callback)
 
 
-def held_up_by(silent: Sequence[Member]) -> Member | None:
+def find_hanging(silent: Sequence[Member]) -> Member | None:
     """Return the silent replica for which the others wait, None if none stands out.
 
-    Where one hangs, the others soon wait for it: in a collective, a step further than
-    it has come, or at a boundary that it has not reached.
+    Where one hangs, the others soon wait for it: in a collective, a forward pass
+    further than it has come, or at a boundary that it has not reached.
     """
     behind = min(map(_progress, silent))
     last = [member for member in silent if _progress(member) == behind]
@@ -226,4 +226,4 @@ def held_up_by(silent: Sequence[Member]) -> Member | None:
 
 def _progress(member: Member) -> tuple[list[int], int]:
     report = member.report
-    return list(report.get("counts", ())), report.get("num_steps", 0)
+    return list(report.get("counts", ())), report.get("num_forward_passes", 0)

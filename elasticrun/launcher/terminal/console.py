@@ -1,4 +1,4 @@
-"""What the user sees: a line an event, the replicas' lines, and one that lives.
+"""What the user sees: a line an event, the replicas' lines, and a status line.
 
 A terminal that is stopped, or a pipe that nobody reads, must not stop the launcher: a
 thread writes. What it cannot write in time is left out, and said to be; logs have it.
@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from elasticrun.launcher.terminal.screen import LiveScreen, Screen
+from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen
 
 _MOST_BYTES = 8 << 20
 _LINE_BYTES = 300  # What a waiting line takes beside its text.
@@ -20,7 +20,7 @@ _FLUSH_SECONDS = 3.0
 
 
 class Console:
-    """Has a thread write what is to be seen, in its order.
+    """Writes events and output in order, from a thread of its own.
 
     While what is written is read, if slowly, the launcher keeps its pace, and so the
     replicas do. Only when nothing was read for a second lines are left out.
@@ -29,11 +29,13 @@ class Console:
         make_screen: Called in the thread that writes.
 
     Attributes:
-        is_live: Whether it can show a line that lives.
+        has_status_line: Whether it can show a status line.
     """
 
-    def __init__(self, make_screen: Callable[[], Screen], *, is_live: bool) -> None:
-        self.is_live = is_live
+    def __init__(
+        self, make_screen: Callable[[], Screen], *, has_status_line: bool
+    ) -> None:
+        self.has_status_line = has_status_line
         self._make_screen = make_screen
         self._changed = threading.Condition()
         self._waiting: deque[tuple[int, Callable[[Screen], None]]] = deque()
@@ -52,7 +54,7 @@ class Console:
         return sys.stderr.isatty()
 
     def event(self, text: str) -> None:
-        """Say what happened, in one line, and below it what more there is to say."""
+        """Write a line of the launcher's, and its further lines below."""
         first, _, rest = text.partition("\n")
         with self._changed:
             self._add(0, lambda screen: screen.event(first))
@@ -73,7 +75,7 @@ class Console:
             else:
                 self._num_left_out += 1
 
-    def live(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Show where the job is; only a terminal can."""
         with self._changed:
             self._live = text
@@ -126,7 +128,7 @@ class Console:
             if call is not None:
                 call(screen)
             if live is not None and not self._is_closing:
-                screen.live(live)
+                screen.show_status(live)
             with self._changed:
                 self._num_bytes -= size
                 self._changed.notify_all()
@@ -134,5 +136,7 @@ class Console:
 
 def open_console() -> Console:
     """Return one for a terminal, or else for files."""
-    is_live = sys.stderr.isatty()
-    return Console(LiveScreen if is_live else Screen, is_live=is_live)
+    has_status_line = sys.stderr.isatty()
+    return Console(
+        StatusLineScreen if has_status_line else Screen, has_status_line=has_status_line
+    )

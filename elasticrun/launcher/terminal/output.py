@@ -51,7 +51,7 @@ class LineReader:
         return len(data)
 
     def take(self, data: bytes) -> None:
-        """Take what somebody else has read from the pipe."""
+        """Process data that was read from the pipe before."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._on_line(line + b"\n")

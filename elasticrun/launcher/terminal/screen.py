@@ -67,24 +67,24 @@ class Screen:
     def output(self, text: str, *, is_error: bool) -> None:
         self._write(self._err if is_error else self._out, text + "\n")
 
-    def live(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Show where the job is; only a terminal can."""
 
     def close(self) -> None:
-        """Let the terminal be as it was."""
+        """Restore the terminal."""
 
     def _write(self, stream: Stream, text: str) -> None:
         stream.write(only_colours(text) if stream.isatty() else text)
 
 
-class LiveScreen(Screen):
+class StatusLineScreen(Screen):
     """Keeps one line at the bottom of the terminal: where the job is."""
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
         super().__init__(out, err)
         self._line = ""
 
-    def live(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Show where the job is, on one line however narrow the terminal is."""
         columns = self._num_columns()
         if len(text) >= columns:

@@ -8,7 +8,7 @@ from elasticrun.check.runs.routes import (
     RestartPlace,
     Route,
     parse_restart_place,
-    straight,
+    route_without_restart,
 )
 
 
@@ -33,4 +33,4 @@ def test_a_route_says_how_it_is_taken() -> None:
     assert Route((2, 2), (RestartPlace(0, 0, 1),), is_killed=True).options() == [
         "--at", "0:0:1", "--replicas", "2", "--kill",
     ]  # fmt: skip
-    assert straight(3).options() == ["--replicas", "3"]
+    assert route_without_restart(3).options() == ["--replicas", "3"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticrun import current_job
 from elasticrun.checkpoint.manifest import DRAFT_NAME
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.checkpoint.inspection.running import run, save_some
@@ -64,7 +63,7 @@ def test_the_model_is_exported(url: str, tmp_path: Path) -> None:
     assert torch.load(file, weights_only=True)["bias"].tolist() == [-1, -1]
 
 
-def test_old_ones_are_removed_and_a_job_at_work_keeps_its_own(url: str) -> None:
+def test_what_a_job_at_work_writes_is_shown_so(url: str) -> None:
     save_some(url, 1.0, 2.0, 3.0)
     with generation(url):
         draft = CheckpointStore(url, job="test").storage
@@ -72,25 +71,12 @@ def test_old_ones_are_removed_and_a_job_at_work_keeps_its_own(url: str) -> None:
             draft.write("checkpoint-00000004", name, lambda file: file.write(b"half"))
         assert ", in use by process " in run(url).lines[0]
         assert run(url).lines[2].endswith("being written")
-        said = run(url, "prune", "--keep", 2)
-        assert said.lines[0] == "removed checkpoint-00000001"
-        assert len(Content(url).checkpoints()) == 3
-        assert current_job().save() is not None
-    assert run(url, "prune", "--keep", 1).code == 0
-    assert Content(url).checkpoints() == ["checkpoint-00000004"]
-
-
-def test_a_job_begins_only_after_a_removal(url: str) -> None:
-    save_some(url, 1.0)
-    before = Content(url).names()
-    assert run(url, "prune", "--keep", 1).lines == ["nothing to remove"]
-    assert sorted({*Content(url).names()} - {*before}) == ["claim-00000002"]
 
 
 def test_a_store_that_fails_is_no_damage(tmp_path: Path) -> None:
     place = f"failing://{tmp_path.name}/job"
     failures.prepare(place)
-    for words in (["list"], ["verify"], ["prune", "--keep", "1"], ["show", "newest"]):
+    for words in (["list"], ["verify"], ["show", "newest"]):
         with failures.failing(0, is_lasting=True):
             said = run(place, *words)
         assert said.code == 2

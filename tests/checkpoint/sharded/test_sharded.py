@@ -29,7 +29,7 @@ from elasticrun.check.replica.fields import fields_of_state
 from elasticrun.checkpoint.sharded.module import ShardedModuleState
 from elasticrun.checkpoint.sharded.optimizer import ShardedOptimizerState
 from elasticrun.checkpoint.states.shards import SavedState
-from elasticrun.checkpoint.states.stateful import StatefulState, own_shard
+from elasticrun.checkpoint.states.stateful import StatefulState, local_shard
 from elasticrun.checkpoint.states.values import load_values
 from elasticrun.testing import Job
 from tests.checkpoint.inspection.running import run
@@ -399,7 +399,7 @@ def test_without_memory_for_all_the_shards_are_written_to_the_file(
     def script() -> list[Tensor]:
         net = build()
         register(model=net)
-        kept = [own.detach().clone() for own in map(own_shard, net.parameters())]
+        kept = [own.detach().clone() for own in map(local_shard, net.parameters())]
         Variables(big=torch.zeros(20 << 20))  # More than one chunk of memory.
         save_all_states()
         return kept
@@ -414,7 +414,7 @@ def test_without_memory_for_all_the_shards_are_written_to_the_file(
             for parameter in net.parameters():
                 parameter.zero_()
         register(model=net)
-        return [own.detach() for own in map(own_shard, net.parameters())]
+        return [own.detach() for own in map(local_shard, net.parameters())]
 
     loaded = run_once(resumed, tmp_path)
     assert all(map(torch.equal, loaded, kept))

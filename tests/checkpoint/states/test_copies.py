@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elasticrun import Variables, current_job, register, request_checkpoint
-from elasticrun.checkpoint.states.copies import Copies
+from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.values import load_values, save_values
 from tests.support.generations import run_once
 from tests.support.held import Held
@@ -39,7 +39,7 @@ def many() -> dict[str, Any]:
 
 
 def test_a_copy_is_written_like_what_it_is_of() -> None:
-    values, copies = many(), Copies()
+    values, copies = many(), StateCopier()
     before = saved_bytes(values)
     for _ in range(2):  # The second one into the memory of the first.
         copy_of = copies.copy(values)
@@ -83,7 +83,7 @@ def described(row: dict[str, Any], **attributes: Any) -> OrderedDict[str, Any]:
     ],
 )
 def test_what_cannot_be_copied_alike_is_written_at_once(values: Any) -> None:
-    assert Copies().copy(values) is None
+    assert StateCopier().copy(values) is None
 
 
 def test_many_small_tensors_are_written_by_another_thread(

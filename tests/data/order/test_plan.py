@@ -6,7 +6,6 @@ import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import LoopPlan, Order, Seeding, loop_key
 from elasticrun.data.order.shares import EvenShares
-from elasticrun.job.loop import NOTHING, Part
+from elasticrun.job.loop import NOTHING, MicroBatch
 
 KEY = loop_key(0, 3, 1)
 
@@ -43,14 +42,6 @@ class Setting:
     is_padded: bool
     max_local_batch_size: int | None
     generations: list[tuple[int, int]]  # (world size, boundaries until the restart)
-
-
-class Micro(NamedTuple):
-    """A micro-batch, with names for what the plan keeps as a plain tuple."""
-
-    batch: int
-    indices: list[int]
-    part: Part
 
 
 sizes = st.integers(1, 40)
@@ -113,21 +104,21 @@ def plan_of(
     )
 
 
-def batches_of_rank(plan: LoopPlan) -> list[list[Micro]]:
+def batches_of_rank(plan: LoopPlan) -> list[list[MicroBatch]]:
     """Return the micro-batches of each global batch, all those that a loop walks."""
     asked = list(plan)
-    in_flight = [Micro(*each) for each in plan.in_flight]
+    in_flight = list(plan.in_flight)
     assert asked == [micro.indices for micro in in_flight if micro.indices]
     assert all((m.indices is NOTHING) == (m.part.num_read == 0) for m in in_flight)
-    batches: list[list[Micro]] = []
+    batches: list[list[MicroBatch]] = []
     for micro in in_flight:
-        if not batches or batches[-1][0].batch != micro.batch:
+        if not batches or batches[-1][0].number != micro.number:
             batches.append([])
         batches[-1].append(micro)
     return batches
 
 
-def real_samples(ranks: Sequence[list[Micro]]) -> list[int]:
+def real_samples(ranks: Sequence[list[MicroBatch]]) -> list[int]:
     """Return the samples of one global batch, in their order."""
     return [
         index
@@ -214,7 +205,7 @@ def test_padded_replicas_take_equally_many_steps(
     padded = replace(setting, is_padded=True)
     numbers = [
         [
-            (micro.batch, micro.part.micro, micro.part.is_step)
+            (micro.number, micro.part.micro, micro.part.is_step)
             for batch in batches_of_rank(
                 plan_of(padded, rank=rank, world_size=world_size)
             )
@@ -234,7 +225,7 @@ def test_what_a_micro_batch_says_of_its_batch_is_true(
         for rank in range(world_size)
     ]
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
-        assert {micro.batch for micros in ranks for micro in micros} == {number}
+        assert {micro.number for micros in ranks for micro in micros} == {number}
         size = len(real_samples(ranks))
         assert {
             micro.part.global_batch_size for micros in ranks for micro in micros

@@ -13,7 +13,7 @@ from elasticrun.launcher.nodes.nodes import (
     SCALE,
     Offer,
 )
-from elasticrun.launcher.verdict import How, Verdict
+from elasticrun.launcher.verdict import EndKind, Verdict
 
 OFFERS = [Offer(1, (10, 11), 0), Offer(3, (30, 31), 0)]
 
@@ -122,11 +122,11 @@ def test_one_that_prepares_to_join_counts_before_the_rendezvous_knows_of_it() ->
     ("heard", "changes"),
     [
         (
-            told(node1={"ending": Verdict(How.STOPPED).encode()}),
+            told(node1={"ending": Verdict(EndKind.STOPPED).encode()}),
             False,
         ),
         (
-            told(node1={"ending": Verdict(How.LEFT).encode()}),
+            told(node1={"ending": Verdict(EndKind.LEFT).encode()}),
             True,
         ),
         (told(node1={"stop": {"kind": SCALE, "cause": ""}}), False),

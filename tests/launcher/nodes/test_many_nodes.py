@@ -22,7 +22,7 @@ def test_meeting_is_tried_again_where_no_process_can_be_started(
         tries.append(arguments)
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    monkeypatch.setattr(interpreter, "start_beside", refuse)
+    monkeypatch.setattr(interpreter, "start_helper", refuse)
     loop, said = EventLoop(), list[str]()
     subscriber: Any = None  # Nobody is told before others are met.
     nodes = ManyNodes(

@@ -8,7 +8,7 @@ from elasticrun.launcher.nodes.nodes import (
     plan_round,
 )
 from elasticrun.launcher.supervisor.crashes import Budget, CrashBook
-from elasticrun.launcher.verdict import How, Verdict
+from elasticrun.launcher.verdict import EndKind, Verdict
 from tests.launcher.offers import offer
 
 
@@ -34,7 +34,7 @@ def test_a_newcomer_that_fails_at_once_fails_alone() -> None:
     offers = [offer(1, has_trained=True), offer(1)]
     for node, book in enumerate((veteran, newcomer)):
         book.adopt(plan_round(offers, node, addresses=["a", "b"], interface=""))
-    here = Verdict(How.CRASHED, text="no module named x", is_own_fault=True)
+    here = Verdict(EndKind.CRASHED, text="no module named x", is_own_fault=True)
     assert veteran.decide(replace(here, is_here=False), 3)[0] == 0
     assert newcomer.decide(here, 3)[0] is None
     assert newcomer.decide(replace(here, is_here=False), 3)[0] == 0

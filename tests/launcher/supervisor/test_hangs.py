@@ -14,7 +14,7 @@ from elasticrun.launcher.options import (
     parse_hang_timeout,
 )
 from elasticrun.launcher.supervisor.generation import Member
-from elasticrun.launcher.supervisor.watchdog import HangClock, held_up_by
+from elasticrun.launcher.supervisor.watchdog import HangClock, find_hanging
 from elasticrun.launcher.terminal.output import (
     Log,
 )
@@ -73,8 +73,8 @@ def test_who_is_behind_holds_the_others_up(
             log=Log(tmp_path / str(rank), pytest.fail),
         )
         if each is not None:
-            member.report = {"counts": list(each[0]), "num_steps": each[1]}
+            member.report = {"counts": list(each[0]), "num_forward_passes": each[1]}
         member.log.close()
         silent.append(member)
-    found = held_up_by(silent)
+    found = find_hanging(silent)
     assert (None if found is None else found.rank) == culprit

@@ -24,7 +24,7 @@ class Launcher:
         self.answer: Message = {}
         supervisor: Any = SimpleNamespace(
             loop=self.loop,
-            news=SimpleNamespace(on_ready=[], on_told=[]),
+            reports=SimpleNamespace(on_ready=[], on_message=[]),
         )
         book: Any = self
         self.server = Server(control, supervisor, book)

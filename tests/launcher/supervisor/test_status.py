@@ -68,7 +68,7 @@ def book_of(leaders: list[int], folder: Path) -> StatusBook:
             spares=leaders[:1],  # As if the first one were another one.
             num_ready_spares=1,
         ),
-        news=SimpleNamespace(on_reported=[]),
+        reports=SimpleNamespace(on_reported=[]),
         nodes=SimpleNamespace(round=None),
         crashes=CrashBook(3, newest_at_start=0),
         judge=SimpleNamespace(started_at=0.0),
@@ -89,7 +89,7 @@ def test_a_status_looks_at_all_processes_once(
 def test_the_line_that_lives_looks_at_none(
     leaders: list[int], looks: list[str], tmp_path: Path
 ) -> None:
-    line = book_of(leaders, tmp_path).live()
+    line = book_of(leaders, tmp_path).status_line()
     assert line == "job: training | generation 4, 3 replicas | epoch 0, sample 6"
     assert looks == []
 

@@ -16,7 +16,7 @@ from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.nodes import SCALE
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
 from elasticrun.launcher.supervisor.crashes import CrashBook
-from elasticrun.launcher.supervisor.progress_news import News
+from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.supervisor.takeover import Takeover
 from elasticrun.replicas.wire import Channel
 
@@ -63,7 +63,7 @@ class Stage:
             **given,
         )
         console: Any = SimpleNamespace(event=self.said.append)
-        self.news = News(console, CrashBook(3, newest_at_start=0))
+        self.reports = ReplicaReports(console, CrashBook(3, newest_at_start=0))
         starter: Any = SimpleNamespace(
             fork=lambda size, on_forked: self.asked.append((size, on_forked)),
             note_running=lambda pids: None,
@@ -76,7 +76,7 @@ class Stage:
             starter=starter,
             nodes=nodes,
             console=console,
-            news=self.news,
+            reports=self.reports,
             on_ready=lambda: None,
         )
         running: Any = [SimpleNamespace(pid=2**22 + rank) for rank in range(2)]
@@ -188,7 +188,7 @@ def test_successors_that_another_node_needs_go_on_to_prepare(opened: Open) -> No
 def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     stage = opened()
     told: list[tuple[str, bool]] = []
-    stage.news.on_told.append(lambda *what: told.append(what))
+    stage.reports.on_message.append(lambda *what: told.append(what))
     stage.takeover.scale(3, stage.generation)
     stage.fork()
     stage.fail()
@@ -220,7 +220,7 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     opened: Open,
 ) -> None:
     stage = opened(has_spares=True)
-    for call in stage.news.on_trained:
+    for call in stage.reports.on_trained:
         call(stage.generation)
     stage.fork()
     stage.wait()
@@ -230,7 +230,7 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     assert stage.nodes.told == []  # Nobody waits for them.
     stage.takeover.end()
     stage.takeover.prepare()
-    assert (successors.is_asked, stage.asked) == (True, [])
+    assert (successors.is_requested, stage.asked) == (True, [])
     assert [each.pid for each in successors.offer()] == spares
 
 

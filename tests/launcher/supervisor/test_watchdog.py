@@ -88,13 +88,13 @@ class World:
     def monotonic(self) -> float:
         return self.now
 
-    def report(self, rank: int, index: int, num_steps: int) -> None:
+    def report(self, rank: int, index: int, num_forward_passes: int) -> None:
         """Have a replica say now where it is."""
         self.channels[rank].send(
             {
                 "type": "report",
                 "counts": [0, 0, index],
-                "num_steps": num_steps,
+                "num_forward_passes": num_forward_passes,
                 "is_in_loop": True,
                 "has_trained": True,
                 "time": self.now,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.terminal.screen import LiveScreen, Screen, only_colours
+from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen, only_colours
 from tests.launcher.running import ELASTICRUN, elasticrun, running, variables
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
@@ -29,7 +29,7 @@ def read_all(descriptor: int) -> str:
 
 def test_lines_are_left_out_only_while_nobody_reads() -> None:
     reader, writer = os.pipe()
-    console = Console(lambda: Screen(writer, writer), is_live=False)
+    console = Console(lambda: Screen(writer, writer), has_status_line=False)
     line = "x" * 2000
     for _ in range(6000):
         console.output(line, is_error=False)
@@ -97,7 +97,7 @@ def on_terminal(kind: type[Screen]) -> tuple[Screen, Terminal]:
     return kind(slave, slave), Terminal(master, slave)
 
 
-@pytest.mark.parametrize("kind", [Screen, LiveScreen])
+@pytest.mark.parametrize("kind", [Screen, StatusLineScreen])
 def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
     kind: type[Screen],
 ) -> None:
@@ -113,8 +113,8 @@ def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
 
 
 def test_the_line_that_lives_fits_the_terminal() -> None:
-    screen, terminal = on_terminal(LiveScreen)
-    screen.live("y" * 200)
+    screen, terminal = on_terminal(StatusLineScreen)
+    screen.show_status("y" * 200)
     screen.close()
     text = terminal.close()
     assert "y" * 38 + "\N{HORIZONTAL ELLIPSIS}" in text
@@ -122,10 +122,10 @@ def test_the_line_that_lives_fits_the_terminal() -> None:
 
 
 def test_the_line_that_lives_stays_below_what_is_written() -> None:
-    screen, terminal = on_terminal(LiveScreen)
-    screen.live("first")
+    screen, terminal = on_terminal(StatusLineScreen)
+    screen.show_status("first")
     screen.output("[0] a line", is_error=False)
-    screen.live("and")
+    screen.show_status("and")
     screen.event("an event")
     screen.close()
     # The terminal itself writes a return before each new line.

@@ -52,7 +52,7 @@ def data() -> TensorDataset:
 def main() -> None:
     options = arguments()
     stage = options.stage
-    stop_clock.SAME_SECONDS = DEADLINE  # However late an agent passes a signal on.
+    stop_clock.REPEAT_SECONDS = DEADLINE  # However late an agent passes a signal on.
     stage.keep_log(f"rank-{os.environ.get('RANK', 0)}")
     torch.manual_seed(0)
     if options.own_group:

@@ -11,8 +11,8 @@ from elasticrun.checkpoint.states.state import BaseState
 SaveOutcome = Checkpoint | str | BaseException
 
 
-class Flight(threading.Thread):
-    """One save in a thread of its own, which ends with it.
+class SaveInFlight(threading.Thread):
+    """A thread that writes one save, and ends with it.
 
     Not a thread for all saves: the interpreter waits at its end for threads that run,
     and dies if one that it does not wait for is in C++.

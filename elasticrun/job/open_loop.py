@@ -1,4 +1,4 @@
-"""The turns of any loop: how it delivers, counts, comes to boundaries, and ends."""
+"""Runs any loop: delivers its batches, counts them, and passes boundaries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_left_on_purpose
+from elasticrun.job.leaving import is_left_by_break
 from elasticrun.job.loop import NOTHING, LoopedLoader
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.
-Ending = Literal["over", "break", "exception", "failed"]
+LoopEnd = Literal["over", "break", "exception", "failed"]
 
 
 class LoopStart(NamedTuple):
@@ -61,7 +61,7 @@ class OpenLoop:
         *,
         cursor: Cursor | None = None,
         read: Callable[[], Iterator[Any]],
-        stop: Callable[[Ending], None] | None = None,
+        stop: Callable[[LoopEnd], None] | None = None,
     ) -> None:
         self.job = job
         self._loader = loader
@@ -71,7 +71,7 @@ class OpenLoop:
         self._stop = stop
         self.index = start.at
 
-    def finish_turn(self) -> None:
+    def finish_iteration(self) -> None:
         """Count what the body was given; after a whole global batch is a boundary.
 
         A loop in the body of another one has none: it belongs to the batch around it.
@@ -82,8 +82,8 @@ class OpenLoop:
         """
         job = self.job
         if job.loader is not self._loader:
-            raise job.loops.overlap(self._loader)
-        part = self._loader.running_loop.current[2]
+            raise job.loops.overlap_error(self._loader)
+        part = self._loader.running_loop.current.part
         if not part.is_step:
             return
         self.index += part.advance
@@ -91,11 +91,11 @@ class OpenLoop:
             job.progress.advance(part.advance)
             job.boundary.reach()
 
-    def leave_turn(self) -> None:
+    def leave_iteration(self) -> None:
         """Take the batch in whose body the loop is left for delivered."""
-        self.index += self._loader.running_loop.current[2].advance
+        self.index += self._loader.running_loop.current.part.advance
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""
         try:
             if self._stop is not None:
@@ -119,7 +119,7 @@ class OpenLoop:
             self.job.boundary.finish_epochs()
 
 
-def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
+def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     """Yield what a loop delivers; all loops of `for` are in here while they run.
 
     Args:
@@ -129,7 +129,7 @@ def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     loop = begin(sys._getframe(1))
     if loop is None:
         return
-    ending: Ending = "failed"  # Unless something else is found out.
+    ending: LoopEnd = "failed"  # Unless something else is found out.
     batches: Iterator[Any] = iter(())
     try:
         batches = loop.read()
@@ -137,11 +137,11 @@ def turns(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
         for batch in batches:
             if batch is not NOTHING:
                 yield batch
-            loop.finish_turn()
+            loop.finish_iteration()
         ending = "over"
     except GeneratorExit:
-        loop.leave_turn()
-        is_break = is_left_on_purpose(sys._getframe().f_back)
+        loop.leave_iteration()
+        is_break = is_left_by_break(sys._getframe().f_back)
         ending = "break" if is_break else "exception"
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Hands on what replicas report: to the user, and to the rest of the launcher."""
+"""Passes on what replicas report, to the user and to the rest of the launcher."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ from collections.abc import Callable
 
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Generation, Member
-from elasticrun.launcher.supervisor.stragglers import Stragglers
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.terminal.output import Repeats, marked
 
 
-class News:
-    """Tells the user, and the rest of the launcher, what replicas report.
+class ReplicaReports:
+    """Passes on what replicas report, by callbacks and to the user.
 
     Args:
         crashes: To whom it matters whether a batch was trained.
 
     Attributes:
-        on_ready: Called with it when all its replicas here have made their job.
+        on_ready: Called with the generation when all its replicas here have made
+            their job.
         on_trained: Called with it when all of them have trained a batch.
-        on_told: Called with what who waits for a rescaling is to know, and whether it
-            comes to nothing.
-        on_reported: Called with each replica that said where it is.
+        on_message: Called with a text for callers that wait for a rescaling, and
+            whether there will be none.
+        on_reported: Called with each replica that has sent a report.
     """
 
     def __init__(self, console: Console, crashes: CrashBook) -> None:
         self.on_ready: list[Callable[[Generation], None]] = []
         self.on_trained: list[Callable[[Generation], None]] = []
-        self.on_told: list[Callable[[str, bool], None]] = []
+        self.on_message: list[Callable[[str, bool], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
         self._console = console
         self._crashes = crashes
-        self._stragglers = Stragglers()
         self._repeats: dict[int, Repeats] = {}
         self._generation: Generation | None = None
         self._is_known_ready = False
@@ -45,13 +44,13 @@ class News:
         self._repeats.clear()
 
     def tell(self, why: str, *, is_over: bool = False) -> None:
-        """Say something, also to who waits for a rescaling.
+        """Tell the user, and callers that wait for a rescaling.
 
         Args:
-            is_over: Whether it is why the generation goes on as it is.
+            is_over: Whether there will be no rescaling.
         """
         self._console.event(why)
-        for call in self.on_told:
+        for call in self.on_message:
             call(why, is_over)
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
@@ -82,9 +81,6 @@ class News:
             report_to(member)
         if member.report["has_trained"]:
             self._crashes.has_trained = True
-        slow = self._stragglers.note([each.report for each in generation.members])
-        if slow:
-            self._console.event(slow)
         if not self._is_known_trained and generation.has_trained:
             self._is_known_trained = True
             for call in self.on_trained:

@@ -1,4 +1,4 @@
-"""A run under way: its generations, one after another, in the engine's loop."""
+"""A run that is going on: its generations, one after another."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MOST_LINES = 2000
 _TIMES_BEFORE_TRAINING = 5
 
 
-class Journey:
-    """Takes one route; hears, as a generation's subscriber, what happens on the way.
+class ActiveRun:
+    """Runs the script along one route, as the subscriber of its generations.
 
     Args:
         plan: Of all legs, but for what differs between them.

@@ -1,4 +1,4 @@
-"""The words of a command line that are a program and its own arguments."""
+"""The arguments of a command line that are a script and its own arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
+def add_script_arguments(parser: argparse.ArgumentParser) -> None:
     """Take what follows the options as `script` and `args`, its own `--` included.
 
     A `--` that stands before the script ends the options, and is nobody's argument.

@@ -22,7 +22,7 @@ _MAX_BYTES = 1 << 24  # A note of each node.
 _GOODBYE_SECONDS = 20.0
 
 
-class Meeting:
+class RendezvousProcess:
     """One rendezvous process: started, heard while it lives, and ended.
 
     Args:
@@ -50,7 +50,7 @@ class Meeting:
         self._on_lost = on_lost
         self._heard_at: float | None = None
         self._has_spoken = False
-        self._process, own = interpreter.start_beside(
+        self._process, own = interpreter.start_helper(
             "launcher.nodes.rendezvous",
             environment.of_rendezvous(),
             kind=socket.SOCK_STREAM,
