@@ -116,18 +116,6 @@ class Draw(NamedTuple):
     is_seeded: bool
 
 
-class OrderDrawn(NamedTuple):
-    """A loader's order draws each time that it is read, from what is made before.
-
-    Attributes:
-        argument: `sampler` or `batch_sampler`.
-        name: What draws.
-    """
-
-    argument: str
-    name: str
-
-
 # What is seen outside of the process.
 
 

@@ -214,18 +214,12 @@ class DataLoop(WalkedLoop):
 
 
 class Graph:
-    """All steps, and the loops among them.
-
-    Attributes:
-        repeats: Heads of plain `for` loops and the steps of their bodies, inner ones
-            first.
-    """
+    """All steps, and the loops among them."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.epochs: list[EpochLoop] = []
         self.loops: list[DataLoop] = []
-        self.repeats: list[tuple[Step, set[Step]]] = []
 
     def forward(
         self, starts: Iterable[Step], passes: Callable[[Step], bool] = _any

@@ -29,7 +29,7 @@ Kind = Literal[
     # Nothing is known of it; only that it is none of those below.
     "unknown", "opaque",
     # What the program defines or imports, and what is had from that.
-    "func", "class", "module", "ext", "instance", "bound", "super",
+    "func", "class", "module", "ext", "instance", "bound",
     # Plain values, and what is iterated.
     "const", "list", "dict", "set", "tuple", "range", "generator", "iterator",
     "wrapped",  # by `zip`, `enumerate`, a progress bar, ...
@@ -66,7 +66,7 @@ class Value:
         owner: What it is a part of: a method's object, a parameter's model, ...
         cls: The class itself, or that of an instance or method.
         frame: The walk's frame: of a module its names, of a function those around it,
-            of a generator its own, of `super()` that of the method that calls it.
+            of a generator its own.
         is_empty: Of a container: made without items.
         is_complete: Of a container: all its items are in `parts` or `attrs`.
         made_at: The number of the step that makes it, or -1.

@@ -73,7 +73,7 @@ def test_a_name_alone_lowers_the_voice() -> None:
 LOUD = {
     "E": """
         ER104 ER107 ER201 ER203 ER204 ER205 ER206 ER208 ER210 ER301 ER303 ER401 ER402
-        ER502 ER504 ER505
+        ER502 ER504
     """,
     "W": """
         ER001 ER002 ER105 ER106 ER109 ER110 ER113 ER207 ER209 ER211 ER302 ER304 ER305

@@ -1,11 +1,11 @@
-"""ER501 to ER505: data, seeds, orders and sizes that differ between starts."""
+"""ER501 to ER504: data, seeds, orders and sizes that differ between starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
-from elasticrun.lint.events import Draw, Event, Made, OrderDrawn, Seeded
+from elasticrun.lint.events import Draw, Event, Made, Seeded
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked, in_words
@@ -184,44 +184,7 @@ more = AdaptiveDataLoader(
 )
 
 
-_PAIRS = f"""\
-import random
-
-
-class Pairs:
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, number):
-        return DRAWN
-
-
-more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
-{EPOCHS}
-{TRAIN}
-"""
-
-ER505 = Rule(
-    "ER505 E order that draws each time it is read",
-    help="draw from a generator that is made in the method, from a seed and the number",
-    why=(
-        "A map from numbers to indices must give the same for the same number: it is "
-        "read by each replica, perhaps in workers, ahead and again after a restart. A "
-        "generator that lives longer than the call has been drawn from before, another "
-        "number of times in each of them."
-    ),
-    wrong=_PAIRS.replace("DRAWN", "random.sample(range(5000), 2)"),
-    right=_PAIRS.replace("DRAWN", "random.Random(number).sample(range(5000), 2)"),
-)
-
-
 def _samplers(program: Walked) -> Iterator[Finding]:
-    for event, drawn in program.events(OrderDrawn):
-        message = (
-            f"{drawn.argument}= of this loader draws ({drawn.name}) whenever it is "
-            "read, so replicas and restarts get other batches"
-        )
-        yield program.finding(ER505, event, message)
     for event, made in program.events(Made):
         if made.role != "loader":
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.naming import named
@@ -18,7 +17,7 @@ _UNUSED = frozenset(("own", "none"))
 # they are none of the program's own.
 _KEPT = named(
     "model param optimizer param_groups group ext module loader plain_loader "
-    "tracker file super opaque scheduler ema scaler"
+    "tracker file opaque scheduler ema scaler"
 )
 
 
@@ -29,7 +28,6 @@ class Uses:
         self.program = program
         self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
         self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
-        self._killers: dict[ValuePlace, set[Step]] = {}
         for step in program.graph.steps:
             made = {
                 write.place[0]
@@ -57,41 +55,12 @@ class Uses:
             write.step for write in writes if write.how in ("set", "target", "bind")
         }
 
-    def killers_of_epochs(self, place: ValuePlace) -> set[Step]:
-        """Return the killers, and the heads of loops whose every turn has one of them.
-
-        Such a loop leaves the old value only if it has no turn at all, which is rare.
-        """
-        if place in self._killers:
-            return self._killers[place]
-        killers = self._killers[place] = self.killers(place)
-        graph = self.program.graph
-        for head, body in graph.repeats:
-            self._add_head(head, killers, body.__contains__)
-        for loop in graph.loops:
-            self._add_head(loop.step, killers, partial(Step.is_in, loop=loop))
-        return killers
-
     def passing(
         self, place: ValuePlace, inside: set[Step] | None = None
     ) -> Callable[[Step], bool]:
         """Return whether a place's value outlives a step, if given one inside."""
-        killers = self.killers_of_epochs(place)
+        killers = self.killers(place)
         return lambda step: step not in killers and (inside is None or step in inside)
-
-    def _add_head(
-        self, head: Step, killers: set[Step], is_inside: Callable[[Step], bool]
-    ) -> None:
-        """Add a loop's head to the killers if no turn goes around all of them."""
-        if not any(map(is_inside, killers)):
-            return
-
-        def passes(step: Step) -> bool:
-            return step not in killers and is_inside(step)
-
-        first = filter(passes, head.following)
-        if head not in self.program.graph.forward(first, passes):
-            killers.add(head)
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""

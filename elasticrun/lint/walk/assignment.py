@@ -50,9 +50,6 @@ def _assign_name(walk: Walk, target: ast.Name, value: Value, how: str) -> None:
         value.name = name
     _drop_content(walk, owner.env.get(name), value, target, name)
     owner.env[name] = value
-    owner.fixed.discard(name)
-    if how == "target" and value.kind == "const":
-        owner.fixed.add(name)
     walk.write((owner.uid, name), target, how, value, name)
 
 

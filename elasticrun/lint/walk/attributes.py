@@ -43,8 +43,6 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     if base.kind == "module":
         found = base.frame.env.get(name) if base.frame is not None else None
         return found or unknown(name)
-    if base.kind == "super":
-        return _super_attribute(walk, base, name)
     if name in base.attrs:
         value = base.attrs[name]
         walk.read((base.uid, name), node)
@@ -73,13 +71,6 @@ def _external_attribute(base: Value, name: str) -> Value:
     if name in _RANK_ATTRIBUTES:
         value.taints = frozenset(("rank",))
     return value
-
-
-def _super_attribute(walk: Walk, base: Value, name: str) -> Value:
-    for each in base.frame.cls.lineage()[1:]:
-        if name in each.methods:
-            return _method(walk, base.owner, each, each.methods[name])
-    return Value("bound", name, owner=Value("opaque", "super"))
 
 
 def _member(

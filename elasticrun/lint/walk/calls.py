@@ -31,8 +31,6 @@ _CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     """Return what a call returns, having walked through the function if known."""
     function = node.func
-    if isinstance(function, ast.Name) and function.id == "super":
-        return _super(walk)
     if not isinstance(function, ast.Attribute):
         with walk.into(VALUE):
             callee = walk.evaluate(function)
@@ -61,7 +59,7 @@ def _sink_of_receiver(walk: Walk, name: str) -> Sink:
 def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Value:
     """Return what hangs under a name on the receiver of a call."""
     if not _changes_by_role(receiver, function.attr):
-        if receiver.kind in ("ext", "module", "instance", "super", "class"):
+        if receiver.kind in ("ext", "module", "instance", "class"):
             return attribute(walk, receiver, function.attr, function)
         if function.attr in receiver.attrs:
             return receiver.attrs[function.attr]
@@ -79,10 +77,8 @@ def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
         return _instantiate(walk, callee, node)
     if callee.kind == "ext":
         return call_external(walk, callee.name, node)
-    body = _body(callee)
-    if body is not None:
-        method = attribute(walk, callee, body, node)
-        return call_known(walk, method, node)
+    if _is_criterion(callee):
+        return call_known(walk, attribute(walk, callee, "forward", node), node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
     return call_unknown(walk, callee, name, node)
 
@@ -145,24 +141,13 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
         made.parts = given.values
 
 
-def _super(walk: Walk) -> Value:
-    frame = walk.frame
-    if frame.cls is None or frame.instance is None:
-        return unknown("super")
-    return Value("super", "super", owner=frame.instance, frame=frame)
-
-
-def _body(value: Value) -> str | None:
-    """Return the method that a call of an instance runs, if it is walked through."""
+def _is_criterion(value: Value) -> bool:
+    """Return whether a value is a loss that the project defines, whose body counts."""
     cls = value.cls
-    if value.kind != "instance" or cls is None:
-        return None
-    name = "__call__"
-    if cls.role == "model":
-        if not _CRITERION.search(cls.node.name):
-            return None
-        name = "forward"
-    return name if cls.find(name) is not None else None
+    is_module = value.kind == "instance" and cls is not None and cls.role == "model"
+    if not is_module or cls is None or not _CRITERION.search(cls.node.name):
+        return False
+    return cls.find("forward") is not None
 
 
 def _changes_by_role(receiver: Value, name: str) -> bool:

@@ -9,11 +9,8 @@ from dataclasses import replace
 from elasticrun.lint import catalog
 from elasticrun.lint.events import (
     Collective,
-    Draw,
     JobNeeded,
     Made,
-    OrderDrawn,
-    Seeded,
     StateMade,
     UnseenStates,
 )
@@ -30,7 +27,6 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.arguments import Called, arguments
-from elasticrun.lint.walk.attributes import call_method
 from elasticrun.lint.walk.walk import Walk
 
 # What depends on what elasticrun's own functions return.
@@ -89,35 +85,11 @@ def _register(walk: Walk, it: Called) -> Value:
 
 
 def _make_loader(walk: Walk, it: Called) -> Value:
-    for key in ("sampler", "batch_sampler"):
-        if key in it.keywords:
-            _note_draws(walk, it, key)
     value = walk.made(Value("loader", it.name, node=it.node))
     value.parts = it.values if it.name == "CombinedLoader" else it.args[:1]
     walk.note(it.node, StateMade(it.name), value)
     walk.note(it.node, Made("loader", it.name, it), value)
     return value
-
-
-def _note_draws(walk: Walk, it: Called, argument: str) -> None:
-    """Note that an order of the project's draws, from what is no key of its own."""
-    first_step, first_event = len(walk.graph.steps), len(walk.events)
-    order = it.keywords[argument]
-    for name in ("__getitem__", "take"):
-        if order.defines(name):
-            call_method(walk, order, name, it.node, unknown("number"))
-    # Its other effects are dropped: they happen where batches are read, not here.
-    new = walk.events[first_event:]
-    del walk.events[first_event:]
-    if any(isinstance(each.what, Seeded) for each in new):
-        return
-    for each in new:
-        is_own = each.value is not None and each.value.made_at >= first_step
-        if not isinstance(each.what, Draw) or is_own:
-            continue
-        if each.value is not None or not each.what.is_keyed:
-            walk.note(it.node, OrderDrawn(argument, each.what.name), order)
-            return
 
 
 def _make_parallel(walk: Walk, it: Called) -> Value:

@@ -17,7 +17,6 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.losses import taints_of_quotient
-from elasticrun.lint.walk.truth import truth
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 
@@ -52,9 +51,6 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
 def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
     with walk.into(TEST if walk.sink.kind != "log" else walk.sink):
         test = walk.evaluate(node.test)
-    holds = truth(node.test, walk.frame)
-    if holds is not None:
-        return walk.evaluate(node.body if holds else node.orelse)
     guard = walk.guard(node.test, test.taints)
     with walk.guarded(guard):
         first = walk.evaluate(node.body)

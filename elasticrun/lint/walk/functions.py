@@ -51,8 +51,7 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
     link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
     outer = callee.frame if isinstance(callee.frame, Frame) else None
     module = outer.module if outer is not None else frame.module
-    owner, cls = callee.owner, callee.cls
-    return Frame(module, function, outer=outer, call=link, instance=owner, cls=cls)
+    return Frame(module, function, outer=outer, call=link)
 
 
 def _enter(
@@ -114,7 +113,6 @@ def bind(walk: Walk, callee: Value, into: Frame, given: Arguments) -> None:
     if spec.kwarg is not None:
         values[spec.kwarg.arg] = Value("dict", attrs=rest)
     into.env.update(values)
-    into.fixed.update(values)
     for name, value in values.items():
         walk.write((into.uid, name), function, "bind", value, name)
 

@@ -123,25 +123,28 @@ def _weight(value: Value) -> int:
 
 
 @contextlib.contextmanager
-def looping(walk: Walk, head: Step, of: WalkedLoop | None = None) -> Iterator[None]:
-    """Stand on a loop's head; what runs inside leads back to it."""
+def looping(
+    walk: Walk, head: Step, of: WalkedLoop | None = None, *, is_skipped: bool = False
+) -> Iterator[None]:
+    """Stand on a loop's head; what runs inside leads back to it.
+
+    A loop that may be skipped leaves what was there before; the others have a turn.
+    """
     leaving = Leaving(of)
     walk.frame.loops.append(leaving)
     turns = walk.turns
     walk.turns = (*turns, head.node) if of is None else ()
     yield
-    walk.lead([*walk.here, *leaving.continues], head)
+    ends = [*walk.here, *leaving.continues]
+    walk.lead(ends, head)
     walk.frame.loops.pop()
-    walk.here = [head, *leaving.breaks]
+    walk.here = [*([head] if is_skipped or not ends else ends), *leaving.breaks]
     walk.current, walk.turns = head, turns
 
 
 def _repeated(walk: Walk, node: ast.AST, body: Body, element: Value) -> None:
-    head = walk.step(node)
-    with looping(walk, head):
+    with looping(walk, walk.step(node)):
         body(element)
-        inside = walk.graph.steps[head.number + 1 :]
-        walk.graph.repeats.append((head, set(inside)))
 
 
 @contextlib.contextmanager
@@ -195,7 +198,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     given = next(iter((*made.args, *(each.value for each in made.keywords))), None)
     loop = EpochLoop(walk.step(node), walk.turns, given, value.parts[0])
     walk.graph.epochs.append(loop)
-    with looping(walk, loop.step, loop):
+    with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop
         body(unknown("epoch", frozenset(("epoch",))))
         walk.epoch = outer

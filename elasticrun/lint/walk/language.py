@@ -6,9 +6,9 @@ import ast
 
 from elasticrun.lint import catalog
 from elasticrun.lint.events import IteratorMade, NextCalled, Zipped
-from elasticrun.lint.values import Kind, Value, key_of, unknown
+from elasticrun.lint.values import Kind, Value, unknown
 from elasticrun.lint.walk.arguments import Called
-from elasticrun.lint.walk.attributes import attribute, environment_taints
+from elasticrun.lint.walk.attributes import environment_taints
 from elasticrun.lint.walk.walk import Walk
 
 _CONTAINERS: dict[str, Kind] = {
@@ -40,17 +40,10 @@ def language(walk: Walk, it: Called) -> Value | None:
             return unknown(taint, frozenset((taint,)))
     if it.name in catalog.ENVIRONMENT_READERS and it.args:
         return unknown("environ", environment_taints(it.args[0]))
-    return _iterating(walk, it) or _container(walk, it) or _other(walk, it)
+    return _iterating(walk, it) or _container(walk, it) or _other(it)
 
 
-def _other(walk: Walk, it: Called) -> Value | None:
-    if it.name == "getattr" and len(it.args) > 1:
-        name = key_of(it.args[1])
-        return (
-            attribute(walk, it.args[0], name, it.node)
-            if isinstance(name, str)
-            else None
-        )
+def _other(it: Called) -> Value | None:
     if it.name.startswith("pathlib."):
         return unknown(taints=it.taints | {"path"})
     if it.last in ("ThreadPoolExecutor", "Thread"):

@@ -30,16 +30,13 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
 
     walk.iterate(value, node, body)
     frame.env = merged(frame.env, before)
-    for each in ast.walk(node.target):
-        if isinstance(each, ast.Name):
-            frame.fixed.discard(each.id)
     if node.orelse:
         walk.run(node.orelse)
 
 
 def _run_while(walk: Walk, node: ast.While) -> None:
     head = walk.step(node)
-    with looping(walk, head):
+    with looping(walk, head, is_skipped=True):
         with walk.into(TEST):
             test = walk.evaluate(node.test)
         walk.current = head
@@ -93,7 +90,7 @@ def _nest(
 ) -> None:
     """Run a comprehension's loops, one within the other, and `add` in the last."""
     frame = walk.frame
-    env, fixed = dict(frame.env), set(frame.fixed)
+    env = dict(frame.env)
 
     def level(depth: int) -> None:
         if depth == len(generators):
@@ -113,7 +110,7 @@ def _nest(
         walk.iterate(value, node, body)
 
     level(0)
-    frame.env, frame.fixed = env, fixed
+    frame.env = env
 
 
 STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {

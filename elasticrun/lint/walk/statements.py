@@ -11,7 +11,6 @@ from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.quiet import is_lazy, is_quiet
 from elasticrun.lint.values import Value, join, merged
-from elasticrun.lint.walk.truth import truth
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _QUIET_TEST = Sink("quiet_test")  # decides only about a line in a log
@@ -78,10 +77,6 @@ def _run_if(walk: Walk, node: ast.If) -> None:
         return
     with walk.into(_sink_of_test(node)):
         test = walk.evaluate(node.test)
-    holds = truth(node.test, frame)
-    if holds is not None:
-        walk.run(node.body if holds else node.orelse)
-        return
     guard = walk.guard(node.test, _taints_of_test(node.test, test))
     start, before = walk.here, dict(frame.env)
     with walk.guarded(guard):

@@ -93,12 +93,9 @@ def _enter_alone(walk: Walk, value: Value) -> None:
         return
     walk.here = []
     walk.step(function)
-    outer, owner, cls = value.frame, value.owner, value.cls
-    module = walk.frame.module
-    inner = Frame(module, function, outer=outer, instance=owner, cls=cls)
+    inner = Frame(walk.frame.module, function, outer=value.frame)
     bind(walk, value, inner, Arguments())
     # Nobody knows what it will be called with: its defaults are not to be relied on.
-    inner.fixed.clear()
     for name, each in inner.env.items():
         if each.kind == "const":
             inner.env[name] = unknown(name)
