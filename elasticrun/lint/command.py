@@ -39,11 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain-zones", action="store_true", help="print the zone of each line"
     )
-    parser.add_argument("--fix", action="store_true", help="make the safe fixes")
-    parser.add_argument(
-        "--unsafe-fixes", action="store_true",
-        help="with --fix: also those that may change what the program does",
-    )  # fmt: skip
     parser.add_argument(
         "--isolated", action="store_true", help="do not read pyproject.toml"
     )
@@ -87,13 +82,6 @@ def _lint(options: argparse.Namespace) -> int:
         _complain(f"elasticrun lint: {error}")
         return COULD_NOT
     result = lint_paths(paths, chosen)
-    if options.fix and not options.explain_zones:
-        from elasticrun.lint.fixes import fix_files
-
-        count = fix_files(result, unsafe=options.unsafe_fixes)
-        if count:
-            _complain(f"{count} fixed")
-            result = lint_paths(paths, chosen)
     if options.explain_zones:
         from elasticrun.lint.explain import explain
 

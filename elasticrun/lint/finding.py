@@ -10,26 +10,6 @@ from elasticrun.lint.project import Module
 _LOWER = {"E": "W", "W": "H", "H": "H"}
 
 
-class Edit(NamedTuple):
-    """A replacement of whole lines or of a span within one line.
-
-    Attributes:
-        start, end: (line from 1, column from 0); the end is exclusive.
-    """
-
-    start: tuple[int, int]
-    end: tuple[int, int]
-    text: str
-
-
-class Fix(NamedTuple):
-    """Edits that mend a finding; unsafe ones may change what the program does."""
-
-    edits: tuple[Edit, ...]
-    is_safe: bool
-    title: str
-
-
 class Finding(NamedTuple):
     """One finding at one place."""
 
@@ -45,7 +25,6 @@ class Finding(NamedTuple):
     source: str
     chain: str
     help: str
-    fix: Fix | None = None
 
     @property
     def order(self) -> tuple[str, int, int, str]:
@@ -78,14 +57,3 @@ def _characters(text: str, offset: int) -> int:
     if text.isascii():
         return offset
     return len(text.encode()[:offset].decode(errors="ignore"))
-
-
-def replace(
-    node: ast.AST, new: str, module: Module, *, title: str, is_safe: bool
-) -> Fix | None:
-    """Return the fix that writes something else for an expression on one line."""
-    line, column, end_line, end_column = place_of(node, module)
-    if line != end_line:
-        return None
-    edit = Edit((line, column - 1), (line, end_column - 1), new)
-    return Fix((edit,), is_safe, title)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from elasticrun.lint.events import Event
-from elasticrun.lint.finding import Finding, Fix, lowered, place_of
+from elasticrun.lint.finding import Finding, lowered, place_of
 from elasticrun.lint.graph import DataLoop, Read, Spot, Step, WalkedLoop, Write
 from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value
@@ -56,7 +56,6 @@ class Walked:
         doubts: int = 0,
         severity: str | None = None,
         help_text: str | None = None,
-        fix: Fix | None = None,
     ) -> Finding:
         """Return a finding at a node, with the chain that leads to a loop."""
         step = where.step
@@ -82,7 +81,6 @@ class Walked:
             source=module.line(line),
             chain=chain,
             help=help_text or rule.help,
-            fix=fix,
         )
 
     def replayed(self, event: Event) -> DataLoop | None:

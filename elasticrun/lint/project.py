@@ -15,7 +15,7 @@ from pathlib import Path
 ELASTIC = re.compile(
     r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
 )
-LINE_END = r"\r\n|\r|\n"
+_LINE_END = r"\r\n|\r|\n"
 _TRAINING = re.compile(
     r"\b(?:torch|elasticrun|adaptdl)\b|epoch|loader|optimizer|scheduler"
 )
@@ -68,7 +68,7 @@ class Module:
 
     @functools.cached_property
     def lines(self) -> list[str]:
-        return re.split(LINE_END, self.text)
+        return re.split(_LINE_END, self.text)
 
     def line(self, number: int) -> str:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""

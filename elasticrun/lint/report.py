@@ -57,12 +57,6 @@ def as_json(result: LintResult) -> dict[str, Any]:
 def _finding_as_json(finding: Finding) -> dict[str, Any]:
     values = finding._asdict()
     del values["source"]
-    if fix := finding.fix:
-        edits = [
-            {"start": list(edit.start), "end": list(edit.end), "text": edit.text}
-            for edit in fix.edits
-        ]
-        values["fix"] = {"title": fix.title, "safe": fix.is_safe, "edits": edits}
     return values
 
 

@@ -6,18 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from elasticrun.lint.events import Event, FileMoved, FileOpened, FileWritten
-from elasticrun.lint.finding import Edit, Finding, Fix, place_of, replace
+from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked
-from elasticrun.lint.project import Module
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
 
-_TOLERANT = {
-    "Path.unlink": "missing_ok=True",
-    "Path.mkdir": "exist_ok=True",
-    "os.makedirs": "exist_ok=True",
-}
 _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
               "BaseException", "PermissionError")  # fmt: skip
 
@@ -64,8 +58,7 @@ def check(program: Walked) -> Iterator[Finding]:
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
                 "runs again; what was written to it before is lost"
             )
-            fix = _appending(event, mode)
-            yield program.finding(ER105, event, message, loop=loop, fix=fix)
+            yield program.finding(ER105, event, message, loop=loop)
     for event, moved in program.events(FileMoved):
         yield from _moved(program, event, moved)
 
@@ -179,23 +172,7 @@ def _moved(program: Walked, event: Event, moved: FileMoved) -> Iterator[Finding]
         return
     zone = program.zone(event.step)
     message = f"{moved.name} in zone {zone} cannot be repeated; a restart runs it again"
-    argument = _TOLERANT.get(moved.name)
-    fix = _with_argument(event.at, argument, event.step.module) if argument else None
-    unsure = doubts(event.value)
-    yield program.finding(ER106, event, message, loop=loop, doubts=unsure, fix=fix)
-
-
-def _appending(event: Event, mode: str) -> Fix | None:
-    """Return the fix that opens a file to append."""
-    for each in ast.walk(event.at):
-        if isinstance(each, ast.Constant) and each.value == mode:
-            new = repr(mode.replace("w", "a"))
-            source = event.step.module.line(each.lineno)[each.col_offset :]
-            new = new.replace("'", '"') if source.startswith('"') else new
-            module = event.step.module
-            title = "Append to the file"
-            return replace(each, new, module, title=title, is_safe=False)
-    return None
+    yield program.finding(ER106, event, message, loop=loop, doubts=doubts(event.value))
 
 
 def _is_made_just_before(event: Event, moved: FileMoved) -> bool:
@@ -215,24 +192,6 @@ def _is_made_just_before(event: Event, moved: FileMoved) -> bool:
         and any(word in line for word in ("save", "open(", "write", "dump"))
         for line in before
     )
-
-
-def _with_argument(node: ast.AST, argument: str, module: Module) -> Fix | None:
-    """Return the fix that gives a call one more argument."""
-    if not isinstance(node, ast.Call):
-        return None
-    _, _, line, column = place_of(node, module)
-    text = module.line(line)
-    if text[column - 2 : column - 1] != ")":
-        return None
-    before = text[: column - 2].rstrip()
-    if not before:
-        return None
-    new = argument
-    if node.args or node.keywords:
-        new = f" {argument}" if before.endswith(",") else f", {argument}"
-    position = (line, len(before))
-    return Fix((Edit(position, position, new),), True, f"Pass {argument}")
 
 
 CHECKS = (check,)

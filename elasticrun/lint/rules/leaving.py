@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.events import Guarded, Left, Suppressed
-from elasticrun.lint.finding import Edit, Finding, Fix, replace
+from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Guard, Spot, WalkedLoop
-from elasticrun.lint.naming import STOPS, last_name, written
+from elasticrun.lint.naming import STOPS, last_name
 from elasticrun.lint.program import Walked, doubts, in_words
-from elasticrun.lint.project import Module
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.values import UNFIXED
 
@@ -109,10 +108,7 @@ def _handlers(program: Walked) -> Iterator[Finding]:
             raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
             if _catches_stop(handler) and not raises:
                 message = "handler swallows the stop, which leaves a loop as SystemExit"
-                fix = _without_stop(handler, event.step.module)
-                yield program.finding(
-                    ER210, Spot(handler, event.step), message, fix=fix
-                )
+                yield program.finding(ER210, Spot(handler, event.step), message)
         for statement in node.finalbody:
             if isinstance(statement, ast.Return | ast.Continue | ast.Break):
                 message = "`finally` that leaves swallows the stop"
@@ -124,23 +120,6 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return not STOPS.isdisjoint(map(last_name, kinds))
-
-
-def _without_stop(handler: ast.ExceptHandler, module: Module) -> Fix | None:
-    """Return the fix from a handler that catches the stop to one that does not."""
-    if handler.type is not None:
-        if written(handler.type) != "BaseException":
-            return None
-        return replace(
-            handler.type, "Exception", module, title="Catch Exception", is_safe=False
-        )
-    line = module.line(handler.lineno)
-    start = len(line) - len(line.lstrip())
-    if not line.startswith("except", start):
-        return None
-    position = (handler.lineno, start + len("except"))
-    edit = Edit(position, position, " Exception")
-    return Fix((edit,), False, "Catch Exception")
 
 
 CHECKS = (_uncertain, _handlers)

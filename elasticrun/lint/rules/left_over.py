@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding, Fix, replace
+from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Read, ValuePlace, Write
-from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import EPOCHS, Rule
 from elasticrun.lint.rules.uses import Uses, is_clock
@@ -122,29 +121,7 @@ def numbered(program: Walked, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
                     f"`{write.name}` counts from 0 again when the interrupted loop "
                     f"continues, and is used as a step of the loop at line {loop.line}"
                 )
-                yield program.finding(
-                    ER304,
-                    read,
-                    message,
-                    doubts=doubts(loop),
-                    fix=_true_enumerate(loop, read),
-                )
-
-
-def _true_enumerate(loop: DataLoop, read: Read) -> Fix | None:
-    """Return the fix from `enumerate(loader)` to `loader.enumerate()`."""
-    module = loop.step.module
-    if module is not read.step.module or loop.loader.kind != "loader":
-        return None
-    source = loop.at.iter if isinstance(loop.at, ast.For) else None
-    if not isinstance(source, ast.Call) or len(source.args) != 1 or source.keywords:
-        return None
-    name = source.func.id if isinstance(source.func, ast.Name) else ""
-    inner = source.args[0]
-    if name != "enumerate" or not isinstance(inner, ast.Name | ast.Attribute):
-        return None
-    new = f"{written(inner)}.enumerate()"
-    return replace(source, new, module, title="Count from the true index", is_safe=True)
+                yield program.finding(ER304, read, message, doubts=doubts(loop))
 
 
 def _as_step(uses: Uses, place: ValuePlace, seen: set[ValuePlace]) -> Read | None:

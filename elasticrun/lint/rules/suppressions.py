@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Edit, Finding, Fix
+from elasticrun.lint.finding import Finding
 from elasticrun.lint.project import Module
 from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 
@@ -55,20 +55,7 @@ def unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]
         text = module.line(line)
         what = ", ".join(unused) or "anything"
         message = f"nothing is found here for the suppression of {what}"
-        fix = _without_comment(text, line, column, is_whole=not here)
         yield Finding(
             ER001.code, ER001.severity, module.name, line, column + 1, line,
-            len(text) + 1, message, "", text, "", ER001.help, fix,
+            len(text) + 1, message, "", text, "", ER001.help,
         )  # fmt: skip
-
-
-def _without_comment(
-    text: str, line: int, column: int, *, is_whole: bool
-) -> Fix | None:
-    if not is_whole:
-        return None
-    if not text[:column].strip():
-        edit = Edit((line, 0), (line + 1, 0), "")
-    else:
-        edit = Edit((line, len(text[:column].rstrip())), (line, len(text)), "")
-    return Fix((edit,), True, "Remove the unused suppression")
