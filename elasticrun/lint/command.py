@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,10 @@ from elasticrun.lint.options import (
     find_pyproject,
     read_options,
 )
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.table import RETIRED, RULES
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
-SEVERITIES = {"E": "error", "W": "warning", "H": "hint (with --pedantic)"}
+_PAGES = Path(__file__).with_name("pages")
 FORMATS = ("text", "concise", "json", "github")
 
 
@@ -126,28 +124,15 @@ def rule_main(options: argparse.Namespace) -> int:
     status = CLEAN
     for code in options.codes:
         code = code.upper()
-        rule = RULES.get(code)
         if code in RETIRED:
             _say(f"{code} {RETIRED[code]}")
-        elif rule is None:
+        elif code not in RULES:
             text = f"there is no rule {code}. `elasticrun rule` lists all."
             _complain(f"elasticrun rule: {text}")
             status = COULD_NOT
         else:
-            _say(_page(rule))
+            _say((_PAGES / f"{code}.md").read_text(encoding="utf-8"))
     return status
-
-
-def _page(rule: Rule) -> str:
-    """Return a rule's page as plain text."""
-    parts = [
-        f"{rule.code} {rule.title} ({SEVERITIES[rule.severity]})",
-        textwrap.fill(rule.why, 80),
-        "Wrong:\n\n" + textwrap.indent(rule.wrong.rstrip(), "    "),
-        "Right:\n\n" + textwrap.indent(rule.right.rstrip(), "    "),
-        textwrap.fill("Help: " + rule.help + ".", 80),
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
 def _say(text: str) -> None:

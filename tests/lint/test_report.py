@@ -11,11 +11,11 @@ from elasticrun.lint import flake8
 from elasticrun.lint.__main__ import run
 from elasticrun.lint.command import rule_main
 from elasticrun.lint.engine import lint_paths, lint_text
-from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
+from tests.lint.pages import PAGES, PRELUDE
 
-WRONG = PRELUDE + RULES["ER104"].wrong
-RIGHT = PRELUDE + RULES["ER104"].right
+WRONG = PRELUDE + PAGES["ER104"].wrong
+RIGHT = PRELUDE + PAGES["ER104"].right
 WRITING = '        file.write(f"{epoch}\\n")'
 LINE = WRONG.splitlines().index(WRITING) + 1
 

@@ -15,19 +15,7 @@ from elasticrun.lint.events import (
 )
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.program import Walked, is_checked
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
-
-_BEGINNING = """\
-import shutil
-
-import torch
-
-import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-
-net = torch.nn.Linear(4, 3)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-"""
+from elasticrun.lint.rules.rule import Rule
 
 ER113 = Rule(
     "ER113 W file or port changed beside a running generation",
@@ -35,27 +23,6 @@ ER113 = Rule(
         "put it below elasticrun.init(), or behind `if elasticrun.rank() == 0:`, which "
         "needs the job"
     ),
-    why=(
-        "At `elasticrun scale`, and with --spares, the next replicas run what stands "
-        "above the job while the others still train. These may use the file, or have "
-        "the port."
-    ),
-    wrong=f"""\
-shutil.rmtree("cache", ignore_errors=True)
-model = AdaptiveDataParallel(net, optimizer)
-train = AdaptiveDataLoader(train_set, batch_size=64)
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-if elasticrun.rank() == 0:
-    shutil.rmtree("cache", ignore_errors=True)
-model = AdaptiveDataParallel(net, optimizer)
-train = AdaptiveDataLoader(train_set, batch_size=64)
-{EPOCHS}
-{TRAIN}
-""",
-    prelude=_BEGINNING,
 )
 
 

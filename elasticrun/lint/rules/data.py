@@ -9,7 +9,7 @@ from elasticrun.lint.events import Draw, Event, Made, Seeded
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked, in_words
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import UNFIXED, Value, taints_of
 
 _SIZES = named(
@@ -30,26 +30,6 @@ _CHANGING = frozenset(("rank", "time", "entropy", "generation"))
 ER501 = Rule(
     "ER501 W unseeded data",
     help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
-    why=(
-        "A split or order that is drawn without a seed is another one after every "
-        "restart: samples of the validation set were trained on."
-    ),
-    wrong=f"""\
-from torch.utils.data import random_split
-
-parts = random_split(all_data, [800, 200])
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-from torch.utils.data import random_split
-
-parts = random_split(
-    all_data, [800, 200], generator=torch.Generator().manual_seed(0)
-)
-{EPOCHS}
-{TRAIN}
-""",
 )
 
 
@@ -64,9 +44,6 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
 ER502 = Rule(
     "ER502 E seed from the time or the process",
     help="use a constant seed",
-    why="The seed differs with every start, and so does all that is drawn from it.",
-    wrong=f"import time\n\ntorch.manual_seed(int(time.time()))\n{EPOCHS}\n{TRAIN}\n",
-    right=f"torch.manual_seed(0)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
@@ -105,19 +82,6 @@ def _is_unfixed(name: str, values: list[Value]) -> bool:
 ER503 = Rule(
     "ER503 W batch size, learning rate or steps from the world size",
     help="give the global batch size, and what belongs to it",
-    why=(
-        "The batch size of an elastic loader is that of all replicas together, so a "
-        "restart at another number of replicas changes nothing. A value made from the "
-        "world size does. A batch size, a plan of it or an order that is made from the "
-        "rank, the time or the number of restarts is refused, by the other replicas or "
-        "after a restart."
-    ),
-    wrong=f"""\
-more = AdaptiveDataLoader(more_set, batch_size=32 * elasticrun.world_size())
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"more = AdaptiveDataLoader(more_set, batch_size=128)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
@@ -162,25 +126,6 @@ ER504 = Rule(
         "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
         "list, or something with a length and __getitem__"
     ),
-    why="A loop continues in its middle, so the order must be readable at a position.",
-    wrong=f"""\
-from torch.utils.data import WeightedRandomSampler
-
-more = AdaptiveDataLoader(
-    more_set, batch_size=64, sampler=WeightedRandomSampler(weights, 100)
-)
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-from elasticrun import WeightedDraws
-
-more = AdaptiveDataLoader(
-    more_set, batch_size=64, sampler=WeightedDraws(weights, 100)
-)
-{EPOCHS}
-{TRAIN}
-""",
 )
 
 

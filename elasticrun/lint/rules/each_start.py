@@ -9,7 +9,7 @@ from elasticrun.lint.events import Changed, Event, Trained
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.rules.rule import Rule
 
 # What happens to what is trained, and what each start does.
 _STEPPED = {
@@ -31,31 +31,6 @@ _APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
 ER107 = Rule(
     "ER107 E registered state changed again at every start",
     help="do it before the state is registered, or once: `if once(key):`",
-    why=(
-        "A registered state comes back as it was saved. What the script changes of it "
-        "after that and before its first loop is done at every start, and kept: each "
-        "restart steps the scheduler once more, adds to a counter, or puts first "
-        "weights in the place of trained ones. Setting a value, such as a learning "
-        "rate from the command line, is fine. Changes that replayed code makes later, "
-        "in front of a loop or between two, are undone where the replay ends."
-    ),
-    wrong=f"""\
-net.load_state_dict(torch.nn.Linear(4, 3).state_dict())
-scheduler.step()
-for group in optimizer.param_groups:
-    group["lr"] *= 0.1
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-if once("first weights"):
-    net.load_state_dict(torch.nn.Linear(4, 3).state_dict())
-for group in optimizer.param_groups:
-    group["lr"] = 0.01
-{EPOCHS}
-    scheduler.step()
-{TRAIN}
-""",
 )
 
 

@@ -10,22 +10,11 @@ from elasticrun.lint.events import Draw, Event, Logged, Made, Outside, Saved, Se
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
+from elasticrun.lint.rules.rule import Rule
 
 ER109 = Rule(
     "ER109 W random draw not keyed by seed and epoch in replayed code",
     help="draw from a generator seeded with (seed, epoch), or inside a loop",
-    why=(
-        "The generators come back when the interrupted loop continues, not in the code "
-        "in front of it. A draw there gives another value when it is replayed."
-    ),
-    wrong=f"{EPOCHS}\n    size = torch.randint(128, 256, ())\n{TRAIN}\n",
-    right=f"""\
-{EPOCHS}
-    generator = torch.Generator().manual_seed(epoch)
-    size = torch.randint(128, 256, (), generator=generator)
-{TRAIN}
-""",
 )
 
 
@@ -73,59 +62,18 @@ ER110 = Rule(
         "send it after the last dataset loop, guard it with once(key), or give the run "
         "an id to continue; let one rank do it"
     ),
-    why=(
-        "A request, a row in a data base or a tracker's run outlives the process. "
-        "Replayed code sends it once more for each restart."
-    ),
-    wrong=f"""\
-import requests
-
-url = "https://example.org/hook"
-{EPOCHS}
-{TRAIN}
-    requests.post(url, json={{"epoch": epoch}})
-{VALID}
-""",
-    right=f"""\
-import requests
-
-url = "https://example.org/hook"
-{EPOCHS}
-{TRAIN}
-{VALID}
-    if elasticrun.rank() == 0:
-        requests.post(url, json={{"epoch": epoch}})
-""",
 )
 
 
 ER111 = Rule(
     "ER111 H logged again in replayed code",
     help="log after the last dataset loop of the epoch",
-    why="A line printed in replayed code appears once more for each restart.",
-    wrong=f"{EPOCHS}\n    print(epoch)\n{TRAIN}\n",
-    right=f"{EPOCHS}\n{TRAIN}\n    print(epoch)\n",
 )
 
 
 ER112 = Rule(
     "ER112 H live weights saved in replayed code",
     help="save after the last dataset loop of the epoch",
-    why=(
-        "After a restart the weights are those of the place where the job stopped, so "
-        "the replayed line writes later weights under the earlier name."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    torch.save(net.state_dict(), f"before-{{epoch}}.pt")
-{TRAIN}
-""",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        torch.save(net.state_dict(), f"after-{{epoch}}.pt")
-""",
 )
 
 

@@ -10,7 +10,7 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
+from elasticrun.lint.rules.rule import Rule
 
 _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
               "BaseException", "PermissionError")  # fmt: skip
@@ -19,23 +19,6 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
 ER105 = Rule(
     "ER105 W file emptied at every restart",
     help='open it with mode "a"',
-    why=(
-        "Mode `w` empties the file. The script runs again from its top after a "
-        "restart, so all lines that were written before are lost."
-    ),
-    wrong=f"""\
-log = open("log.csv", "w")
-{EPOCHS}
-{TRAIN}
-    log.write(f"{{epoch}}\\n")
-""",
-    right=f"""\
-log = open("log.csv", "a")
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        log.write(f"{{epoch}}\\n")
-""",
 )
 
 
@@ -69,25 +52,6 @@ ER104 = Rule(
         "write after the last dataset loop of the epoch, or guard it with once(key); "
         "let one rank do it"
     ),
-    why=(
-        "A file outlives the process. Lines appended in replayed code appear once more "
-        "for each restart."
-    ),
-    wrong=f"""\
-{EPOCHS}
-{TRAIN}
-    with open("log.csv", "a") as file:
-        file.write(f"{{epoch}}\\n")
-{VALID}
-""",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-{VALID}
-    if elasticrun.rank() == 0:
-        with open("log.csv", "a") as file:
-            file.write(f"{{epoch}}\\n")
-""",
 )
 
 
@@ -136,26 +100,6 @@ ER106 = Rule(
         "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
         "it after the last dataset loop"
     ),
-    why=(
-        "What was moved, removed or made before the restart is not there to be moved "
-        "again, and the replayed line raises."
-    ),
-    wrong=f"""\
-import shutil
-
-shutil.move("new", "old")
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-import os
-import shutil
-
-if elasticrun.rank() == 0 and os.path.exists("new"):
-    shutil.move("new", "old")
-{EPOCHS}
-{TRAIN}
-""",
 )
 
 

@@ -10,7 +10,7 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Guard, Spot, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name
 from elasticrun.lint.program import Walked, doubts, in_words
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import UNFIXED
 
 _UNCERTAIN = UNFIXED | {"rank"}
@@ -19,26 +19,6 @@ _UNCERTAIN = UNFIXED | {"rank"}
 ER208 = Rule(
     "ER208 E whether a loop runs depends on rank, random numbers or time",
     help="let the epoch's number or a saved value decide, or use request_stop()",
-    why=(
-        "All replicas must come to the same loops in the same order, and again so "
-        "after a restart."
-    ),
-    wrong=f"""\
-import random
-
-{EPOCHS}
-{TRAIN}
-    if random.random() < 0.5:
-        for x, y in valid:
-            evaluate(x, y)
-""",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-    if epoch % 2:
-        for x, y in valid:
-            evaluate(x, y)
-""",
 )
 
 
@@ -72,28 +52,6 @@ def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
 ER210 = Rule(
     "ER210 E handler swallows the stop",
     help="catch Exception, or raise again",
-    why=(
-        "A stop leaves the script as JobStopped, a SystemExit. A bare `except:` or "
-        "`except BaseException` around a loop catches it, and the program goes on "
-        "behind it, until its next loop or epoch stops it again."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    try:
-        for x, y in train:
-            step(x, y)
-    except:
-        print('failed')
-""",
-    right=f"""\
-{EPOCHS}
-    try:
-        for x, y in train:
-            step(x, y)
-    except RuntimeError:
-        print('failed')
-        raise
-""",
 )
 
 

@@ -8,30 +8,12 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Read, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.uses import Uses, is_clock
 
 ER307 = Rule(
     "ER307 W loop variable read after the loop",
     help="keep it in Variables or an Accumulator, or read it in the loop's body",
-    why=(
-        "A loop that was finished before the restart yields nothing, so its variables "
-        "are not set."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        error = loss(x, y)
-    print(error.item())
-""",
-    right=f"""\
-errors = Accumulator()
-{EPOCHS}
-    for x, y in train:
-        errors[epoch] += loss(x, y) * train.num_valid
-    with errors.synchronized():
-        print(errors[epoch] / train.num_samples)
-""",
 )
 
 
@@ -87,17 +69,6 @@ def _is_made_before(uses: Uses, loop: DataLoop, place: ValuePlace) -> bool:
 ER304 = Rule(
     "ER304 W index of enumerate used as a step",
     help="use loader.enumerate() or loader.batch_index",
-    why="The interrupted loop continues in its middle, and enumerate counts from 0.",
-    wrong=f"""\
-{EPOCHS}
-    for step, (x, y) in enumerate(train):
-        writer.add_scalar('rate', scheduler.get_last_lr()[0], step)
-""",
-    right=f"""\
-{EPOCHS}
-    for step, (x, y) in train.enumerate():
-        writer.add_scalar('rate', scheduler.get_last_lr()[0], step)
-""",
 )
 
 

@@ -18,66 +18,24 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value, elastic_loaders_in, members_of
 
 ER201 = Rule(
     "ER201 E loop of epochs or steps inside another loop",
     help="use a plain range() for one of them, or put one behind the other",
-    why=(
-        "Epochs of a job are numbered one after another, and so are its steps. "
-        "`remaining_epochs_until` in another one, and either it or "
-        "`remaining_steps_until` in the body of a loop over batches or steps, raise "
-        "LoopOrderError."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for inner in remaining_epochs_until(2):
-        work(inner)
-""",
-    right=f"{EPOCHS}\n    for inner in range(2):\n        work(inner)\n{TRAIN}\n",
 )
 
 
 ER204 = Rule(
     "ER204 E loader looped over in a loop over itself, or next(iter(loader))",
     help=("make another loader for the inner loop; take a sample from the data set"),
-    why=(
-        "A loader is at one place at a time: a loop over it in its own loop raises "
-        "LoopOrderError. A loop over another loader belongs to the batch around it, "
-        "and is fine. What `next(iter())` reads counts as a loop: it is skipped after "
-        "a restart, where `next` then has nothing and raises StopIteration."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        for a, b in train:
-            compare(x, a)
-""",
-    right=f"""\
-{EPOCHS}
-    for x, y in train:
-        step(x, y)
-        if train.batch_index % 100 == 99:
-            for a, b in valid:
-                evaluate(a, b)
-""",
 )
 
 
 ER205 = Rule(
     "ER205 E loader created inside a dataset loop",
     help="create all loaders before the first loop",
-    why=(
-        "Loaders are known by the order of their creation, and the interrupted loop "
-        "does not run its earlier batches again."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        extra = AdaptiveDataLoader(x, batch_size=4)
-""",
-    right=f"extra = AdaptiveDataLoader(extra_set, batch_size=4)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
@@ -123,12 +81,6 @@ def _counted_inside(
 ER206 = Rule(
     "ER206 E bound of epochs or steps is a total, and already reached",
     help="give the number that the whole job has finished after this loop",
-    why=(
-        "`remaining_epochs_until(n)` ends when the job has finished n epochs, those of "
-        "earlier epoch loops included; `remaining_steps_until(n)` likewise."
-    ),
-    wrong=f"{EPOCHS}\n{TRAIN}\n{EPOCHS}\n{VALID}\n",
-    right=f"{EPOCHS}\n{TRAIN}\nfor epoch in remaining_epochs_until(60):\n{VALID}\n",
 )
 
 
@@ -248,39 +200,12 @@ ER203 = Rule(
         "loop over CombinedLoader([a, b]), or over them in turn, or over one inside "
         "each batch of the other"
     ),
-    why=(
-        "A job has one position, so it cannot resume two loops at once. A loop that "
-        "goes on while another one is open, by `zip` or by an iterator that is kept "
-        "from batch to batch, raises LoopOrderError."
-    ),
-    wrong=f"{EPOCHS}\n    for a, b in zip(train, valid):\n        step(a, b)\n",
-    right=f"""\
-{EPOCHS}
-    for x, y in train:
-        step(x, y)
-    for x, y in valid:
-        evaluate(x, y)
-""",
 )
 
 
 ER207 = Rule(
     "ER207 W iterator of a loader that does not fit the position",
     help="loop with `for x, y in loader.batches(n):`",
-    why=(
-        "An iterator that is asked by `next` continues the interrupted pass. But a "
-        "range() around it, as islice(), begins anew after a restart, and would ask "
-        "for too many batches; a loop belongs to one epoch, so an iterator that is "
-        "kept over epochs raises LoopOrderError; and itertools.cycle repeats what it "
-        "has seen since the restart."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    batches = iter(train)
-    for number in range(10):
-        step(*next(batches))
-""",
-    right=f"{EPOCHS}\n    for x, y in train.batches(10):\n        step(x, y)\n",
 )
 
 
@@ -432,20 +357,6 @@ def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
 ER211 = Rule(
     "ER211 W plain DataLoader beside elastic ones in an epoch",
     help="make it an AdaptiveDataLoader",
-    why=(
-        "Its loop is no part of the position: it runs from its start after a restart, "
-        "and each replica sees all of it."
-    ),
-    wrong=f"""\
-from torch.utils.data import DataLoader
-
-test = DataLoader(test_set, batch_size=64)
-{EPOCHS}
-{TRAIN}
-    for x, y in test:
-        evaluate(x, y)
-""",
-    right=f"{EPOCHS}\n{TRAIN}\n{VALID}\n",
 )
 
 
@@ -464,12 +375,6 @@ def _plain(program: Walked) -> Iterator[Finding]:
 ER002 = Rule(
     "ER002 W looks elastic, but the epoch loop is range()",
     help="write `for epoch in remaining_epochs_until(n):`",
-    why=(
-        "range() begins at 0 after every restart, and the loader's position does not "
-        "fit. Only `remaining_epochs_until` skips the epochs that were finished."
-    ),
-    wrong=f"for epoch in range(30):\n{TRAIN}\n",
-    right=f"{EPOCHS}\n{TRAIN}\n",
 )
 
 

@@ -10,7 +10,7 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Guard, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.rules.rule import Rule
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 
@@ -24,20 +24,6 @@ ER401 = Rule(
     help=(
         "let all replicas come to it, and test the rank only around what one does alone"
     ),
-    why="The replicas that skip it do not take part, and the others wait for them.",
-    wrong=f"""\
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        elasticrun.save_all_states()
-""",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-    elasticrun.save_all_states()
-    if elasticrun.rank() == 0:
-        print(epoch)
-""",
 )
 
 
@@ -82,17 +68,6 @@ def _loops(program: Walked) -> Iterator[Finding]:
 ER402 = Rule(
     "ER402 E State or loader created conditionally",
     help="create it before the first loop, in every start and on every replica",
-    why=(
-        "States and loaders must be made in the same order in every start, on every "
-        "replica. What depends on rank, restart, time or epoch is not."
-    ),
-    wrong=f"""\
-if elasticrun.generation() == 0:
-    extra = Variables(name='extra', n=0)
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"extra = Variables(name='extra', n=0)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
@@ -129,14 +104,6 @@ def _states(program: Walked) -> Iterator[Finding]:
 ER403 = Rule(
     "ER403 H all replicas write one path",
     help="write it on rank 0 only, or put the rank into the name",
-    why="Every replica runs the script, so several write the file at the same time.",
-    wrong=f"{EPOCHS}\n{TRAIN}\n    torch.save(net.state_dict(), 'net.pt')\n",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        torch.save(net.state_dict(), 'net.pt')
-""",
 )
 
 

@@ -10,41 +10,15 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked
-from elasticrun.lint.rules.rule import EPOCHS, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Class, Value
 
 _TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
-_TOKENS = """\
-class Tokens(State):
-    def __init__(self):
-        super().__init__('tokens')
-        self.seen = 0
-        self.kept = 0
-
-    def save(self, fileobj):
-        fileobj.write(f'{self.seen} {self.kept}'.encode())
-
-    def load(self, fileobj):
-"""
-
-
 ER303 = Rule(
     "ER303 E field of a State missing in save or load",
     help="write and read the same fields",
-    why=(
-        "What save does not write, or load does not set, has its first value after a "
-        "restart."
-    ),
-    wrong=_TOKENS
-    + """\
-        self.seen = int(fileobj.read().split()[0])
-""",
-    right=_TOKENS
-    + """\
-        self.seen, self.kept = map(int, fileobj.read().split())
-""",
 )
 
 
@@ -126,22 +100,11 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
     return found
 
 
-_SCALED = f"""\
-{EPOCHS}
-    for x, y in train:
-        scaler.scale(loss(x, y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-"""
-
 ER306 = Rule(
     "ER306 W trained object in no state",
     help=(
         "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
     ),
-    why="What is not registered begins anew after a restart.",
-    wrong="scaler = torch.amp.GradScaler()\n" + _SCALED,
-    right="scaler = torch.amp.GradScaler()\nregister(scaler=scaler)\n" + _SCALED,
 )
 
 

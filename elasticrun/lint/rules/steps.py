@@ -8,32 +8,12 @@ from collections.abc import Iterator
 from elasticrun.lint.events import Backward, Made, StateMade, Trained
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Arguments
 
 ER305 = Rule(
     "ER305 W gradient accumulation by hand",
     help="give the loader the batch size of a whole step, and max_local_batch_size=",
-    why=(
-        "A job may stop between two batches. Gradients that wait for the next step are "
-        "not saved."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for number, (x, y) in train.enumerate():
-        loss(x, y).backward()
-        if (number + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    right=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-{EPOCHS}
-    for x, y in small:
-        loss(x, y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""",
 )
 
 
@@ -63,35 +43,9 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
 _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 
-_AVERAGE = f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
-"""
-
 ER308 = Rule(
     "ER308 W averaged weights updated once a micro-batch",
     help="put it behind `if loader.is_step:`",
-    why=(
-        "With `max_local_batch_size` a step may have several turns of the loop. "
-        "Optimizers, schedulers and averages that are registered act in the last of "
-        "them. What changes weights besides acts in each, so that the average has "
-        "another decay, which depends on the number of replicas."
-    ),
-    wrong=_AVERAGE
-    + """\
-        for mean, parameter in zip(average.parameters(), net.parameters()):
-            mean.data.lerp_(parameter.data, 0.001)
-""",
-    right=_AVERAGE
-    + """\
-        if small.is_step:
-            for mean, parameter in zip(average.parameters(), net.parameters()):
-                mean.data.lerp_(parameter.data, 0.001)
-""",
 )
 
 
@@ -135,29 +89,6 @@ ER309 = Rule(
         "let it go through model.weigh(loss, count=...), a sum through "
         'model.weigh(loss, reduction="sum")'
     ),
-    why=(
-        "`AdaptiveDataParallel` weighs gradients by numbers of samples. With "
-        "`ignore_index`, with class weights, or divided by a number of tokens, a loss "
-        "is a mean over something else: each replica and each micro-batch divides by a "
-        "number of its own. A sum is divided by the number of replicas. So the step "
-        "depends on how the batch is cut, unless `model.weigh` knows what to weigh by."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        loss = torch.nn.functional.cross_entropy(model(x), y, ignore_index=0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
-    right=f"""\
-{EPOCHS}
-    for x, y in train:
-        loss = torch.nn.functional.cross_entropy(model(x), y, ignore_index=0)
-        optimizer.zero_grad()
-        model.weigh(loss, count=(y != 0).sum()).backward()
-        optimizer.step()
-""",
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.uses import PARTIAL, Uses
 
 
@@ -62,18 +62,6 @@ def means_of(uses: Uses, loop: DataLoop, place: ValuePlace) -> dict[ValuePlace, 
 ER202 = Rule(
     "ER202 H loader iterated outside an epoch, its result in plain variables",
     help="keep the sum in an Accumulator",
-    why=(
-        "The loop is resumed in its middle, but a plain sum begins at its first value; "
-        "and it has the samples of this replica alone."
-    ),
-    wrong="total = 0.0\nfor x, y in valid:\n    total += loss(x, y)\nprint(total)\n",
-    right="""\
-total = Accumulator()
-for x, y in valid:
-    total["loss"] += loss(x, y) * valid.num_valid
-with total.synchronized():
-    print(total["loss"] / valid.num_samples)
-""",
 )
 
 
@@ -83,30 +71,6 @@ ER302 = Rule(
         "keep the sum in an Accumulator, which adds the replicas up in its "
         "synchronized() block"
     ),
-    why=(
-        "A plain sum has only the samples of this replica, and only those since the "
-        "last restart. It is a hint where the sum is only printed."
-    ),
-    wrong=f"""\
-best = Variables(loss=9e9)
-{EPOCHS}
-{TRAIN}
-    total = 0.0
-    for x, y in valid:
-        total += loss(x, y).item()
-    best.loss = min(best.loss, total)
-""",
-    right=f"""\
-best = Variables(loss=9e9)
-{EPOCHS}
-{TRAIN}
-    total = Accumulator()
-    for x, y in valid:
-        total["loss"] += loss(x, y) * valid.num_valid
-    with total.synchronized():
-        best.loss = min(best.loss, total["loss"] / valid.num_samples)
-print(best.loss)
-""",
 )
 
 

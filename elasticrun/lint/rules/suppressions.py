@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.project import Module
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.rules.rule import Rule
 
 
 def is_suppressed(
@@ -31,17 +31,6 @@ def is_suppressed(
 ER001 = Rule(
     "ER001 W unused suppression",
     help="remove the comment",
-    why="Nothing is found on the line, so the comment would hide what comes later.",
-    wrong=f"""\
-{EPOCHS}
-{TRAIN}
-    scheduler.step()  # elasticrun: ignore[ER107] meant
-""",
-    right=f"""\
-scheduler.step()  # elasticrun: ignore[ER107] each start is meant
-{EPOCHS}
-{TRAIN}
-""",
 )
 
 

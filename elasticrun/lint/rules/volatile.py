@@ -10,7 +10,7 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, EpochLoop, Step, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.left_over import left_over, numbered
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.sums import sums
 from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock, is_creation
 from elasticrun.lint.values import elastic_loaders_in
@@ -132,30 +132,6 @@ def _constant_of(write: Write) -> str | None:
 ER301 = Rule(
     "ER301 W value lost at a restart",
     help="keep it in Variables (or in a State)",
-    why=(
-        "Plain Python values are made again by the replayed code, and what later code "
-        "has set is gone. It is an error where the value decides something, is saved, "
-        "or goes to the optimizer."
-    ),
-    wrong=f"""\
-best = 0.0
-{EPOCHS}
-{TRAIN}
-    accuracy = evaluate()
-    if accuracy > best:
-        best = accuracy
-        torch.save(net, "best.pt")
-""",
-    right=f"""\
-best = Variables(accuracy=0.0)
-{EPOCHS}
-{TRAIN}
-    accuracy = evaluate()
-    if accuracy > best.accuracy:
-        best.accuracy = accuracy
-        if elasticrun.rank() == 0:
-            torch.save(net, "best.pt")
-""",
 )
 
 
@@ -251,27 +227,6 @@ def _carried_by(
 ER209 = Rule(
     "ER209 W break of the epoch loop that is not remembered",
     help="keep what decides in Variables",
-    why=(
-        "What decides to stop is a plain value, and a restart gives it its first value "
-        "again. The job then trains on where it would have stopped."
-    ),
-    wrong=f"""\
-bad = 0
-{EPOCHS}
-{TRAIN}
-    bad = bad + 1 if worse() else 0
-    if bad > 3:
-        break
-""",
-    right=f"""\
-stop = Variables(bad=0)
-{EPOCHS}
-{TRAIN}
-    if worse():
-        stop.bad += 1
-    if stop.bad > 3:
-        break
-""",
 )
 
 
