@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module, Project, imports_of, python_files
@@ -157,6 +157,7 @@ def _reported(
     found: list[Finding], project: Project, options: LintOptions, modules: list[Module]
 ) -> list[Finding]:
     by_name = {each.name: each for each in project.modules.values() if each is not None}
+    asked_for = {each.name for each in modules}
     used: set[tuple[str, int, str]] = set()
     kept: dict[tuple[str, int, int, str], Finding] = {}
     for finding in found:
@@ -164,6 +165,8 @@ def _reported(
             continue
         if not options.wants(finding.code):
             continue
+        if finding.path not in asked_for:
+            finding = finding._replace(severity=lowered(finding.severity, 1))
         if finding.severity == "H" and not options.pedantic:
             continue
         best = kept.get(finding.order)

@@ -70,6 +70,15 @@ def test_a_name_alone_lowers_the_voice() -> None:
     assert lint_text(unnamed).findings == []
 
 
+def test_what_an_imported_file_does_is_said_less_loudly(tmp_path: Path) -> None:
+    script, helper = tmp_path / "train.py", tmp_path / "helper.py"
+    script.write_text("import helper\nhelper.main()\n", encoding="utf-8")
+    body = (PRELUDE + PAGES["ER104"].wrong).replace("\n", "\n    ")
+    helper.write_text(f"def main():\n    {body}\n", encoding="utf-8")
+    assert [each.severity for each in lint_paths([script]).findings] == ["W"]
+    assert [each.severity for each in lint_paths([tmp_path]).findings] == ["E"]
+
+
 LOUD = {
     "E": """
         ER104 ER107 ER201 ER203 ER204 ER205 ER206 ER208 ER210 ER301 ER303 ER401 ER402
