@@ -5,16 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from elasticrun.lint.events import (
-    Event,
-    FileMoved,
-    FileOpened,
-    JobNeeded,
-    PortTaken,
-    Saved,
-)
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.program import Walked, is_checked
+from elasticrun.lint.program import Walked, is_checked, keywords_of
 from elasticrun.lint.rules.rule import Rule
 
 ER113 = Rule(
@@ -29,28 +22,25 @@ ER113 = Rule(
 def check(program: Walked) -> Iterator[Finding]:
     """Yield what happens before the first call that needs the job, if there is one."""
     events = program.walk.events
-    above = list(
-        itertools.takewhile(lambda each: not isinstance(each.what, JobNeeded), events)
-    )
+    above = list(itertools.takewhile(lambda each: each.what != "job", events))
     if len(above) == len(events):
         return
     for event in above:
         if _disturbs(event) and not is_checked(event.step):
-            name = getattr(event.what, "name", "open")
+            what = event.name or "open"
             message = (
-                f"{name} above the job, where the next replicas run it while the "
+                f"{what} above the job, where the next replicas run it while the "
                 "others train"
             )
             yield program.finding(ER113, event, message)
 
 
 def _disturbs(event: Event) -> bool:
-    what = event.what
-    if isinstance(what, FileMoved):
-        return "exist_ok" not in what.keywords
-    if isinstance(what, FileOpened):
-        return what.mode[:1] in ("w", "a", "x")
-    return isinstance(what, (PortTaken, Saved))
+    if event.what == "moved":
+        return "exist_ok" not in keywords_of(event.at)
+    if event.what == "opened":
+        return event.how[:1] in ("w", "a", "x")
+    return event.what in ("port", "saved")
 
 
 CHECKS = (check,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
-from elasticrun.lint.events import Draw, Event, Made, Seeded
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked, in_words
@@ -34,10 +34,10 @@ ER501 = Rule(
 
 
 def _unseeded(program: Walked) -> Iterator[Finding]:
-    for event, draw in program.events(Draw):
-        if draw.is_keyed or draw.is_seeded or program.zone(event.step) != "P":
+    for event in program.events("drawn"):
+        if event.is_keyed or event.is_seeded or program.zone(event.step) != "P":
             continue
-        message = f"{draw.name} without a seed gives other data after every restart"
+        message = f"{event.name} without a seed gives other data after every restart"
         yield program.finding(ER501, event, message)
 
 
@@ -48,27 +48,28 @@ ER502 = Rule(
 
 
 def _seeds(program: Walked) -> Iterator[Finding]:
-    for event, seeded in program.events(Seeded):
-        if _is_unfixed(seeded.name, seeded.values):
-            yield _unfixed(program, event, seeded.name)
-    for event, made in program.events(Made):
-        if made.role == "rng" and event.value is not None:
-            values = event.value.parts  # what it was given, or seeded with since then
-            is_bare = not values and made.name != "torch.Generator"
-            if _is_unfixed(made.name, values):
-                yield _unfixed(program, event, made.name)
-            elif is_bare and program.zone(event.step) in "PAB":
-                text = "without a seed draws other values after a restart"
-                yield program.finding(ER501, event, f"{made.name}() {text}")
-        elif made.role == "loader":
-            seed = made.given.keywords.get("seed")
-            if seed is not None and seed.taints & UNFIXED:
-                message = "the loader's seed differs with every start"
-                yield program.finding(ER502, event, message)
+    for event in program.events("seeded"):
+        if _is_unfixed(event.name, event.given.values):
+            yield _unfixed(program, event)
+    for event in program.events("made", role="rng"):
+        # What it was given, or seeded with since then.
+        values = event.value.parts if event.value is not None else []
+        is_bare = not values and event.name != "torch.Generator"
+        if _is_unfixed(event.name, values):
+            yield _unfixed(program, event)
+        elif is_bare and program.zone(event.step) in "PAB":
+            text = "without a seed draws other values after a restart"
+            yield program.finding(ER501, event, f"{event.name}() {text}")
+    for event in program.events("made", role="loader"):
+        seed = event.given.keywords.get("seed")
+        if seed is not None and seed.taints & UNFIXED:
+            message = "the loader's seed differs with every start"
+            yield program.finding(ER502, event, message)
 
 
-def _unfixed(program: Walked, event: Event, name: str) -> Finding:
-    return program.finding(ER502, event, f"{name}: the seed differs with every start")
+def _unfixed(program: Walked, event: Event) -> Finding:
+    message = f"{event.name}: the seed differs with every start"
+    return program.finding(ER502, event, message)
 
 
 def _is_unfixed(name: str, values: list[Value]) -> bool:
@@ -86,11 +87,11 @@ ER503 = Rule(
 
 
 def _sizes(program: Walked) -> Iterator[Finding]:
-    for event, made in program.events(Made):
-        if made.role not in _POSITIONS:
+    for event in program.events("made"):
+        if event.role not in _POSITIONS:
             continue
         own = event.value.attrs if event.value is not None else {}
-        for name, value in [*_arguments(made), *own.items()]:
+        for name, value in [*_arguments(event), *own.items()]:
             if "world_size" in value.taints and _is_size(name, value in own.values()):
                 message = (
                     f"{name} is computed from the world size, so it changes when the "
@@ -99,7 +100,7 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 yield program.finding(ER503, event, message)
                 break
             changing = _CHANGING & value.taints
-            if made.role == "loader" and name in _OF_BATCHES and changing:
+            if event.role == "loader" and name in _OF_BATCHES and changing:
                 source = in_words(changing)
                 message = (
                     f"{name} is computed from {source}, so it is not always the same"
@@ -108,7 +109,7 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 break
 
 
-def _arguments(made: Made) -> Iterator[tuple[str, Value]]:
+def _arguments(made: Event) -> Iterator[tuple[str, Value]]:
     """Yield what an object is given, each with the name of its parameter."""
     yield from made.given.keywords.items()
     yield from zip(_POSITIONS[made.role], made.given.args, strict=False)
@@ -130,11 +131,9 @@ ER504 = Rule(
 
 
 def _samplers(program: Walked) -> Iterator[Finding]:
-    for event, made in program.events(Made):
-        if made.role != "loader":
-            continue
+    for event in program.events("made", role="loader"):
         for key in ("sampler", "batch_sampler"):
-            value = made.given.keywords.get(key)
+            value = event.given.keywords.get(key)
             if value is not None and _is_only_iterated(value):
                 message = (
                     f"{key}= of this loader can only be iterated, so a loop could not "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Changed, Event, Trained
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
@@ -35,18 +35,18 @@ ER107 = Rule(
 
 
 def _changes(program: Walked) -> Iterator[Finding]:
-    for event, trained in program.events(Trained):
-        if trained.how == "apply" and not _changes_weights(event.at):
+    for event in program.events("trained"):
+        if event.how == "apply" and not _changes_weights(event.at):
             continue
         if _is_done_again(program, event):
-            what, again = _STEPPED[trained.role]
+            what, again = _STEPPED[event.role]
             yield _finding(program, event, what, again, doubts(event.value))
-    for event, changed in program.events(Changed):
-        if changed.how != "set" and _is_done_again(program, event):
-            how, again = _CHANGED[changed.how]
+    for event in program.events("changed"):
+        if event.how != "set" and _is_done_again(program, event):
+            how, again = _CHANGED[event.how]
             # A counter of starts is meant to change.
             yield _finding(
-                program, event, f"`{changed.text}` is saved, and {how}", again, 1
+                program, event, f"`{event.text}` is saved, and {how}", again, 1
             )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Event, FileMoved, FileOpened, FileWritten
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts, is_checked
+from elasticrun.lint.program import Walked, doubts, is_checked, keywords_of
 from elasticrun.lint.rules.rule import Rule
 
 _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
@@ -24,26 +24,25 @@ ER105 = Rule(
 
 def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106."""
-    opened = program.events(FileOpened)
-    filled = [event for event, _ in program.events(FileWritten)]
+    filled = program.events("written")
     for event in filled:
         if event.value is None or event.value.mode.startswith("a"):
             yield from _appended(program, event)
-    for event, file in opened:
-        mode = file.mode
+    for event in program.events("opened"):
+        mode = event.how
         if not mode.startswith("w") or is_checked(event.step):
             continue
         zone = program.zone(event.step)
         again = program.replayed(event) or program.is_before_epochs(event)
-        if again and _is_written_later(program, event, file, filled):
+        if again and _is_written_later(program, event, filled):
             loop = again if isinstance(again, DataLoop) else None
             message = (
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
                 "runs again; what was written to it before is lost"
             )
             yield program.finding(ER105, event, message, loop=loop)
-    for event, moved in program.events(FileMoved):
-        yield from _moved(program, event, moved)
+    for event in program.events("moved"):
+        yield from _moved(program, event)
 
 
 ER104 = Rule(
@@ -67,30 +66,27 @@ def _appended(program: Walked, event: Event) -> Iterator[Finding]:
         yield program.finding(ER104, event, message, doubts=1)
 
 
-def _is_written_later(
-    program: Walked, event: Event, file: FileOpened, filled: list[Event]
-) -> bool:
+def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> bool:
     own = [each for each in filled if each.value is event.value]
     if event.step.epoch is not None:
         return any(program.zone(each.step) in ("L", "C") for each in own)
     if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
         return True
     return any(
-        other.mode.startswith("a") and _is_same_file(other, file, is_near)
-        for each, other in program.events(FileOpened)
-        for is_near in [each.step.module is event.step.module]
+        each.how.startswith("a") and _is_same_file(each, event)
+        for each in program.events("opened")
     )
 
 
-def _is_same_file(one: FileOpened, other: FileOpened, is_near: bool) -> bool:
-    """Return whether two files have the same path; near ones stand in one module."""
-    path, text = one.path, one.text
-    if path is other.path or (
-        path.kind == "const" and path.constant == other.path.constant
-    ):
+def _is_same_file(one: Event, other: Event) -> bool:
+    """Return whether two files that are opened have the same path."""
+    path, text = one.given.args[0], one.text
+    known = other.given.args[0]
+    if path is known or (path.kind == "const" and path.constant == known.constant):
         return True
     if not text or text != other.text:
         return False
+    is_near = one.step.module is other.step.module
     return is_near or text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
 
 
@@ -103,29 +99,29 @@ ER106 = Rule(
 )
 
 
-def _moved(program: Walked, event: Event, moved: FileMoved) -> Iterator[Finding]:
-    is_tolerant = moved.keywords & {"missing_ok", "exist_ok", "ignore_errors"}
+def _moved(program: Walked, event: Event) -> Iterator[Finding]:
+    is_tolerant = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
     if is_tolerant or is_checked(event.step):
         return
-    if any(word in each or not each for each in moved.catching for word in _FORGIVING):
+    if any(word in each or not each for each in event.catching for word in _FORGIVING):
         return
     loop = program.replayed(event)
     if loop is None and not program.is_before_epochs(event):
         return
-    if _is_made_just_before(event, moved):
+    if _is_made_just_before(event):
         return
     zone = program.zone(event.step)
-    message = f"{moved.name} in zone {zone} cannot be repeated; a restart runs it again"
+    message = f"{event.name} in zone {zone} cannot be repeated; a restart runs it again"
     yield program.finding(ER106, event, message, loop=loop, doubts=doubts(event.value))
 
 
-def _is_made_just_before(event: Event, moved: FileMoved) -> bool:
+def _is_made_just_before(event: Event) -> bool:
     """Return whether what is moved is written right before, as in atomic saves."""
     node = event.at
     if not isinstance(node, ast.Call):
         return False
     source = node.args[0] if node.args else None
-    if isinstance(node.func, ast.Attribute) and moved.name.startswith("Path."):
+    if isinstance(node.func, ast.Attribute) and event.name.startswith("Path."):
         source = node.func.value
     if source is None:
         return False

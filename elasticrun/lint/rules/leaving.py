@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from elasticrun.lint.events import Guarded, Left, Suppressed
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, Guard, Spot, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name
@@ -30,8 +29,8 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
         if uncertain := _uncertain_of(loop.step.guards):
             message = f"whether this loop runs depends on {in_words(uncertain)}"
             yield program.finding(ER208, loop, message, doubts=doubts(loop))
-    for event, left in program.events(Left):
-        loop_left = left.loop
+    for event in program.events("left"):
+        loop_left = event.loop
         if loop_left is None:
             continue
         if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
@@ -56,10 +55,10 @@ ER210 = Rule(
 
 
 def _handlers(program: Walked) -> Iterator[Finding]:
-    for event, _ in program.events(Suppressed):
+    for event in program.events("suppressed"):
         message = "suppress() swallows the stop, which leaves a loop as SystemExit"
         yield program.finding(ER210, event, message)
-    for event, _ in program.events(Guarded):
+    for event in program.events("guarded"):
         node = event.at
         assert isinstance(node, ast.Try)
         for handler in node.handlers:

@@ -6,14 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from elasticrun.lint.events import (
-    Counted,
-    Event,
-    IteratorMade,
-    Made,
-    NextCalled,
-    Zipped,
-)
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
@@ -59,8 +52,8 @@ def _nested(program: Walked) -> Iterator[Finding]:
                 )
                 unsure = doubts(loop, outer)
                 yield program.finding(ER204, loop, message, doubts=unsure)
-    for event, made in program.events(Made):
-        if made.role == "loader" and event.step.loop is not None:
+    for event in program.events("made", role="loader"):
+        if event.step.loop is not None:
             message = (
                 f"loader created inside the loop over {event.step.loop.text} at line "
                 f"{event.step.loop.line}"
@@ -210,8 +203,8 @@ ER207 = Rule(
 
 
 def _iterators(program: Walked) -> Iterator[Finding]:
-    for event, zipped in program.events(Zipped):
-        if sum(len(elastic_loaders_in(each)) for each in zipped.values) >= 2:
+    for event in program.events("zipped"):
+        if sum(len(elastic_loaders_in(each)) for each in event.given.args) >= 2:
             message = "zip of elastic loaders: a job cannot resume two loops at once"
             yield program.finding(ER203, event, message)
     yield from _first_batches(program)
@@ -222,7 +215,7 @@ def _iterators(program: Walked) -> Iterator[Finding]:
 
 def _first_batches(program: Walked) -> Iterator[Finding]:
     """Yield each `next(iter(loader))` outside of a batch; in one it ends at once."""
-    for event, asked in program.events(NextCalled):
+    for event in program.events("asked"):
         source, node = event.value, event.at
         is_inline = (
             isinstance(node, ast.Call)
@@ -236,7 +229,7 @@ def _first_batches(program: Walked) -> Iterator[Finding]:
         loaders = elastic_loaders_in(source)
         if any(each.loader in loaders for each in around):
             message = "next(iter(loader)) in the body of a loop over the same loader"
-        elif loaders and not around and not asked.has_default:
+        elif loaders and not around and len(event.given.args) < 2:
             message = "next(iter(loader)) begins a loop that a restart skips"
         else:
             continue
@@ -244,7 +237,7 @@ def _first_batches(program: Walked) -> Iterator[Finding]:
 
 
 def _cycles(program: Walked) -> Iterator[Finding]:
-    for event, _ in program.events(IteratorMade):
+    for event in program.events("iterated"):
         name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
         if event.value is None or not name.endswith("cycle"):
             continue
@@ -286,15 +279,15 @@ def _asked(program: Walked) -> Iterator[Finding]:
     """Yield iterators that are asked where they cannot go on after a restart."""
     steps = program.graph.steps
     kept: list[_Asked] = []
-    for event, asked in program.events(NextCalled):
+    for event in program.events("asked"):
         source = event.value
         if source is None or source.kind != "iterator" or source.name == "cycle":
             continue
         made = steps[source.made_at]
         loaders = elastic_loaders_in(source)
         if loaders and made is not event.step:
-            kept.append(_Asked(event, loaders[0], made, asked.turns))
-    counted = {id(event.at) for event, _ in program.events(Counted)}
+            kept.append(_Asked(event, loaders[0], made, event.turns))
+    counted = {id(event.at) for event in program.events("counted")}
     seen: set[tuple[int, str]] = set()
     for each in kept:
         rule, message = _misfit(program, each, kept, counted)
@@ -347,7 +340,7 @@ def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
     """Return whether another iterator may be asked next, without being made anew."""
     remade = {
         event.step
-        for event, _ in program.events(IteratorMade)
+        for event in program.events("iterated")
         if event.value is not None and other.loader in elastic_loaders_in(event.value)
     }
     reached = program.graph.forward([one.event.step], lambda step: step not in remade)
@@ -381,7 +374,7 @@ ER002 = Rule(
 def _ranges(program: Walked) -> Iterator[Finding]:
     if program.graph.epochs:
         return
-    counted = {id(event.at) for event, _ in program.events(Counted)}
+    counted = {id(event.at) for event in program.events("counted")}
     seen: set[ast.AST] = set()
     for loop in program.graph.loops:
         if loop.loader.kind != "loader" or not loop.turns or not loop.sure:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Collective, FileOpened, Saved, StateMade
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Guard, Step
 from elasticrun.lint.naming import written
@@ -29,21 +28,21 @@ ER401 = Rule(
 
 def _collectives(program: Walked) -> Iterator[Finding]:
     guarded: dict[tuple[str, int], set[tuple[int, bool]]] = {}
-    events = program.events(Collective)
-    for event, collective in events:
+    events = program.events("collective")
+    for event in events:
         guard = _rank_guard(event.step)
         if guard is not None:
-            key = (collective.name, id(guard.function))
+            key = (event.name, id(guard.function))
             guarded.setdefault(key, set()).add((guard.number, guard.holds))
-    for event, collective in events:
+    for event in events:
         guard = _rank_guard(event.step)
         if guard is None:
             continue
-        key = (collective.name, id(guard.function))
+        key = (event.name, id(guard.function))
         if len(guarded[key]) > 1:
             continue  # another branch, or the opposite test, has it as well
         message = (
-            f"{collective.name} is collective, and runs only where the test at line "
+            f"{event.name} is collective, and runs only where the test at line "
             f"{_line(guard)} holds; the other replicas wait"
         )
         yield program.finding(ER401, event, message)
@@ -72,14 +71,14 @@ ER402 = Rule(
 
 
 def _states(program: Walked) -> Iterator[Finding]:
-    events = program.events(StateMade)
+    events = program.events("state")
     branches = {
-        (name, guard.number, guard.holds)
-        for event, (name,) in events
+        (event.name, guard.number, guard.holds)
+        for event in events
         for guard in event.step.guards
     }
-    for event, (name,) in events:
-        step = event.step
+    for event in events:
+        name, step = event.name, event.step
         # What both branches make is made in any case.
         taints = frozenset().union(
             *(
@@ -108,11 +107,9 @@ ER403 = Rule(
 
 
 def _paths(program: Walked) -> Iterator[Finding]:
-    written_to = [event for event, _ in program.events(Saved)]
-    for event, file in program.events(FileOpened):
-        if file.mode.startswith(("w", "a")):
-            written_to.append(event)
-    for event in written_to:
+    for event in program.events("saved", "opened"):
+        if event.what == "opened" and not event.how.startswith(("w", "a")):
+            continue
         is_own = isinstance(event.at, ast.Call) and "rank" in written(event.at)
         if _rank_guard(event.step) is None and not is_own and program.zone(event.step):
             yield program.finding(ER403, event, "every replica writes this path")

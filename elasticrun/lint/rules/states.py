@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Changed, Made, Trained, UnseenStates
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
@@ -94,9 +93,9 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
             continue
         fields = _fields_in(function)
         found.update(each.attr for each in fields if isinstance(each.ctx, ast.Store))
-    for event, changed in program.events(Changed):
+    for event in program.events("changed"):
         if event.value is not None and event.value.cls is cls:
-            found.add(changed.field)
+            found.add(event.name)
     return found
 
 
@@ -119,9 +118,9 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
     }
     seen: set[int] = set()
     covered = _covered(program)
-    has_unseen = bool(program.events(UnseenStates))
-    for event, trained in program.events(Trained):
-        value, what = event.value, kinds.get(trained.role)
+    has_unseen = bool(program.events("unseen states"))
+    for event in program.events("trained"):
+        value, what = event.value, kinds.get(event.role)
         if value is None or what is None or event.step.epoch is None or has_unseen:
             continue
         if value.uid in seen or not value.sure or value.kind == "unknown":
@@ -162,13 +161,13 @@ def _trained_models(
     program: Walked, stepped: set[int]
 ) -> Iterator[tuple[Value, Value]]:
     """Yield models whose weights change, each with what changes them."""
-    for event, made in program.events(Made):
-        optimizer = event.value if made.role == "optimizer" else None
+    for event in program.events("made", role="optimizer"):
+        optimizer = event.value
         if optimizer is not None and optimizer.uid in stepped:
             for model in _models_of(optimizer):
                 yield model, optimizer
-    for event, trained in program.events(Trained):
-        moved = event.value if trained.role == "weights" else None
+    for event in program.events("trained", role="weights"):
+        moved = event.value
         is_trained = event.step.epoch is not None and event.step.loop is not None
         if moved is None or not is_trained or moved.in_epoch:
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Backward, Made, StateMade, Trained
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.rules.rule import Rule
@@ -21,12 +20,12 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
     seen: set[ast.AST] = set()
     with_backward = {
         (guard.number, guard.holds)
-        for event, _ in program.events(Backward)
+        for event in program.events("backward")
         for guard in event.step.guards
     }
-    for event, trained in program.events(Trained):
+    for event in program.events("trained", role="optimizer"):
         loop = event.step.loop
-        if trained.role != "optimizer" or loop is None or event.at in seen:
+        if loop is None or event.at in seen:
             continue
         for guard in event.step.guards[len(loop.step.guards) :]:
             is_own_turn = (guard.number, guard.holds) in with_backward
@@ -53,19 +52,19 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
     """Yield averages that are updated in each turn of a loop with micro-batches."""
     cut = {
         event.value
-        for event, made in program.events(Made)
-        if made.role == "loader" and _is_cut(made.given)
+        for event in program.events("made", role="loader")
+        if _is_cut(event.given)
     }
-    for event, trained in program.events(Trained):
+    for event in program.events("trained"):
         step = event.step
         loop = step.loop
         if loop is None or loop.loader not in cut or event.value is None:
             continue
         if any("is_step" in guard.taints for guard in step.guards):
             continue
-        is_own = trained.role == "ema" and not event.value.registered
-        by_hand = trained.role == "weights" and trained.how in _AVERAGING
-        by_hand |= trained.role == "average"
+        is_own = event.role == "ema" and not event.value.registered
+        by_hand = event.role == "weights" and event.how in _AVERAGING
+        by_hand |= event.role == "average"
         if is_own or by_hand:
             what = "averaged weights updated" if is_own else "weights changed by hand"
             message = (
@@ -94,20 +93,19 @@ ER309 = Rule(
 
 def _losses(program: Walked) -> Iterator[Finding]:
     """Yield backward passes of losses that are to be weighed, and are not."""
-    if "AdaptiveDataParallel" not in {
-        made.name for _, made in program.events(StateMade)
-    }:
+    names = {event.name for event in program.events("state")}
+    if "AdaptiveDataParallel" not in names:
         return
     seen: set[ast.AST] = set()
-    for event, (taints,) in program.events(Backward):
+    for event in program.events("backward"):
         loop = event.step.loop
         if loop is None or event.at in seen:
             continue
-        if "counted" in taints:
+        if "counted" in event.taints:
             what = (
                 "a mean over what this part of the batch has to count, not over samples"
             )
-        elif "summed" in taints:
+        elif "summed" in event.taints:
             what = "a sum, which is divided by the number of replicas"
         else:
             continue

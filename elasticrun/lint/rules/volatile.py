@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Left, NextCalled
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import DataLoop, EpochLoop, Step, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
@@ -181,12 +180,12 @@ def _turns(program: Walked) -> Iterator[tuple[Step, set[Step], DataLoop | None]]
             inside = {step for step in graph.steps if step.is_in(loop)}
             yield loop.step, inside, loop
     seen: set[ast.AST] = set()
-    for event, asked in program.events(NextCalled):
-        if event.value is None or not asked.turns or asked.turns[-1] in seen:
+    for event in program.events("asked"):
+        if event.value is None or not event.turns or event.turns[-1] in seen:
             continue
         if event.step.epoch is not None or event.step.loop is not None:
             continue
-        turn = asked.turns[-1]
+        turn = event.turns[-1]
         seen.add(turn)
         if isinstance(turn, ast.While) and elastic_loaders_in(event.value):
             head = [each for each in graph.steps if each.node is turn][-1]
@@ -232,7 +231,8 @@ ER209 = Rule(
 
 def _left(program: Walked, uses: Uses, carried: set[ValuePlace]) -> Iterator[Finding]:
     lost = uses.followed(carried)
-    for event, (epoch,) in program.events(Left):
+    for event in program.events("left"):
+        epoch = event.loop
         if not isinstance(epoch, EpochLoop):
             continue
         tests = {

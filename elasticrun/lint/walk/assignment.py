@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from elasticrun.lint.events import Changed, Trained
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import Value, element_of, key_of, unknown
@@ -207,11 +206,13 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
         write_content(walk, old, node, "grow", written(node.target))
-        walk.note(node, Changed("grow", "[]", written(node.target)), old)
+        walk.note(
+            node, "changed", old, how="grow", name="[]", text=written(node.target)
+        )
         old.is_complete = False
         return
     if old.kind == "param":
-        walk.note(node, Trained("weights", "in place"), old.owner)
+        walk.note(node, "trained", old.owner, role="weights", how="in place")
         return
     taints = old.taints | value.taints
     if isinstance(node.op, ast.Div):
@@ -247,18 +248,18 @@ def _note_change(walk: Walk, target: ast.expr, node: ast.stmt, how: str) -> None
         base = base.owner or base
     if base.kind == "param" and isinstance(target, ast.Attribute):
         if target.attr == "data" and how == "update":
-            walk.note(node, Trained("weights", "in place"), base.owner)
+            walk.note(node, "trained", base.owner, role="weights", how="in place")
         return
     is_update = how == "update" and base.kind != "optimizer"
     if is_update and any(x.kind == "param" for x in (base, *base.parts)):
-        walk.note(node, Trained("average"), base)
+        walk.note(node, "trained", base, role="average")
     elif base.is_durable and base.kind not in ("model", "accumulator"):
         if isinstance(target, ast.Attribute):
             name = target.attr
         else:
             key = target.slice
             name = str(key.value) if isinstance(key, ast.Constant) else "[]"
-        walk.note(node, Changed(how, name, written(target)), base)
+        walk.note(node, "changed", base, how=how, name=name, text=written(target))
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 
 from elasticrun.lint import catalog
-from elasticrun.lint.events import Made, Outside, StateMade
 from elasticrun.lint.graph import OWN, VALUE, Sink
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
@@ -95,7 +94,7 @@ def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
         return None
     given = arguments(walk, node)
     if is_effect:
-        walk.note(node, Outside(text))
+        walk.note(node, "sent", name=text)
     return unknown(taints=given.taints)
 
 
@@ -115,11 +114,11 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     else:
         _fill_fields(walk, made, cls, node)
     if cls.role == "state":
-        walk.note(node, StateMade(cls.node.name), made)
+        walk.note(node, "state", made, name=cls.node.name)
         made.registered = True
         register_reachable(made)
     elif cls.role in ("scheduler", "optimizer", "ema", "scaler"):
-        walk.note(node, Made(cls.role), made)
+        walk.note(node, "made", made, role=cls.role)
     return made
 
 

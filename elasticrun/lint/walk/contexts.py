@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import sys
 
-from elasticrun.lint.events import Guarded, Suppressed
 from elasticrun.lint.graph import Step
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.values import Value, merged, unknown
@@ -35,7 +34,7 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
     if len(walk.graph.loops) > loops:
         for item in node.items:
             if _suppresses_stop(item.context_expr):
-                walk.note(item.context_expr, Suppressed(), step=entry)
+                walk.note(item.context_expr, "suppressed", step=entry)
 
 
 def _entered(walk: Walk, value: Value, node: ast.AST) -> Value:
@@ -69,7 +68,7 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
     ]
     lines = range(node.lineno, (node.end_lineno or 0) + 1)
     if has_loop or any(each.line in lines for each in walk.graph.epochs):
-        walk.note(node, Guarded(), step=entry)
+        walk.note(node, "guarded", step=entry)
     if walk.here and node.orelse:
         walk.run(node.orelse)
     _run_handlers(walk, node, [entry, *raising], before)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import (
-    Collective,
-    Draw,
-    FileMoved,
-    Logged,
-    Outside,
-    PortTaken,
-    Saved,
-    Seeded,
-    Trained,
+from elasticrun.lint.values import (
+    NO_TAINTS,
+    UNFIXED,
+    Arguments,
+    Value,
+    constant,
+    unknown,
 )
-from elasticrun.lint.values import NO_TAINTS, UNFIXED, Value, constant, unknown
 from elasticrun.lint.walk.arguments import Called
 from elasticrun.lint.walk.elastic import assume_loop
 from elasticrun.lint.walk.walk import Walk
@@ -31,7 +27,7 @@ def effect(walk: Walk, it: Called) -> Value | None:
     if it.name in catalog.DRAWS:
         return _draw(walk, it)
     if it.name in catalog.LOGGERS:
-        walk.note(it.node, Logged())
+        walk.note(it.node, "logged")
         return constant(None)
     if it.name.startswith(_SPLITTERS) and _shuffles(it):
         return _draw(walk, it)
@@ -41,14 +37,13 @@ def effect(walk: Walk, it: Called) -> Value | None:
 def _outer_effect(walk: Walk, it: Called) -> Value | None:
     """Note what changes files and services."""
     if it.name in catalog.OUTSIDE:
-        walk.note(it.node, Outside(it.name))
+        walk.note(it.node, "sent", name=it.name)
     elif it.name in catalog.UNREPEATABLE or it.name == "os.makedirs":
-        moved = FileMoved(it.name, set(it.keywords), walk.catching)
-        walk.note(it.node, moved)
+        walk.note(it.node, "moved", name=it.name, catching=walk.catching)
     elif it.name in catalog.PORTS:
-        walk.note(it.node, PortTaken(it.name))
+        walk.note(it.node, "port", name=it.name)
     elif it.name in catalog.SAVES:
-        walk.note(it.node, Saved(it.name))
+        walk.note(it.node, "saved", name=it.name)
     else:
         return None
     return unknown()
@@ -59,19 +54,19 @@ def _effect_on_all(walk: Walk, it: Called) -> Value | None:
     if it.last in catalog.COLLECTIVES and it.name.startswith(
         ("torch.distributed", "dist")
     ):
-        walk.note(it.node, Collective(it.last))
+        walk.note(it.node, "collective", name=it.last)
         return unknown(taints=it.taints - {"rank"})
     if it.name.startswith("torch.nn.init.") or "prune" in it.name.split("."):
         weights = next(iter(it.args), None)
         if weights is not None and weights.kind == "param":
             weights = weights.owner
-        walk.note(it.node, Trained("weights", it.name), weights)
+        walk.note(it.node, "trained", weights, role="weights", how=it.name)
     elif it.name.startswith(_ON_ALL) and it.last.endswith("_") and it.args:
         all_of_them = (it.args[0], *it.args[0].parts)
         weights = next((each for each in all_of_them if each.kind == "param"), None)
         if weights is not None:
             how = it.name.removeprefix(_ON_ALL)
-            walk.note(it.node, Trained("weights", how), weights.owner)
+            walk.note(it.node, "trained", weights.owner, role="weights", how=how)
     elif it.last == "update_bn" and it.args:
         assume_loop(walk, it.args[0], it.node)
     elif it.last not in _ON_GRADIENTS:
@@ -85,7 +80,9 @@ def _draw(walk: Walk, it: Called) -> Value:
     is_keyed = bool(by_name) or own is not None
     note_seeds(walk, it)
     has_seed = is_seeded(walk, it.name)
-    walk.note(it.node, Draw(it.name, is_keyed, has_seed), own)
+    walk.note(
+        it.node, "drawn", own, name=it.name, is_keyed=is_keyed, is_seeded=has_seed
+    )
     is_same = is_keyed or (walk.epoch is None and has_seed)
     return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))
 
@@ -95,11 +92,11 @@ def note_seeds(walk: Walk, it: Called) -> None:
     for key in ("seed", "random_state"):
         value = it.keywords.get(key)
         if value is not None and value.taints & UNFIXED:
-            walk.note(it.node, Seeded(it.name, [value]))
+            walk.note(it.node, "seeded", name=it.name, given=Arguments([value]))
 
 
 def _seed(walk: Walk, it: Called) -> Value | None:
-    walk.note(it.node, Seeded(it.name, it.values))
+    walk.note(it.node, "seeded", name=it.name, given=it)
     if roles.made_by(it.name) == "rng":
         return None  # a generator of its own; the global one is as it was
     if it.values and not it.taints & UNFIXED:

@@ -7,13 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from elasticrun.lint import catalog
-from elasticrun.lint.events import (
-    Collective,
-    JobNeeded,
-    Made,
-    StateMade,
-    UnseenStates,
-)
 from elasticrun.lint.graph import SAVE, VALUE, DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
@@ -53,7 +46,7 @@ _BOUNDS: dict[str, tuple[Kind, str]] = {
 
 def call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
-    walk.note(node, JobNeeded())
+    walk.note(node, "job")
     sink = SAVE if name == "Variables" else VALUE
     given = arguments(walk, node, sink)
     it = Called(given.args, given.keywords, name=name, node=node)
@@ -64,7 +57,7 @@ def call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
         bound = it.args[:1] or [it.keywords.get(keyword, unknown())]
         return Value(kind, name, node=node, parts=bound)
     if name in catalog.ELASTIC_COLLECTIVES:
-        walk.note(node, Collective(name))
+        walk.note(node, "collective", name=name)
         return unknown()
     return unknown(name, _ELASTIC_TAINTS.get(name, NO_TAINTS))
 
@@ -74,21 +67,21 @@ def _register(walk: Walk, it: Called) -> Value:
         register(value)
         if value.kind == "instance":
             register_reachable(value)
-    walk.note(it.node, StateMade("register"))
+    walk.note(it.node, "state", name="register")
     for keyword in it.node.keywords:
         if keyword.arg is None:
             value = walk.evaluate(keyword.value)
             if not value.attrs and not value.parts:
                 # Not even how many things are registered here is known.
-                walk.note(it.node, UnseenStates())
+                walk.note(it.node, "unseen states")
     return constant(None)
 
 
 def _make_loader(walk: Walk, it: Called) -> Value:
     value = walk.made(Value("loader", it.name, node=it.node))
     value.parts = it.values if it.name == "CombinedLoader" else it.args[:1]
-    walk.note(it.node, StateMade(it.name), value)
-    walk.note(it.node, Made("loader", it.name, it), value)
+    walk.note(it.node, "state", value, name=it.name)
+    walk.note(it.node, "made", value, role="loader", name=it.name, given=it)
     return value
 
 
@@ -100,7 +93,7 @@ def _make_parallel(walk: Walk, it: Called) -> Value:
     for part in states:
         register(part)
     register(value)
-    walk.note(it.node, StateMade("AdaptiveDataParallel"), value)
+    walk.note(it.node, "state", value, name="AdaptiveDataParallel")
     return value
 
 
@@ -115,12 +108,12 @@ def _make_variables(walk: Walk, it: Called) -> Value:
     value = walk.made(Value("variables", it.name, node=it.node, attrs=fields))
     for each in value.attrs.values():
         each.registered = each.is_container
-    walk.note(it.node, StateMade(it.name), value)
+    walk.note(it.node, "state", value, name=it.name)
     return value
 
 
 def _make_accumulator(walk: Walk, it: Called) -> Value:
-    walk.note(it.node, StateMade(it.name))
+    walk.note(it.node, "state", name=it.name)
     return walk.made(Value("accumulator", it.name, node=it.node))
 
 

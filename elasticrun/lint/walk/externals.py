@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import FileWritten
 from elasticrun.lint.graph import LOG, OPTIMIZER, SAVE, TRACK, Sink
 from elasticrun.lint.values import Value, loaders_in, unknown
 from elasticrun.lint.walk.arguments import Called, arguments
@@ -26,7 +25,7 @@ def call_external(walk: Walk, name: str, node: ast.Call) -> Value:
     it = Called(given.args, given.keywords, name=name, node=node)
     files = [each for each in it.values if each.kind == "file"]
     if files and (name in catalog.SAVES or name == "print"):
-        walk.note(node, FileWritten(), files[0])
+        walk.note(node, "written", files[0])
     for find in (effect, object_made, language):
         value = find(walk, it)
         if value is not None:

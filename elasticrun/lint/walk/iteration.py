@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
-from elasticrun.lint.events import Counted
 from elasticrun.lint.graph import DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import MethodDef, Value, constant, element_of, unknown
@@ -43,7 +42,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     else:
         element = element_of(value)
         if value.kind == "range":
-            walk.note(node, Counted())
+            walk.note(node, "counted")
             if walk.epoch is None:
                 element.taints |= _TRUE
         _repeated(walk, node, body, element)
@@ -81,7 +80,7 @@ def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         shaped = body
     if inner is None:
         if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
-            walk.note(node, Counted())
+            walk.note(node, "counted")
         _repeated(walk, node, shaped, unknown(taints=value.taints))
     else:
         walk.iterate(inner, node, shaped)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint import catalog
-from elasticrun.lint.events import IteratorMade, NextCalled, Zipped
 from elasticrun.lint.values import Kind, Value, unknown
 from elasticrun.lint.walk.arguments import Called
 from elasticrun.lint.walk.attributes import environment_taints
@@ -58,10 +57,9 @@ def _other(it: Called) -> Value | None:
 
 def _iterating(walk: Walk, it: Called) -> Value | None:
     if it.name in ("zip", "itertools.zip_longest"):
-        walk.note(it.node, Zipped(it.args))
+        walk.note(it.node, "zipped", given=it)
     if it.name == "next" and it.args:
-        asked = NextCalled(walk.turns, has_default=len(it.args) > 1)
-        walk.note(it.node, asked, it.args[0])
+        walk.note(it.node, "asked", it.args[0], given=it, turns=walk.turns)
         return unknown(taints=it.taints)
     if it.last in ("iter", "cycle") and it.args:
         return iterator(walk, it.last, it.node, it.args[0])
@@ -78,7 +76,7 @@ def iterator(walk: Walk, last: str, node: ast.Call, source: Value) -> Value:
     """Return an iterator over a value, noting that it is iterated by hand."""
     made_at = walk.current.number
     value = Value("iterator", last, parts=[source], node=node, made_at=made_at)
-    walk.note(node, IteratorMade(), source)
+    walk.note(node, "iterated", source)
     return value
 
 

@@ -6,22 +6,9 @@ import ast
 from collections.abc import Mapping
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import (
-    Backward,
-    Changed,
-    Collective,
-    Draw,
-    FileMoved,
-    FileOpened,
-    FileWritten,
-    Logged,
-    Outside,
-    Saved,
-    Seeded,
-)
 from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.values import Value, constant, taints_of, unknown
+from elasticrun.lint.values import Arguments, Value, constant, taints_of, unknown
 from elasticrun.lint.walk import objects, trained
 from elasticrun.lint.walk.arguments import Handle, MethodCall
 from elasticrun.lint.walk.effects import is_seeded
@@ -73,26 +60,26 @@ def _file_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name not in _FILE_WRITES:
         return None
     it.arguments(walk, SAVE)
-    walk.note(it.node, FileWritten(), it.receiver)
+    walk.note(it.node, "written", it.receiver)
     return constant(None)
 
 
 def _tracker_method(walk: Walk, it: MethodCall) -> Value | None:
     it.arguments(walk, TRACK)
     if it.name in catalog.TRACKER_METHODS or it.name in catalog.LOG_METHODS:
-        walk.note(it.node, Logged(), it.receiver)
+        walk.note(it.node, "logged", it.receiver)
     return it.receiver if it.name == "__enter__" else unknown()
 
 
 def _rng_method(walk: Walk, it: MethodCall) -> Value | None:
     args = it.arguments(walk).args
     if it.name in ("manual_seed", "seed"):
-        walk.note(it.node, Seeded(it.name, args), it.receiver)
+        walk.note(it.node, "seeded", it.receiver, name=it.name, given=Arguments(args))
         it.receiver.parts = args
         return it.receiver
     if it.name in catalog.RNG_METHODS:
-        draw = Draw(it.name, is_keyed=False, is_seeded=bool(it.receiver.parts))
-        walk.note(it.node, draw, it.receiver)
+        has_seed = bool(it.receiver.parts)
+        walk.note(it.node, "drawn", it.receiver, name=it.name, is_seeded=has_seed)
         if it.receiver.parts and walk.epoch is None:
             return unknown(taints=taints_of(it.receiver.parts))
         return unknown(taints=frozenset(("random",)))
@@ -102,7 +89,7 @@ def _rng_method(walk: Walk, it: MethodCall) -> Value | None:
 def _accumulator_method(walk: Walk, it: MethodCall) -> Value | None:
     it.arguments(walk)
     if it.name == "synchronized":
-        walk.note(it.node, Collective("synchronized"))
+        walk.note(it.node, "collective", name="synchronized")
         return it.receiver
     return unknown()
 
@@ -152,14 +139,14 @@ def _any_method(walk: Walk, it: MethodCall) -> Value:
         it.arguments(walk, sink)
         if name in catalog.GROWING and receiver.kind == "unknown":
             write_content(walk, receiver, it.node, "grow", it.text)
-            walk.note(it.node, Changed("grow", "[]", it.text), receiver)
+            walk.note(it.node, "changed", receiver, how="grow", name="[]", text=it.text)
         return unknown(taints=receiver.taints)
     result = call_unknown(walk, receiver, name, it.node)
     if result.kind == "wrapped":
         return result
     taints = receiver.taints | result.taints
     if name == "backward":
-        walk.note(it.node, Backward(taints))
+        walk.note(it.node, "backward", taints=taints)
     taints = taints_of_method(it.node, name, taints)
     return unknown(taints=_taints_of_path(name, taints))
 
@@ -168,14 +155,14 @@ def _note_any(walk: Walk, it: MethodCall) -> None:
     """Note what a method does, by its name and what it is called on."""
     receiver, name, node = it.receiver, it.name, it.node
     if name in catalog.LOG_METHODS:
-        walk.note(node, Logged(), receiver)
+        walk.note(node, "logged", receiver)
     elif name in catalog.SAVE_METHODS or name in _FILE_WRITES:
         _note_written(walk, it)
     elif name in _PATH_CHANGES:
         _note_moved(walk, it)
     elif name in _TENSOR_DRAWS:
         if not any(each.arg == "generator" for each in node.keywords):
-            walk.note(node, Draw(name, False, is_seeded(walk, "torch")))
+            walk.note(node, "drawn", name=name, is_seeded=is_seeded(walk, "torch"))
     else:
         _note_sent(walk, it)
 
@@ -184,30 +171,30 @@ def _note_moved(walk: Walk, it: MethodCall) -> None:
     is_sure = _looks_like_path(it.node)
     if is_sure or _may_be_path(it.receiver, it.name, it.node):
         is_sure |= "path" in it.receiver.taints
-        keywords = {each.arg for each in it.node.keywords if each.arg}
-        moved = FileMoved(f"Path.{it.name}", keywords, walk.catching)
-        walk.note(it.node, moved, None if is_sure else it.receiver)
+        path, name = None if is_sure else it.receiver, f"Path.{it.name}"
+        walk.note(it.node, "moved", path, name=name, catching=walk.catching)
 
 
 def _note_written(walk: Walk, it: MethodCall) -> None:
     receiver, name, node = it.receiver, it.name, it.node
     if name == "to_csv" and _appends(node):
-        walk.note(node, FileWritten())
+        walk.note(node, "written")
     elif name in catalog.SAVE_METHODS:
-        walk.note(node, Saved(name))
+        walk.note(node, "saved", name=name)
         if name in ("write_text", "write_bytes"):
             file = Value("file", receiver.name, node=node, mode="w")
-            walk.note(node, FileOpened(receiver, it.text, "w"), file)
+            path = Arguments([receiver])
+            walk.note(node, "opened", file, given=path, text=it.text, how="w")
     elif receiver.kind == "unknown":
-        walk.note(node, FileWritten(), receiver)
+        walk.note(node, "written", receiver)
 
 
 def _note_sent(walk: Walk, it: MethodCall) -> None:
     text = written(it.node.func).lower()
     if it.name in _SENDING and any(each in text for each in _SENDERS):
-        walk.note(it.node, Outside(it.name))
+        walk.note(it.node, "sent", name=it.name)
     elif it.name in ("execute", "executemany") and _is_insert(it.node):
-        walk.note(it.node, Outside("SQL"))
+        walk.note(it.node, "sent", name="SQL")
 
 
 def _sink_of(receiver: Value, name: str, sink: Sink) -> Sink | None:

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Mapping
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import Changed, FileOpened, Made
 from elasticrun.lint.graph import flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import Arguments, Value, constant, key_of, unknown
@@ -33,7 +32,7 @@ def object_made(walk: Walk, it: Called) -> Value | None:
     if kind is None:
         return None
     value = walk.made(Value(kind, it.name, node=it.node, parts=it.values))
-    walk.note(it.node, Made(kind, it.name, it), value)
+    walk.note(it.node, "made", value, role=kind, name=it.name, given=it)
     return value
 
 
@@ -64,7 +63,8 @@ def open_file(walk: Walk, node: ast.Call, rest: Arguments, path: Value) -> Value
     mode = key_of(given)
     mode = mode if isinstance(mode, str) else "?"
     value = walk.made(Value("file", path.name, node=node, mode=mode))
-    walk.note(node, FileOpened(path, _path_text(node), mode), value)
+    text, paths = _path_text(node), Arguments([path])
+    walk.note(node, "opened", value, given=paths, text=text, how=mode)
     return value
 
 
@@ -104,7 +104,7 @@ def _container_method(walk: Walk, it: MethodCall) -> Value | None:
     content = args[-1] if is_time else None
     write_content(walk, it.receiver, it.node, how, it.text, content)
     if it.name in catalog.GROWING:
-        walk.note(it.node, Changed("grow", "[]", it.text), it.receiver)
+        walk.note(it.node, "changed", it.receiver, how="grow", name="[]", text=it.text)
         if walk.loop is None and walk.epoch is None and it.name == "append":
             it.receiver.parts += args
         it.receiver.is_complete &= walk.epoch is None and walk.loop is None

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Mapping
 
 from elasticrun.lint import roles
-from elasticrun.lint.events import Left
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.quiet import is_lazy, is_quiet
@@ -61,7 +60,7 @@ def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
             leaving.continues.append(step)
         else:
             leaving.breaks.append(step)
-            walk.note(node, Left(leaving.of))
+            walk.note(node, "left", loop=leaving.of)
     walk.here = []
 
 

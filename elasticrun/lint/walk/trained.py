@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from elasticrun.lint.events import Backward, Trained
 from elasticrun.lint.graph import OPTIMIZER, VALUE
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Arguments, Value, constant, unknown
@@ -31,7 +30,7 @@ def _scheduler_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name not in ("step", "step_update"):
         return None
     it.arguments(walk, OPTIMIZER)
-    walk.note(it.node, Trained("scheduler"), it.receiver)
+    walk.note(it.node, "trained", it.receiver, role="scheduler")
     return constant(None)
 
 
@@ -39,7 +38,7 @@ def _optimizer_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name != "step":
         return None
     given = it.arguments(walk, OPTIMIZER)
-    walk.note(it.node, Trained("optimizer"), it.receiver)
+    walk.note(it.node, "trained", it.receiver, role="optimizer")
     for closure in given.values:
         if closure.kind == "func":
             return call_function(walk, closure, Arguments(), it.node)
@@ -51,9 +50,11 @@ def _scaler_method(walk: Walk, it: MethodCall) -> Value | None:
         return loaded(walk, it)
     args = it.arguments(walk, VALUE).args
     if it.name == "step":
-        walk.note(it.node, Trained("optimizer"), args[0] if args else it.receiver)
+        walk.note(
+            it.node, "trained", args[0] if args else it.receiver, role="optimizer"
+        )
     elif it.name == "update":
-        walk.note(it.node, Trained("scaler"), it.receiver)
+        walk.note(it.node, "trained", it.receiver, role="scaler")
     elif it.name == "scale" and args:
         return args[0]
     return constant(None)
@@ -62,7 +63,7 @@ def _scaler_method(walk: Walk, it: MethodCall) -> Value | None:
 def _ema_method(walk: Walk, it: MethodCall) -> Value | None:
     if it.name in _EMA_UPDATES:
         it.arguments(walk, OPTIMIZER)
-        walk.note(it.node, Trained("ema"), it.receiver)
+        walk.note(it.node, "trained", it.receiver, role="ema")
         return constant(None)
     return model_method(walk, it)
 
@@ -72,7 +73,7 @@ def loaded(walk: Walk, it: MethodCall) -> Value:
     it.arguments(walk, OPTIMIZER)
     for each in (it.receiver, *it.receiver.parts, *it.receiver.also):
         each.is_loaded_by_hand = True
-    walk.note(it.node, Trained("loaded"), it.receiver)
+    walk.note(it.node, "trained", it.receiver, role="loaded")
     return constant(None)
 
 
@@ -80,7 +81,7 @@ def model_method(walk: Walk, it: MethodCall) -> Value | None:
     """Return what a model's method returns; None if it says nothing of its weights."""
     if it.name in ("apply", "reset_parameters", "init_weights"):
         it.arguments(walk)
-        walk.note(it.node, Trained("weights", it.name), it.receiver)
+        walk.note(it.node, "trained", it.receiver, role="weights", how=it.name)
         return it.receiver
     if it.name in _CHAINING:
         it.arguments(walk)
@@ -99,12 +100,12 @@ def _param_method(walk: Walk, it: MethodCall) -> Value | None:
         return model_method(walk, it._replace(receiver=model))
     it.arguments(walk, OPTIMIZER)
     if it.name == "backward":
-        walk.note(it.node, Backward(it.receiver.taints))
+        walk.note(it.node, "backward", taints=it.receiver.taints)
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
     if it.name == "copy_" and _names_itself(it):
-        walk.note(it.node, Trained("weights", "in place"), model)
+        walk.note(it.node, "trained", model, role="weights", how="in place")
     elif is_in_place and it.name not in _HARMLESS_IN_PLACE:
-        walk.note(it.node, Trained("weights", it.name), model)
+        walk.note(it.node, "trained", model, role="weights", how=it.name)
     return it.receiver
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, final
 
-from elasticrun.lint.events import Event
+from elasticrun.lint.events import Event, What
 from elasticrun.lint.graph import (
     VALUE,
     DataLoop,
@@ -205,13 +205,14 @@ class Walk:
     def note(
         self,
         at: ast.AST,
-        what: NamedTuple,
+        what: What,
         value: Value | None = None,
         *,
         step: Step | None = None,
+        **details: Any,
     ) -> None:
-        """Note an event, here if no other step is given."""
-        self.events.append(Event(at, step or self.current, what, value))
+        """Note an event, here if no other step is given; for its details see Event."""
+        self.events.append(Event(what, at, step or self.current, value, **details))
 
     def made(self, value: Value) -> Value:
         """Note where an object was made, so that rules can ask for it."""
