@@ -54,8 +54,8 @@ class Sink(NamedTuple):
     """Where a value that is read goes: a test, a log, a file, or other places."""
 
     kind: Literal[
-        "value", "test", "quiet_test", "log", "track", "save", "optimizer", "own",
-        "none", "flow",
+        "value", "test", "quiet_test", "log", "track", "save", "optimizer", "content",
+        "own", "none", "flow",
     ]  # fmt: skip
     places: tuple[ValuePlace, ...] = ()
 
@@ -66,6 +66,7 @@ LOG = Sink("log")
 TRACK = Sink("track")  # a log in which the step has a meaning
 SAVE = Sink("save")
 OPTIMIZER = Sink("optimizer")
+CONTENT = Sink("content")  # what a container holds that a method is called on
 OWN = Sink("own")  # read only to be changed
 NONE = Sink("none")  # read by nothing: the result of a call is dropped
 

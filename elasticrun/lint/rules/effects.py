@@ -81,7 +81,7 @@ def _effects(program: Walked) -> Iterator[Finding]:
     for event in program.events("sent"):
         loop = program.replayed(event)
         is_early = program.is_before_epochs(event)
-        if loop is None and (not is_early or event.name in catalog.RUNS_PROGRAM):
+        if loop is None and (not is_early or event.role == "program"):
             continue
         zone = program.zone(event.step)
         message = f"{event.name} in zone {zone} takes effect again after a restart"

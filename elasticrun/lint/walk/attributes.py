@@ -24,11 +24,6 @@ from elasticrun.lint.walk.walk import Evaluate, Walk
 
 _INNER = frozenset(("module", "_orig_mod"))  # under which a wrapper has its model
 _SAME_OBJECT = frozenset(("module", "data", "_orig_mod", "T"))
-_RANK_ATTRIBUTES = frozenset(
-    ("rank", "local_rank", "global_rank", "is_main_process", "process_index",
-     "is_local_main_process", "is_world_master", "is_master", "replica_rank")
-)  # fmt: skip
-_WORLD_ATTRIBUTES = frozenset(("world_size", "num_processes", "num_replicas"))
 
 
 def _evaluate_attribute(walk: Walk, node: ast.Attribute) -> Value:
@@ -68,7 +63,7 @@ def call_method(
 
 def _external_attribute(base: Value, name: str) -> Value:
     value = external(f"{base.name}.{name}")
-    if name in _RANK_ATTRIBUTES:
+    if catalog.TAINTS_OF_ATTRIBUTES.get(name) == "rank":
         value.taints = frozenset(("rank",))
     return value
 
@@ -119,12 +114,9 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
     child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
     if base.kind in ("loader", "plain_loader"):
         child.taints -= {"enumerated"}
-    if name in _RANK_ATTRIBUTES:
-        child.taints |= {"rank"}
-    if name == "is_step":
-        child.taints |= {"is_step"}
-    if name in _WORLD_ATTRIBUTES and base.kind != "loader":
-        child.taints |= {"world_size"}
+    taint = catalog.TAINTS_OF_ATTRIBUTES.get(name)
+    if taint is not None and not (taint == "world_size" and base.kind == "loader"):
+        child.taints |= {taint}
     if base.kind in ("unknown", "instance", "variables"):
         base.attrs[name] = child
         walk.read((base.uid, name), node)
@@ -194,11 +186,8 @@ def _decorators(function: MethodDef) -> set[str]:
 
 def environment_taints(key: Value) -> frozenset[str]:
     """Return what a variable of the environment depends on."""
-    if key_of(key) in catalog.RANK_VARIABLES:
-        return frozenset(("rank",))
-    if key_of(key) in catalog.WORLD_VARIABLES:
-        return frozenset(("world_size",))
-    return NO_TAINTS
+    taint = catalog.TAINTS_OF_VARIABLES.get(str(key_of(key)))
+    return NO_TAINTS if taint is None else frozenset((taint,))
 
 
 EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {

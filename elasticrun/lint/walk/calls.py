@@ -5,22 +5,27 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from elasticrun.lint import catalog
+from elasticrun.lint import roles
+from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import OWN, VALUE, Sink
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     Class,
     Value,
+    constant,
     register_reachable,
     unknown,
 )
-from elasticrun.lint.walk.arguments import MethodCall, arguments
+from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments
 from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.externals import call_external, call_unknown
+from elasticrun.lint.walk.externals import call_unknown, opaque
 from elasticrun.lint.walk.functions import call_known
-from elasticrun.lint.walk.losses import OF_CRITERIA
-from elasticrun.lint.walk.methods import call_method
+from elasticrun.lint.walk.losses import OF_CRITERIA, taints_of_loss
+from elasticrun.lint.walk.methods import any_method, called
+from elasticrun.lint.walk.objects import looks_like_model
+from elasticrun.lint.walk.table import ELASTIC, Row, function_row, method_row
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 _STEPPING = frozenset(("scheduler", "ema", "optimizer"))
@@ -43,7 +48,7 @@ def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     listed = _as_listed(walk, function.attr, node)
     if listed is not None:
         return listed
-    value = call_method(walk, MethodCall(receiver, function.attr, node))
+    value = _call_method(walk, receiver, function.attr, node)
     value.taints |= callee.taints & OF_CRITERIA
     return value
 
@@ -52,7 +57,7 @@ def _sink_of_receiver(walk: Walk, name: str) -> Sink:
     """Return what a call reads its receiver for: often only to make it grow."""
     if walk.sink.kind != "none":
         return walk.sink
-    return OWN if name in catalog.GROWING else VALUE
+    return OWN if name in GROWING else VALUE
 
 
 def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Value:
@@ -75,7 +80,7 @@ def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
     if callee.kind == "class":
         return _instantiate(walk, callee, node)
     if callee.kind == "ext":
-        return call_external(walk, callee.name, node)
+        return _call_external(walk, callee.name, node)
     if _is_criterion(callee):
         return call_known(walk, attribute(walk, callee, "forward", node), node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
@@ -98,6 +103,80 @@ def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
     return unknown(taints=given.taints)
 
 
+# What is not in the project.
+
+
+def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
+    """Return what an external call makes, noting its effects."""
+    elastic = roles.elastic_name(name)
+    if not elastic and name.rpartition(".")[2] in walk.options.loaders:
+        elastic = "AdaptiveDataLoader"
+    if elastic:
+        return _call_elastic(walk, elastic, node)
+    row = function_row(name)
+    sink = row.sink if row is not None else None
+    given = arguments(walk, node, sink or walk.sink)
+    it = Called(given.args, given.keywords, name=name, node=node)
+    files = [each for each in it.values if each.kind == "file"]
+    if files and row is not None and (row.event == "saved" or name == "print"):
+        walk.note(node, "written", files[0])
+    value = _by_row(walk, row, it)
+    if value is None:
+        value = opaque(walk, it)
+        value.taints = taints_of_loss(it, value.taints)
+    return value
+
+
+def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
+    """Return what one of elasticrun's own names makes or asks."""
+    walk.note(node, "job")
+    row = ELASTIC.get(name, Row())
+    given = arguments(walk, node, row.sink or VALUE)
+    value = _by_row(walk, row, Called(given.args, given.keywords, name=name, node=node))
+    assert value is not None
+    value.name = value.name if row.do else name
+    return value
+
+
+def _call_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
+    """Return what a method returns that the project does not define."""
+    row = method_row(_role_of(receiver), name)
+    if row is None and looks_like_model(receiver):
+        row = method_row("model", name)
+    value = None
+    if row is not None:
+        value = _by_row(walk, row, called(walk, receiver, name, node, row.sink))
+    return any_method(walk, receiver, name, node) if value is None else value
+
+
+def _role_of(value: Value) -> str:
+    """Return what a value is, or what its name suggests where nothing is known."""
+    if value.kind == "instance" and value.cls is not None and value.cls.role:
+        return value.cls.role
+    if value.kind != "unknown":
+        return value.kind
+    return roles.hint(value.name) if value.name else "unknown"
+
+
+def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
+    """Note what a row of the table says, and return what the call gives."""
+    if row is None:
+        return None
+    if row.do is not None:
+        return row.do(walk, it)
+    receiver = it.receiver if isinstance(it, MethodCalled) else None
+    if row.event is not None:
+        details: dict[str, Any] = {"name": it.name, "role": row.role, "how": it.name}
+        walk.note(it.node, row.event, receiver, catching=walk.catching, **details)
+    if row.gives == "nothing":
+        return constant(None)
+    if row.gives == "receiver":
+        return receiver
+    if row.gives == "first":
+        return it.args[0] if it.args else None
+    return unknown(row.taint, frozenset(row.taint.split()))
+
+
 # The project's classes.
 
 
@@ -105,7 +184,7 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     cls = callee.cls
     assert cls is not None
     if cls.role == "loader" or cls.node.name in walk.options.loaders:
-        return call_external(walk, "elasticrun.AdaptiveDataLoader", node)
+        return _call_external(walk, "elasticrun.AdaptiveDataLoader", node)
     made = walk.made(Value("instance", cls.node.name, node=node, cls=cls))
     constructor = cls.find("__init__")
     if constructor is not None:
