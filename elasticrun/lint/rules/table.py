@@ -18,14 +18,13 @@ from elasticrun.lint.rules import (
     ranks,
     states,
     steps,
-    sums,
     suppressions,
     volatile,
 )
 from elasticrun.lint.rules.rule import Rule
 
 _MODULES = (
-    suppressions, each_start, files, effects, loops, leaving, volatile, sums, left_over,
+    suppressions, each_start, files, effects, loops, leaving, volatile, left_over,
     states, steps, ranks, data, beside,
 )  # fmt: skip
 
