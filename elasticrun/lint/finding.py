@@ -1,4 +1,4 @@
-"""What the linter reports."""
+"""What the linter reports, and by which rules; their pages say more (lint/pages/)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,32 @@ from typing import NamedTuple
 from elasticrun.lint.project import Module
 
 _LOWER = {"E": "W", "W": "H", "H": "H"}
+
+
+class Rule(NamedTuple):
+    """What one rule says beside a finding.
+
+    Attributes:
+        head: Its code, its severity, and its title. The severity is `E`, `W`, or `H`
+            for a hint, which only `--pedantic` shows. A finding about something known
+            only by its name is one level lower.
+        help: What to do, in one line.
+    """
+
+    head: str
+    help: str
+
+    @property
+    def code(self) -> str:
+        return self.head[:5]
+
+    @property
+    def severity(self) -> str:
+        return self.head[6]
+
+    @property
+    def title(self) -> str:
+        return self.head[8:]
 
 
 class Finding(NamedTuple):

@@ -6,9 +6,8 @@ import ast
 from collections.abc import Iterable
 
 from elasticrun.lint.events import Event, What
-from elasticrun.lint.finding import Finding, lowered, place_of
+from elasticrun.lint.finding import Finding, Rule, lowered, place_of
 from elasticrun.lint.graph import DataLoop, Read, Spot, Step, WalkedLoop, Write
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
 from elasticrun.lint.zones import Zones, calls_within

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from elasticrun.lint import roles
 from elasticrun.lint.events import Event
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked, in_words
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import UNFIXED, Value, taints_of
 
 _SIZES = named(

@@ -6,10 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import Rule
 
 # What happens to what is trained, and what each start does.
 _STEPPED = {

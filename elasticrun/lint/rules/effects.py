@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import Event
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, keywords_of
-from elasticrun.lint.rules.rule import Rule
 
 ER109 = Rule(
     "ER109 W random draw not keyed by seed and epoch in replayed code",

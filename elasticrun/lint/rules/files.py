@@ -1,16 +1,16 @@
-"""ER104 to ER106: files that replayed code appends, empties or moves again."""
+"""ER104 to ER106, ER113: files that are changed again, or beside a generation."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked, keywords_of
-from elasticrun.lint.rules.rule import Rule
 
 _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
               "BaseException", "PermissionError")  # fmt: skip
@@ -22,7 +22,7 @@ ER105 = Rule(
 )
 
 
-def check(program: Walked) -> Iterator[Finding]:
+def _files(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106."""
     filled = program.events("written")
     for event in filled:
@@ -134,4 +134,37 @@ def _is_made_just_before(event: Event) -> bool:
     )
 
 
-CHECKS = (check,)
+ER113 = Rule(
+    "ER113 W file or port changed beside a running generation",
+    help=(
+        "put it below elasticrun.init(), or behind `if elasticrun.rank() == 0:`, which "
+        "needs the job"
+    ),
+)
+
+
+def _beside(program: Walked) -> Iterator[Finding]:
+    """Yield what happens before the first call that needs the job, if there is one."""
+    events = program.walk.events
+    above = list(itertools.takewhile(lambda each: each.what != "job", events))
+    if len(above) == len(events):
+        return
+    for event in above:
+        if _disturbs(event) and not is_checked(event.step):
+            what = event.name or "open"
+            message = (
+                f"{what} above the job, where the next replicas run it while the "
+                "others train"
+            )
+            yield program.finding(ER113, event, message)
+
+
+def _disturbs(event: Event) -> bool:
+    if event.what == "moved":
+        return "exist_ok" not in keywords_of(event.at)
+    if event.what == "opened":
+        return event.how[:1] in ("w", "a", "x")
+    return event.what in ("port", "saved")
+
+
+CHECKS = (_files, _beside)

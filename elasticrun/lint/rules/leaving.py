@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name
 from elasticrun.lint.program import Walked, doubts, in_words
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import UNFIXED
 
 _UNCERTAIN = UNFIXED | {"rank"}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.program import doubts
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, is_clock
-from elasticrun.lint.rules.rule import Rule
 
 
 def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from elasticrun.lint.events import Event
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value, elastic_loaders_in, members_of
 
 ER201 = Rule(
@@ -78,113 +77,76 @@ ER206 = Rule(
 
 
 def _bounds(program: Walked) -> Iterator[Finding]:
-    epochs = program.graph.epochs
-    for index, second in enumerate(epochs):
-        if second.turns and second.epoch is None and _is_same_each_turn(second):
-            if not _comes_again(program, second):
-                continue
-            turn = second.turns[-1]
+    """Yield loops of epochs or steps whose constant bound is reached already."""
+    steps = [each for each in program.graph.loops if each.loader.kind == "steps"]
+    loops: list[WalkedLoop] = [*program.graph.epochs, *steps]
+    for index, loop in enumerate(loops):
+        what = "epoch" if isinstance(loop, EpochLoop) else "step"
+        earlier = (each for each in loops[:index] if _reaches(program, each, loop))
+        if (turn := _turn_again(program, loop)) is not None:
             message = (
-                "epoch loop inside the loop at line "
-                f"{getattr(turn, 'lineno', 0)} with the same bound each time; the "
-                "bound is a total, so only the first turn trains"
+                f"{what} loop inside the loop at line {getattr(turn, 'lineno', 0)} "
+                "with the same bound each time; the bound is a total, so only the "
+                f"first turn {'trains' if what == 'epoch' else 'takes steps'}"
             )
-            yield program.finding(ER206, second, message)
+        elif (first := next(earlier, None)) is not None:
+            message = (
+                f"the bound of this {what} loop is a total, and the loop at line "
+                f"{first.line} reaches it already"
+            )
+        else:
             continue
-        for first in epochs[:index]:
-            if _is_reached(program, first, second):
-                message = (
-                    "the bound of this epoch loop is a total, and the loop at line "
-                    f"{first.line} reaches it already"
-                )
-                yield program.finding(ER206, second, message)
-                break
-    for loop in program.graph.loops:
-        around = _turn_again(program, loop)
-        if around is not None:
-            message = (
-                "step loop with a constant bound inside the loop at line "
-                f"{getattr(around, 'lineno', 0)}; the bound is a total, so only the "
-                "first turn takes steps"
-            )
-            yield program.finding(ER206, loop, message)
+        yield program.finding(ER206, loop, message)
 
 
-def _turn_again(program: Walked, loop: DataLoop) -> ast.AST | None:
-    """Return the loop around a step loop whose later turns find its bound reached."""
-    if loop.loader.kind != "steps" or loop.outer is not None:
-        return None
-    bound = loop.loader.parts[0]
-    if bound.kind != "const":
-        return None
+def _total(loop: WalkedLoop) -> int | None:
+    """Return a loop's constant bound, if it stands where its turns can be counted."""
+    bound: Value | None = None
+    if isinstance(loop, EpochLoop):
+        bound = loop.bound_value if loop.epoch is None else None
+    elif isinstance(loop, DataLoop) and loop.outer is None:
+        bound = loop.loader.parts[0]
+    total = bound.constant if bound is not None else None  # None but of constants
+    return total if isinstance(total, int) else None
+
+
+def _reaches(program: Walked, first: WalkedLoop, second: WalkedLoop) -> bool:
+    """Return whether a loop takes all turns that a later one could take."""
+    known, total = _total(first), _total(second)
+    if type(first) is not type(second) or known is None or total is None:
+        return False
+    return total <= known and second.step in program.graph.forward([first.step])
+
+
+def _turn_again(program: Walked, loop: WalkedLoop) -> ast.AST | None:
+    """Return the loop around whose later turns find the bound reached.
+
+    A loop that is entered again only after an error continues where it was left.
+    """
     around = [loop.epoch.at] if loop.epoch is not None else []
     turn = next(reversed((*around, *loop.turns)), None)
-    after = program.graph.forward([loop.step])
+    if turn is None or _total(loop) is None or _may_change(loop, turn):
+        return None
+    handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
+    handled = {id(node) for handler in handlers for node in ast.walk(handler)}
+    after = program.graph.forward(
+        [loop.step], lambda step: id(step.node) not in handled
+    )
     return turn if any(each.node is turn for each in after) else None
 
 
-def _comes_again(program: Walked, epoch: EpochLoop) -> bool:
-    """Return whether the loop around goes on after all epochs, not only to try again.
-
-    An epoch loop that is entered again after an error continues where it was left.
-    """
-    turn = epoch.turns[-1]
-    handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
-    handled = {id(node) for handler in handlers for node in ast.walk(handler)}
-    reached = program.graph.forward(
-        [epoch.step], lambda step: id(step.node) not in handled
+def _may_change(loop: WalkedLoop, turn: ast.AST) -> bool:
+    """Return whether a later turn of the loop around may have another bound."""
+    bound = loop.bound if isinstance(loop, EpochLoop) else None
+    nodes = list(ast.walk(turn))
+    names = [each for each in nodes if isinstance(each, ast.Name)]
+    changing = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+    is_inside = any(each is loop.at for each in nodes)
+    return any(
+        each.id in changing or not (is_inside or each.id.isupper())
+        for each in ast.walk(bound or ast.Pass())
+        if isinstance(each, ast.Name)
     )
-    return any(each.node is turn for each in reached)
-
-
-def _is_same_each_turn(epoch: EpochLoop) -> bool:
-    """Return whether nothing in the bound changes with the loop around."""
-    if epoch.bound is None:
-        return False
-    changing = {
-        node.id
-        for turn in epoch.turns
-        for node in ast.walk(turn)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    names = {each.id for each in ast.walk(epoch.bound) if isinstance(each, ast.Name)}
-    calls = any(isinstance(each, ast.Call) for each in ast.walk(epoch.bound))
-    if calls or names & changing:
-        return False
-    is_inside = any(each is epoch.at for each in ast.walk(epoch.turns[-1]))
-    return is_inside or not names & _local_names(epoch)
-
-
-def _local_names(epoch: EpochLoop) -> set[str]:
-    """Return the parameters and local names of the function around an epoch loop."""
-    found: set[str] = set()
-    for function in ast.walk(epoch.step.module.tree or ast.Module([], [])):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if not function.lineno <= epoch.line <= (function.end_lineno or 0):
-            continue
-        for each in ast.walk(function):
-            if isinstance(each, ast.arg):
-                found.add(each.arg)
-            elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                found.add(each.id)
-    return found
-
-
-def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
-    if first.bound is None or second.bound is None or first.epoch or second.epoch:
-        return False
-    if second.step not in program.graph.forward([first.step]):
-        return False
-    known, value = first.bound_value, second.bound_value
-    if known is not None and value is not None:
-        if isinstance(known.constant, int) and isinstance(value.constant, int):
-            return value.constant <= known.constant
-        if first.at is second.at:
-            return known is value and not (first.turns or second.turns)
-    one, other = first.step, second.step
-    same_scope = one.module is other.module and one.call == other.call
-    return same_scope and ast.dump(first.bound) == ast.dump(second.bound)
 
 
 ER203 = Rule(

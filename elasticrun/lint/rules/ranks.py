@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Guard, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
-from elasticrun.lint.rules.rule import Rule
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Class, Value
 
 _TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Arguments
 
 ER305 = Rule(

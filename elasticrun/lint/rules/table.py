@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.program import Walked
 from elasticrun.lint.rules import (
-    beside,
     data,
     each_start,
     effects,
@@ -21,11 +20,10 @@ from elasticrun.lint.rules import (
     suppressions,
     volatile,
 )
-from elasticrun.lint.rules.rule import Rule
 
 _MODULES = (
     suppressions, each_start, files, effects, loops, leaving, volatile, left_over,
-    states, steps, ranks, data, beside,
+    states, steps, ranks, data,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import EpochLoop, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
 from elasticrun.lint.rules.left_over import behind
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import elastic_loaders_in
 
 

@@ -31,6 +31,33 @@ RunStatement = Callable[["Walk", Any], None]  # a statement of one type
 Evaluate = Callable[["Walk", Any], Value]  # an expression of one type
 
 
+class Budget(NamedTuple):
+    """How far a walk goes, which must end soon in any program.
+
+    A program may call itself, or one function from everywhere, and import a whole
+    library. What lies beyond is unknown. Two imports deep, only what is about training
+    is walked through.
+
+    Attributes:
+        depth: Calls, one within the other.
+        calls: Of one function, each of which is walked through.
+        imports: One within the other.
+        elements: Of a container, for each of which a loop's body is walked through.
+        yields: Of one generator, each of which runs the loop's body.
+    """
+
+    steps: int = 15_000
+    depth: int = 24
+    calls: int = 40
+    modules: int = 80
+    imports: int = 12
+    elements: int = 8
+    yields: int = 4
+
+
+BUDGET = Budget()
+
+
 class Handlers(NamedTuple):
     """What the walk does at each kind of node; walker.py puts them together."""
 
@@ -140,6 +167,24 @@ class Walk:
     def iterate(self, value: Value, node: ast.AST, body: Body) -> None:
         """Walk through a loop over a value; `body` binds an element and runs."""
         self.handlers.iterate(self, value, node, body)
+
+    # How far it goes.
+
+    def may_call(self, function: ast.AST) -> bool:
+        """Return whether to walk through a function once more."""
+        return (
+            function not in self.active
+            and len(self.active) <= BUDGET.depth
+            and len(self.graph.steps) <= BUDGET.steps
+            and self.num_calls[function] < BUDGET.calls
+        )
+
+    def may_import(self, module: Module) -> bool:
+        """Return whether to walk through a module."""
+        if self.depth < 2:
+            return True
+        has_room = self.depth < BUDGET.imports and len(self.frames) < BUDGET.modules
+        return has_room and module.is_about_training
 
     # The flow.
 

@@ -22,11 +22,9 @@ from elasticrun.lint.walk import (
     assignment,
     attributes,
     calls,
-    contexts,
     definitions,
     expressions,
     iteration,
-    loops,
     statements,
 )
 from elasticrun.lint.walk.attributes import attribute
@@ -37,14 +35,13 @@ from elasticrun.lint.walk.walk import Handlers, Walk
 _HANDLERS = Handlers(
     statements={
         **statements.STATEMENTS,
-        **loops.STATEMENTS,
-        **contexts.STATEMENTS,
+        **iteration.STATEMENTS,
         **assignment.STATEMENTS,
         **definitions.STATEMENTS,
     },
     expressions={
         **expressions.EXPRESSIONS,
-        **loops.EXPRESSIONS,
+        **iteration.EXPRESSIONS,
         **attributes.EXPRESSIONS,
         **calls.EXPRESSIONS,
     },
