@@ -71,7 +71,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 def _lint(options: argparse.Namespace) -> int:
     from elasticrun.lint.engine import lint_paths
-    from elasticrun.lint.report import problem_line, report
+    from elasticrun.lint.report import explain, problem_line, report
 
     paths = [Path(each) for each in options.paths]
     try:
@@ -81,8 +81,6 @@ def _lint(options: argparse.Namespace) -> int:
         return COULD_NOT
     result = lint_paths(paths, chosen)
     if options.explain_zones:
-        from elasticrun.lint.explain import explain
-
         output = "\n".join(explain(program) for program in result.programs)
     else:
         output = report(result, options.format)

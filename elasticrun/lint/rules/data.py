@@ -148,7 +148,7 @@ def _is_only_iterated(value: Value) -> bool:
             return False
         return cls.role == "sampler" or cls.find("__iter__") is not None
     is_used_up = value.kind in ("generator", "iterator", "set")
-    return is_used_up or value.name in roles.ITERATED_SAMPLERS
+    return is_used_up or roles.is_iterated_sampler(value.name)
 
 
 CHECKS = (_unseeded, _seeds, _sizes, _samplers)

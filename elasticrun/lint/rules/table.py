@@ -8,7 +8,6 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.program import Walked
 from elasticrun.lint.rules import (
     data,
-    each_start,
     effects,
     files,
     leaving,
@@ -22,7 +21,7 @@ from elasticrun.lint.rules import (
 )
 
 _MODULES = (
-    suppressions, each_start, files, effects, loops, leaving, volatile, left_over,
+    suppressions, files, effects, loops, leaving, volatile, left_over,
     states, steps, ranks, data,
 )  # fmt: skip
 

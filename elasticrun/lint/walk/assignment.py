@@ -148,7 +148,9 @@ def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
         return "set"
     how = walk.ways.get((target, value))
     if how is None:
-        is_own = any(_is_same(each, target) for each in ast.walk(value))
+        text = written(target)
+        same = (each for each in ast.walk(value) if type(each) is type(target))
+        is_own = any(written(each) == text for each in same)
         how = walk.ways[target, value] = "update" if is_own else "set"
     return how
 
@@ -269,21 +271,6 @@ def _quietly(walk: Walk, node: ast.expr) -> Value:
         value = walk.evaluate(node)
     del walk.current.reads[count:]
     return value
-
-
-def _is_same(one: ast.AST, other: ast.AST) -> bool:
-    """Return whether two expressions name the same thing, read or written."""
-    if isinstance(one, ast.Name) and isinstance(other, ast.Name):
-        return one.id == other.id
-    if isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute):
-        return one.attr == other.attr and _is_same(one.value, other.value)
-    if isinstance(one, ast.Subscript) and isinstance(other, ast.Subscript):
-        return _is_same(one.value, other.value) and _is_same(one.slice, other.slice)
-    if isinstance(one, ast.Constant) and isinstance(other, ast.Constant):
-        return bool(one.value == other.value)
-    if isinstance(one, ast.Call) and isinstance(other, ast.Call):
-        return ast.dump(one) == ast.dump(other)
-    return False
 
 
 def _is_bounding(value: ast.expr) -> bool:

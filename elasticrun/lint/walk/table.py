@@ -15,7 +15,7 @@ from elasticrun.lint.catalog import (
 )
 from elasticrun.lint.events import What
 from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
-from elasticrun.lint.roles import ITERATED_SAMPLERS, is_model_wrapper, made_by
+from elasticrun.lint.roles import is_iterated_sampler, is_model_wrapper, made_by
 from elasticrun.lint.values import Value, unknown
 from elasticrun.lint.walk import elastic, externals, methods, objects
 from elasticrun.lint.walk.arguments import Called, MethodCalled
@@ -189,7 +189,6 @@ _FUNCTIONS = _table(
     (Row(do=externals.consume), "sum max min any all"),
     (Row(do=externals.container), "list tuple set dict vars"),
     (Row(do=objects.make_container), "dataclasses.field"),
-    (Row(do=_sampler), " ".join(ITERATED_SAMPLERS)),
 )  # fmt: skip
 
 _COLLECTIVES = """
@@ -250,6 +249,8 @@ def function_row(name: str) -> Row | None:
     for pattern, handler in _PATTERNS.items():
         if re.search(pattern, name):
             return Row(do=handler)
+    if is_iterated_sampler(name):
+        return Row(do=_sampler)
     if is_model_wrapper(name):
         return Row(do=objects.wrap_model)
     if made_by(name):

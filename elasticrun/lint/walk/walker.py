@@ -16,7 +16,6 @@ from elasticrun.lint.values import (
     MethodDef,
     Value,
     register_reachable,
-    unknown,
 )
 from elasticrun.lint.walk import (
     assignment,
@@ -92,10 +91,6 @@ def _enter_alone(walk: Walk, value: Value) -> None:
     walk.step(function)
     inner = Frame(walk.frame.module, function, outer=value.frame)
     bind(walk, value, inner, Arguments())
-    # Nobody knows what it will be called with: its defaults are not to be relied on.
-    for name, each in inner.env.items():
-        if each.kind == "const":
-            inner.env[name] = unknown(name)
     run_function(walk, function, inner, function)
 
 
