@@ -43,7 +43,7 @@ class Event:
         value: To what it happens, if that is known.
         name: What is called, or the field that is changed.
         role: Of what is made or trained.
-        how: A field is changed, a file is opened, or weights are.
+        how: A field is changed, a file is opened, or weights are; where a draw goes.
         text: A file's path or what is changed, as the program writes it.
         given: The values that a call is given, as far as they are seen.
         taints: Those of a loss.

@@ -19,7 +19,8 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   restarts), time, entropy (such as a process's number), random (a draw).
 #   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
 #   at 0 again), modulo (a remainder of something else), batch, is_step.
-#   Of tests: once (`once(key)`), exists (whether a file does). Of files: path.
+#   Of tests: once (`once(key)`), exists (whether a file does).
+#   Of files: path, temporary.
 #   Of losses: see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
 UNFIXED = frozenset(("time", "entropy", "random"))  # another one at each start
@@ -221,6 +222,8 @@ def register(value: Value, seen: set[int] | None = None) -> None:
     if value.kind in ("model", "wrapped", "bound", "list", "tuple", "dict"):
         inner += value.parts
         inner += value.attrs.values() if value.kind in ("list", "tuple", "dict") else []
+    if value.kind == "param" and value.owner is not None and value.owner.kind == "ema":
+        inner.append(value.owner)  # whose average this is
     for part in inner:
         register(part, seen)
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from elasticrun.lint.graph import DataLoop, EpochLoop, Read, Step, ValuePlace, Write
-from elasticrun.lint.naming import named
+from elasticrun.lint.naming import named, written
 from elasticrun.lint.program import Walked
 from elasticrun.lint.values import Value
 
@@ -88,7 +88,10 @@ class Dataflow:
 
     def carried(self, turns: Turns) -> Iterator[Carried]:
         """Yield what turns write and leave to later ones, if it is a new value."""
+        renewed = {each.place for each in turns.head.writes if each.how == "target"}
         for place, writes in self._written(turns.inside).items():
+            if place in renewed:  # the loop's own variable
+                continue
             survivors = [
                 each
                 for each in writes
@@ -116,6 +119,28 @@ class Dataflow:
             for place, writes in places.items()
             if self.is_volatile(place) and not is_clock(writes)
         }
+
+    def seen_from(
+        self, turns: Turns, place: ValuePlace, exposed: set[Step]
+    ) -> list[Read]:
+        """Return where exposed steps read what an earlier turn has left in a place.
+
+        Where the same test of the rank or the epoch stands around a write of the turn
+        and a reading after it, the reading sees that write.
+        """
+        fresh = [
+            (each.step.number, tests)
+            for each in self.writes[place]
+            if each.step in turns.inside and each.how == "set"
+            if (tests := _steady_tests(each.step))
+        ]
+
+        def is_old(step: Step) -> bool:
+            known = _steady_tests(step) if fresh else set()
+            return not any(n < step.number and tests <= known for n, tests in fresh)
+
+        reads = (each for each in self.reads[place] if each.step in exposed)
+        return [each for each in reads if is_old(each.step)]
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""
@@ -179,6 +204,13 @@ class Dataflow:
 def steps_of(program: Walked, loop: DataLoop) -> set[Step]:
     """Return the steps in a loop's body, or in those of loops inside."""
     return {step for step in program.graph.steps if step.is_in(loop)}
+
+
+def _steady_tests(step: Step) -> set[tuple[str, bool]]:
+    """Return the tests around a step, if each holds or not for a whole turn."""
+    if any(guard.taints - {"rank", "epoch"} for guard in step.guards):
+        return set()
+    return {(written(each.test), each.holds) for each in step.guards if each.taints}
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:

@@ -78,6 +78,8 @@ ER112 = Rule(
 
 def _effects(program: Walked) -> Iterator[Finding]:
     for event in program.events("sent"):
+        if _only_reads(event):
+            continue
         loop = program.replayed(event)
         is_early = program.is_before_epochs(event)
         if loop is None and (not is_early or event.role == "program"):
@@ -100,6 +102,19 @@ def _effects(program: Walked) -> Iterator[Finding]:
             during = program.during(loop, event.step)
             message = f"live weights saved {during} overwrites them with later ones"
             yield program.finding(ER112, event, message, loop=loop)
+
+
+def _only_reads(event: Event) -> bool:
+    """Return whether a request asks for something, and changes nothing."""
+    args, keywords = event.given.args, event.given.keywords
+    if event.name == "urllib.request.urlopen":
+        source = written(args[0].node) if args and args[0].node is not None else ""
+        has_data = len(args) > 1 or "data" in keywords
+        return not has_data and "Request(" not in source + written(event.at)
+    method = [*args[:1], *(v for k, v in keywords.items() if k == "method")]
+    return event.name.endswith(".request") and any(
+        each.constant in ("GET", "HEAD") for each in method
+    )
 
 
 def _trackers(program: Walked) -> Iterator[Finding]:

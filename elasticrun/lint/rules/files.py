@@ -101,7 +101,8 @@ ER106 = Rule(
 
 def _moved(program: Walked, event: Event) -> Iterator[Finding]:
     is_tolerant = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
-    if is_tolerant or is_checked(event.step):
+    is_temporary = any("temporary" in each.taints for each in event.given.args)
+    if is_tolerant or is_temporary or is_checked(event.step):
         return
     if any(word in each or not each for each in event.catching for word in _FORGIVING):
         return
@@ -125,11 +126,12 @@ def _is_made_just_before(event: Event) -> bool:
         source = node.func.value
     if source is None:
         return False
-    text = written(source)
+    is_text = isinstance(source, ast.Constant) and isinstance(source.value, str)
+    text = source.value if is_text else written(source)
     before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
     return any(
         text in line
-        and any(word in line for word in ("save", "open(", "write", "dump"))
+        and any(word in line for word in ("save", "open(", "write", "dump", "retrieve"))
         for line in before
     )
 

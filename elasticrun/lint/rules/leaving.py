@@ -25,7 +25,10 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
     for loop in loops:
         if isinstance(loop, DataLoop) and not loop.is_elastic:
             continue
-        if uncertain := _uncertain_of(loop.step.guards):
+        uncertain = _uncertain_of(loop.step.guards)
+        if isinstance(loop, DataLoop):
+            uncertain -= {"rank"}  # of which ER401 speaks
+        if uncertain:
             message = f"whether this loop runs depends on {in_words(uncertain)}"
             yield program.finding(ER208, loop, message, doubts=doubts(loop))
     for event in program.events("left"):

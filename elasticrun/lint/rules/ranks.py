@@ -54,8 +54,10 @@ def _line(guard: Guard) -> int:
 def _loops(program: Walked) -> Iterator[Finding]:
     for loop in program.graph.loops:
         guard = _rank_guard(loop.step)
-        if guard is None or not loop.is_elastic:
-            continue
+        made_at = loop.loader.made_at
+        made = program.graph.steps[made_at].guards if made_at >= 0 else ()
+        if guard is None or guard in made or not loop.is_elastic:
+            continue  # if the loader is made under the same test, ER402 speaks of it
         message = (
             f"the loop over {loop.text} runs only where the test at line "
             f"{_line(guard)} holds; the other replicas never enter it"

@@ -128,6 +128,9 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
         seen.add(value.uid)
         if value.uid in covered or value.node is None or value.made_at < 0:
             continue
+        averages = value.attrs.values() if event.role == "ema" else ()
+        if any(is_saved(each, depth=0) for each in averages if each.is_model):
+            continue
         message = (
             f"this {what} is trained (line "
             f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins "

@@ -31,8 +31,8 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
             if "modulo" in guard.taints and not is_own_turn:
                 seen.add(event.at)
                 message = (
-                    "optimizer stepped once in several batches: gradients of those "
-                    "before a restart are lost"
+                    "optimizer stepped once in several batches: saves and stops are "
+                    "put off until it is"
                 )
                 yield program.finding(ER305, event, message)
                 break

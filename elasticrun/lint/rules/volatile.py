@@ -66,7 +66,7 @@ def _over_epochs(
     """Yield the finding of a place whose value a later epoch reads."""
     program, place = flow.program, carried.place
     exposed = flow.reached(turns.head, place)
-    reads = [each for each in flow.reads[place] if each.step in exposed]
+    reads = flow.seen_from(turns, place, exposed)
     loudness = flow.loudness(each for each in reads if each.step in turns.inside)
     if not loudness and turns.head in flow.reached(turns.head, place, turns.inside):
         loudness = flow.loudness(reads)
@@ -103,7 +103,7 @@ def _over_turns(
         plain = [each for each in carried.survivors if each.how not in PARTIAL]
         carried = carried._replace(survivors=plain)
     exposed = flow.reached(turns.head, carried.place, turns.inside) & turns.inside
-    reads = [each for each in flow.reads[carried.place] if each.step in exposed]
+    reads = flow.seen_from(turns, carried.place, exposed)
     if not carried.survivors or flow.loudness(reads) != "decides":
         return
     lost.add(carried.place)

@@ -65,8 +65,9 @@ def draw(walk: Walk, it: Called) -> Value:
     _note_seeds(walk, it)
     has_seed = is_seeded(walk, it.name)
     walk.note(
-        it.node, "drawn", own, name=it.name, is_keyed=is_keyed, is_seeded=has_seed
-    )
+        it.node, "drawn", own, name=it.name, is_keyed=is_keyed, is_seeded=has_seed,
+        how=walk.sink.kind,
+    )  # fmt: skip
     is_same = is_keyed or (walk.epoch is None and has_seed)
     return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))
 
@@ -137,6 +138,9 @@ def update_bn(walk: Walk, it: Called) -> Value | None:
 def agree(walk: Walk, it: Called) -> Value:
     """Note a collective; what it returns is the same on every rank."""
     walk.note(it.node, "collective", name=it.last)
+    if it.last in ("all_reduce", "broadcast"):
+        for each in it.args[:1]:
+            each.taints -= {"rank"}  # in place
     return unknown(taints=it.taints - {"rank"})
 
 

@@ -272,7 +272,10 @@ def _note_moved(walk: Walk, it: MethodCalled) -> None:
     if is_sure or _may_be_path(it):
         is_sure |= "path" in it.receiver.taints
         path, name = None if is_sure else it.receiver, f"Path.{it.name}"
-        walk.note(it.node, "moved", path, name=name, catching=walk.catching)
+        given = Arguments([it.receiver])
+        walk.note(
+            it.node, "moved", path, name=name, given=given, catching=walk.catching
+        )
 
 
 def _looks_like_path(node: ast.Call) -> bool:

@@ -179,6 +179,11 @@ _FUNCTIONS = _table(
         os.path.exists os.path.isfile os.path.isdir os.path.getsize os.path.lexists
         os.listdir os.stat
     """),
+    (Row(taint="temporary"), """
+        tempfile.mkdtemp tempfile.mkstemp tempfile.mktemp tempfile.gettempdir
+        tempfile.TemporaryDirectory tempfile.NamedTemporaryFile
+    """),
+    (Row(sink=OPTIMIZER, do=objects.make), "torch.nn.Parameter"),
     (Row(do=_environ), "os.getenv os.environ.get"),
     (Row(do=objects.open_named), "open io.open gzip.open bz2.open codecs.open"),
     (Row(do=objects.copy), "copy.copy copy.deepcopy"),
