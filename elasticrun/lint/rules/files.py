@@ -126,8 +126,9 @@ def _is_made_just_before(event: Event) -> bool:
         source = node.func.value
     if source is None:
         return False
-    is_text = isinstance(source, ast.Constant) and isinstance(source.value, str)
-    text = source.value if is_text else written(source)
+    text = written(source)
+    if isinstance(source, ast.Constant):
+        text = str(source.value)
     before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
     return any(
         text in line

@@ -1,4 +1,4 @@
-"""ER302, ER202, ER307, ER304: what a loop leaves behind, and counts of its batches."""
+"""ER302, ER202, ER307, ER304, ER211: what loops leave behind, and where they begin."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
     """Yield what is read behind loops, but for the places that ER301 has reported."""
     for loop in flow.program.graph.loops:
         if not loop.is_elastic:
+            yield from _plain(flow, loop)
             continue
         means: set[ValuePlace] = set()
         for write in flow.first_writes(loop, PARTIAL):
@@ -193,3 +194,42 @@ def _guards_optimizer(read: Read) -> bool:
         isinstance(each, ast.Attribute) and each.attr in ("step", "no_sync")
         for each in ast.walk(statement)
     )
+
+
+# Plain loaders.
+
+
+ER211 = Rule(
+    "ER211 W plain DataLoader beside elastic ones in an epoch",
+    help="make it an AdaptiveDataLoader",
+)
+
+
+def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
+    """Yield a plain loader's loop; it is a hint if all that comes of it is shown."""
+    program, graph, epoch = flow.program, flow.program.graph, loop.epoch
+    if epoch is None or loop.outer is not None:
+        return
+    if not any(each.sure for each in program.zones.loops_of(epoch)):
+        return
+
+    def is_within(step: Step) -> bool:
+        return step is not epoch.step
+
+    inside = graph.forward([loop.step], is_within)
+    inside &= graph.backward([loop.step], is_within)
+    reads = [
+        read
+        for step in inside
+        for write in step.writes
+        if write.how in PARTIAL and flow.is_volatile(write.place)
+        for read in flow.reads.get(write.place, ())
+        if read.step not in inside
+    ]
+    trains = any(e.step in inside for e in program.events("trained", "backward"))
+    only_shown = not trains and flow.loudness(reads) == "shown"
+    message = (
+        f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
+        "loaders; a restart runs it from its start, on every replica"
+    )
+    yield program.finding(ER211, loop, message, doubts=int(only_shown))

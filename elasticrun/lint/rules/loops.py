@@ -1,10 +1,9 @@
-"""ER201, ER203 to ER207, ER211, ER002: loops that cannot be replayed as they stand."""
+"""ER201, ER203 to ER207, ER002: loops that cannot be replayed as they stand."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
@@ -228,103 +227,82 @@ def _cut(program: Walked) -> Iterator[Finding]:
                 break
 
 
-class _Asked(NamedTuple):
-    """One `next` of an iterator that was made by a statement of its own."""
-
-    event: Event
-    loader: Value
-    made: Step
-    turns: tuple[ast.AST, ...]
-
-
 def _asked(program: Walked) -> Iterator[Finding]:
     """Yield iterators that are asked where they cannot go on after a restart."""
-    steps = program.graph.steps
-    kept: list[_Asked] = []
+    kept: list[tuple[Event, Value, Step]] = []  # with the loader, and where it was made
     for event in program.events("asked"):
         source = event.value
         if source is None or source.kind != "iterator" or source.name == "cycle":
             continue
-        made = steps[source.made_at]
+        made = program.graph.steps[source.made_at]
         loaders = elastic_loaders_in(source)
         if loaders and made is not event.step:
-            kept.append(_Asked(event, loaders[0], made, event.turns))
-    counted = {id(event.at) for event in program.events("counted")}
+            kept.append((event, loaders[0], made))
     seen: set[tuple[int, str]] = set()
-    for each in kept:
-        rule, message = _misfit(program, each, kept, counted)
-        node = each.event.at if rule is ER203 else each.made.node
-        if rule is not None and (id(node), message) not in seen:
-            seen.add((id(node), message))
-            where = Spot(node, each.event.step if rule is ER203 else each.made)
-            yield program.finding(rule, where, message, doubts=doubts(each.loader))
+    for event, loader, made in kept:
+        message = _overlap(program, event, loader, made, kept)
+        rule, where = ER203, Spot(event.at, event.step)
+        if not message and event.step.loop is None:
+            message = _begun_anew(program, event, made)
+            rule, where = ER207, Spot(made.node, made)
+        if message and (id(where.at), message) not in seen:
+            seen.add((id(where.at), message))
+            yield program.finding(rule, where, message, doubts=doubts(loader))
 
 
-def _misfit(
-    program: Walked, each: _Asked, kept: list[_Asked], counted: set[int]
-) -> tuple[Rule | None, str]:
-    """Return what is wrong with an iterator where it is asked, and by which rule."""
-    step, made = each.event.step, each.made
-    loop = step.loop
+def _overlap(
+    program: Walked,
+    event: Event,
+    loader: Value,
+    made: Step,
+    kept: list[tuple[Event, Value, Step]],
+) -> str:
+    """Return in words which other loop is open where an iterator is asked."""
+    loop = event.step.loop
     if loop is not None and loop.sure and not made.is_in(loop):
-        message = (
+        return (
             f"iterator of another loop goes on in the loop over {loop.text} at line "
             f"{loop.line}; a job cannot resume two loops at once"
         )
-        return ER203, message
-    if loop is not None:
-        return None, ""
-    for other in kept:
-        if other.loader is each.loader:
-            continue
-        if _goes_on(program, each, other) and _goes_on(program, other, each):
-            message = (
+    for other, another, _ in kept if loop is None else ():
+        if (
+            another is not loader
+            and _goes_on(program, event, other, another)
+            and _goes_on(program, other, event, loader)
+        ):
+            return (
                 "iterators of two elastic loaders are asked in turns: a job cannot "
                 "resume two loops at once"
             )
-            return ER203, message
-    if step.epoch is not made.epoch:
-        return ER207, "iterator of an elastic loader kept over epochs"
-    for turn in each.turns:
-        is_counting = isinstance(turn, ast.For) and (
-            id(turn) in counted or _counts(turn)
-        )
-        if is_counting and not any(node is made.node for node in ast.walk(turn)):
-            message = (
+    return ""
+
+
+def _begun_anew(program: Walked, event: Event, made: Step) -> str:
+    """Return in words what around an iterator does not know where it was."""
+    if event.step.epoch is not made.epoch:
+        return "iterator of an elastic loader kept over epochs"
+    counted = {id(each.at) for each in program.events("counted")}
+    for turn in event.turns:
+        is_counting = id(turn) in counted or _counts(turn)
+        if not isinstance(turn, ast.For) or not is_counting:
+            continue
+        if not any(node is made.node for node in ast.walk(turn)):
+            return (
                 "iterator of an elastic loader asked in the range() at line "
-                f"{getattr(turn, 'lineno', 0)}, which begins anew after a restart"
+                f"{turn.lineno}, which begins anew after a restart"
             )
-            return ER207, message
-    return None, ""
+    return ""
 
 
-def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
-    """Return whether another iterator may be asked next, without being made anew."""
+def _goes_on(program: Walked, one: Event, other: Event, loader: Value) -> bool:
+    """Return whether another loader's iterator may be asked next, not made anew."""
     remade = {
         event.step
         for event in program.events("iterated")
-        if event.value is not None and other.loader in elastic_loaders_in(event.value)
+        if event.value is not None and loader in elastic_loaders_in(event.value)
     }
-    reached = program.graph.forward([one.event.step], lambda step: step not in remade)
-    return other.event.step in reached
-
-
-ER211 = Rule(
-    "ER211 W plain DataLoader beside elastic ones in an epoch",
-    help="make it an AdaptiveDataLoader",
-)
-
-
-def _plain(program: Walked) -> Iterator[Finding]:
-    for loop in program.graph.loops:
-        if loop.is_elastic or loop.epoch is None or loop.outer is not None:
-            continue
-        if any(each.sure for each in program.zones.loops_of(loop.epoch)):
-            message = (
-                f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
-                "loaders; a restart runs it from its start, on every replica"
-            )
-            yield program.finding(ER211, loop, message)
+    reached = program.graph.forward([one.step], lambda step: step not in remade)
+    return other.step in reached
 
 
 ER002 = Rule(
@@ -361,4 +339,4 @@ def _counts(turn: ast.AST) -> bool:
     return "range(" in text or "count(" in text
 
 
-CHECKS = (_nested, _bounds, _iterators, _plain, _ranges)
+CHECKS = (_nested, _bounds, _iterators, _ranges)

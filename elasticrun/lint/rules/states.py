@@ -39,7 +39,8 @@ def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
     )
     if step is None:
         return
-    own = _own_fields(cls)
+    constructor = cls.methods.get("__init__")
+    own = _stored(constructor) if constructor is not None else set()
     changed = _changed_fields(program, cls)
     name = cls.node.name
     for field in sorted(own):
@@ -65,24 +66,17 @@ def _touched(function: ast.AST) -> set[str] | None:
     return None if takes_all else found
 
 
-def _own_fields(cls: Class) -> set[str]:
-    """Return the fields that begin as plain values or are given objects."""
-    constructor = cls.methods.get("__init__")
-    found: set[str] = set()
-    for node in ast.walk(constructor) if constructor is not None else ():
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
-            found.update(each.attr for each in _fields_in(target))
-    return found
-
-
 def _fields_in(node: ast.AST) -> Iterator[ast.Attribute]:
     """Yield what is written `self.name`."""
     for each in ast.walk(node):
         if isinstance(each, ast.Attribute) and written(each.value) == "self":
             yield each
+
+
+def _stored(function: ast.AST) -> set[str]:
+    """Return the fields that a method sets."""
+    fields = _fields_in(function)
+    return {each.attr for each in fields if isinstance(each.ctx, ast.Store)}
 
 
 def _changed_fields(program: Walked, cls: Class) -> set[str]:
@@ -91,8 +85,7 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
     for name, function in cls.methods.items():
         if name in ("__init__", "load", "save", "sync"):
             continue
-        fields = _fields_in(function)
-        found.update(each.attr for each in fields if isinstance(each.ctx, ast.Store))
+        found |= _stored(function)
     for event in program.events("changed"):
         if event.value is not None and event.value.cls is cls:
             found.add(event.name)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import Value, element_of, key_of, unknown
+from elasticrun.lint.walk.externals import write_content
 from elasticrun.lint.walk.losses import taints_of_quotient
-from elasticrun.lint.walk.objects import write_content
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 # What a function that cannot be seen is taken to give back, as in `net = prepare(net)`.

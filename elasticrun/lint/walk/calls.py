@@ -19,12 +19,11 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments
-from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.externals import call_unknown, opaque
+from elasticrun.lint.walk.expressions import attribute
+from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
 from elasticrun.lint.walk.functions import call_known
 from elasticrun.lint.walk.losses import OF_CRITERIA, taints_of_loss
 from elasticrun.lint.walk.methods import any_method, called
-from elasticrun.lint.walk.objects import looks_like_model
 from elasticrun.lint.walk.table import ELASTIC, Row, function_row, method_row
 from elasticrun.lint.walk.walk import Evaluate, Walk
 

@@ -19,7 +19,7 @@ from elasticrun.lint.values import (
     merged,
     unknown,
 )
-from elasticrun.lint.walk.attributes import call_method
+from elasticrun.lint.walk.expressions import call_method
 from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import BUDGET, Body, Evaluate, RunStatement, Walk

@@ -16,10 +16,14 @@ from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, Sink, fl
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Arguments, Value, constant, taints_of, unknown
 from elasticrun.lint.walk.arguments import MethodCalled, arguments
-from elasticrun.lint.walk.externals import call_unknown, is_seeded
+from elasticrun.lint.walk.externals import (
+    call_unknown,
+    is_seeded,
+    open_file,
+    write_content,
+)
 from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.losses import taints_of_method
-from elasticrun.lint.walk.objects import open_file, write_content
 from elasticrun.lint.walk.walk import Walk
 
 _TENSOR_DRAWS = named(

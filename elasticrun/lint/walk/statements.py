@@ -10,7 +10,7 @@ from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.quiet import is_lazy, is_quiet
 from elasticrun.lint.values import Value, join, merged, unknown
-from elasticrun.lint.walk.attributes import call_method
+from elasticrun.lint.walk.expressions import call_method
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import RunStatement, Walk

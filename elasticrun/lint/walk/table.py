@@ -17,9 +17,9 @@ from elasticrun.lint.events import What
 from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
 from elasticrun.lint.roles import is_iterated_sampler, is_model_wrapper, made_by
 from elasticrun.lint.values import Value, unknown
-from elasticrun.lint.walk import elastic, externals, methods, objects
+from elasticrun.lint.walk import elastic, externals, methods
 from elasticrun.lint.walk.arguments import Called, MethodCalled
-from elasticrun.lint.walk.attributes import environment_taints, item
+from elasticrun.lint.walk.expressions import environment_taints, item
 from elasticrun.lint.walk.walk import Walk
 
 Handler = Callable[[Walk, Any], Value | None]  # of a Called, or of a MethodCalled
@@ -183,17 +183,17 @@ _FUNCTIONS = _table(
         tempfile.mkdtemp tempfile.mkstemp tempfile.mktemp tempfile.gettempdir
         tempfile.TemporaryDirectory tempfile.NamedTemporaryFile
     """),
-    (Row(sink=OPTIMIZER, do=objects.make), "torch.nn.Parameter"),
+    (Row(sink=OPTIMIZER, do=externals.make), "torch.nn.Parameter"),
     (Row(do=_environ), "os.getenv os.environ.get"),
-    (Row(do=objects.open_named), "open io.open gzip.open bz2.open codecs.open"),
-    (Row(do=objects.copy), "copy.copy copy.deepcopy"),
+    (Row(do=externals.open_named), "open io.open gzip.open bz2.open codecs.open"),
+    (Row(do=externals.copy), "copy.copy copy.deepcopy"),
     (Row(gives="first"), "csv.writer csv.DictWriter"),
     (Row(do=externals.zip_), "zip itertools.zip_longest"),
     (Row(do=externals.next_), "next"),
     (Row(do=_range), "range"),
     (Row(do=externals.consume), "sum max min any all"),
     (Row(do=externals.container), "list tuple set dict vars"),
-    (Row(do=objects.make_container), "dataclasses.field"),
+    (Row(do=externals.make_container), "dataclasses.field"),
 )  # fmt: skip
 
 _COLLECTIVES = """
@@ -225,7 +225,9 @@ _OF_ANY_MODULE = _table(
         track count
     """),
     (Row(do=externals.container), "deque defaultdict OrderedDict Counter"),
-    (Row(do=objects.make_container), "SimpleNamespace Namespace AttrDict EasyDict Box"),
+    (Row(do=externals.make_container), """
+        SimpleNamespace Namespace AttrDict EasyDict Box
+    """),
 )  # fmt: skip
 
 # What elasticrun itself offers, by its public names; the others do nothing of note.
@@ -257,9 +259,9 @@ def function_row(name: str) -> Row | None:
     if is_iterated_sampler(name):
         return Row(do=_sampler)
     if is_model_wrapper(name):
-        return Row(do=objects.wrap_model)
+        return Row(do=externals.wrap_model)
     if made_by(name):
-        return Row(do=objects.make)
+        return Row(do=externals.make)
     return _OF_ANY_MODULE.get(name.rpartition(".")[2])
 
 

@@ -19,14 +19,13 @@ from elasticrun.lint.values import (
 )
 from elasticrun.lint.walk import (
     assignment,
-    attributes,
     calls,
     definitions,
     expressions,
     iteration,
     statements,
 )
-from elasticrun.lint.walk.attributes import attribute
+from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.functions import bind, is_generator, run_function
 from elasticrun.lint.walk.walk import Handlers, Walk
@@ -41,7 +40,6 @@ _HANDLERS = Handlers(
     expressions={
         **expressions.EXPRESSIONS,
         **iteration.EXPRESSIONS,
-        **attributes.EXPRESSIONS,
         **calls.EXPRESSIONS,
     },
     assign=assignment.assign,
