@@ -9,10 +9,6 @@ from elasticrun.lint.naming import named
 
 # Methods of any object.
 
-SAVE_METHODS = named("""
-    save_pretrained to_csv to_json to_parquet savefig write_text write_bytes save
-    push_to_hub save_checkpoint
-""")
 LOG_METHODS = named("""
     info debug warning error critical exception log add_scalar add_scalars add_histogram
     add_image add_text add_figure add_graph log_metric log_metrics set_postfix

@@ -10,7 +10,6 @@ from elasticrun.lint.rules import (
     data,
     effects,
     files,
-    leaving,
     left_over,
     loops,
     ranks,
@@ -21,7 +20,7 @@ from elasticrun.lint.rules import (
 )
 
 _MODULES = (
-    suppressions, files, effects, loops, leaving, volatile, left_over,
+    suppressions, files, effects, loops, volatile, left_over,
     states, steps, ranks, data,
 )  # fmt: skip
 

@@ -139,9 +139,10 @@ def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
 
 def _call_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
     """Return what a method returns that the project does not define."""
-    row = method_row(_role_of(receiver), name)
-    if row is None and looks_like_model(receiver):
-        row = method_row("model", name)
+    also = "model" if looks_like_model(receiver) else ""
+    roles_of = (_role_of(receiver), also, "any")
+    rows = (method_row(role, name) for role in roles_of)
+    row = next((each for each in rows if each is not None), None)
     value = None
     if row is not None:
         value = _by_row(walk, row, called(walk, receiver, name, node, row.sink))
@@ -170,8 +171,9 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
         walk.note(it.node, row.event, receiver, **details)
     if row.gives == "nothing":
         return constant(None)
-    if row.gives == "receiver":
-        return receiver
+    if receiver is not None and row.gives in ("receiver", "alike"):
+        is_same = row.gives == "receiver"
+        return receiver if is_same else unknown(taints=receiver.taints)
     if row.gives == "first":
         return it.args[0] if it.args else None
     return unknown(row.taint, frozenset(row.taint.split()))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import ast
 
 from elasticrun.lint.catalog import (
-    CHANGING,
     FILE_WRITES,
     GROWING,
-    LOG_METHODS,
-    SAVE_METHODS,
-    TRACKER_METHODS,
 )
-from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, Sink, flow_to
+from elasticrun.lint.graph import CONTENT, Sink, flow_to
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Arguments, Value, constant, taints_of, unknown
 from elasticrun.lint.walk.arguments import MethodCalled, arguments
@@ -177,22 +173,35 @@ def _names_itself(it: MethodCalled) -> bool:
 # Anything.
 
 
+def keep(walk: Walk, it: MethodCalled) -> Value:
+    """Add to something of which only the method tells that it holds things."""
+    if it.name in GROWING and it.receiver.kind == "unknown":
+        write_content(walk, it.receiver, it.node, "grow", it.text)
+        _note_grown(walk, it)
+    return unknown(taints=it.receiver.taints)
+
+
+def save(walk: Walk, it: MethodCalled) -> Value:
+    """Write or append a file: one that is given, or that the method is called on."""
+    receiver = it.receiver
+    if it.name == "to_csv" and _appends(it.node):
+        walk.note(it.node, "written")
+        return unknown(taints=receiver.taints)
+    walk.note(it.node, "saved", name=it.name)
+    if it.name != "to_csv":
+        file = Value("file", receiver.name, node=it.node, mode="w")
+        path = Arguments([receiver])
+        walk.note(it.node, "opened", file, given=path, text=it.text, how="w")
+    return unknown(taints=receiver.taints)
+
+
 def any_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
     """Return what a method returns of which little but its name is known."""
-    if name == "load_state_dict":
-        return load(walk, called(walk, receiver, name, node, OPTIMIZER))
     if name in ("parameters", "named_parameters") and not node.args:
         return Value("param", name, sure=False, owner=receiver)
     if name == "open" and receiver.kind in ("unknown", "ext"):
         return open_file(walk, called(walk, receiver, name, node, None), receiver)
     _note_any(walk, MethodCalled(name=name, node=node, receiver=receiver))
-    sink = _sink_of(receiver, name, walk.sink)
-    if sink is not None:
-        it = called(walk, receiver, name, node, sink)
-        if name in GROWING and receiver.kind == "unknown":
-            write_content(walk, receiver, node, "grow", it.text)
-            _note_grown(walk, it)
-        return unknown(taints=receiver.taints)
     result = call_unknown(walk, receiver, name, node)
     if result.kind == "wrapped":
         return result
@@ -203,23 +212,11 @@ def any_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
     return unknown(taints=_taints_of_path(name, taints))
 
 
-def _sink_of(receiver: Value, name: str, sink: Sink) -> Sink | None:
-    """Return where the arguments of a method go that keeps them, or shows them."""
-    if name in LOG_METHODS:
-        return TRACK if name in TRACKER_METHODS else LOG
-    if name in SAVE_METHODS:
-        return SAVE
-    if name not in CHANGING:
-        return None
-    return CONTENT if receiver.kind == "unknown" else sink
-
-
 def _note_any(walk: Walk, it: MethodCalled) -> None:
     """Note what a method does, by its name and what it is called on."""
-    if it.name in LOG_METHODS:
-        walk.note(it.node, "logged", it.receiver)
-    elif it.name in SAVE_METHODS or it.name in FILE_WRITES:
-        _note_written(walk, it)
+    if it.name in FILE_WRITES:
+        if it.receiver.kind == "unknown":
+            walk.note(it.node, "written", it.receiver)
     elif it.name in _PATH_CHANGES:
         _note_moved(walk, it)
     elif it.name in _TENSOR_DRAWS:
@@ -228,20 +225,6 @@ def _note_any(walk: Walk, it: MethodCalled) -> None:
             walk.note(it.node, "drawn", name=it.name, is_seeded=has_seed)
     else:
         _note_sent(walk, it)
-
-
-def _note_written(walk: Walk, it: MethodCalled) -> None:
-    receiver, name, node = it.receiver, it.name, it.node
-    if name == "to_csv" and _appends(node):
-        walk.note(node, "written")
-    elif name in SAVE_METHODS:
-        walk.note(node, "saved", name=name)
-        if name in ("write_text", "write_bytes"):
-            file = Value("file", receiver.name, node=node, mode="w")
-            path = Arguments([receiver])
-            walk.note(node, "opened", file, given=path, text=it.text, how="w")
-    elif receiver.kind == "unknown":
-        walk.note(node, "written", receiver)
 
 
 def _appends(node: ast.Call) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import sys
 
-from elasticrun.lint import roles
+from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
-from elasticrun.lint.naming import STOPS, last_name, written
-from elasticrun.lint.quiet import is_lazy, is_quiet
+from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.values import Value, join, merged, unknown
 from elasticrun.lint.walk.expressions import call_method
 from elasticrun.lint.walk.frames import Frame
@@ -126,9 +125,9 @@ def _is_main_test(test: ast.expr) -> bool:
 
 def _sink_of_test(node: ast.If) -> Sink:
     """Return what a test is to what it reads: a decision, or only about a log line."""
-    if is_lazy(node):
+    if _is_lazy(node):
         return OWN
-    return _QUIET_TEST if is_quiet(node.body) and is_quiet(node.orelse) else TEST
+    return _QUIET_TEST if _is_quiet(node.body) and _is_quiet(node.orelse) else TEST
 
 
 # `with` and `try`.
@@ -225,6 +224,71 @@ def _suppresses_stop(node: ast.expr) -> bool:
     if not isinstance(node, ast.Call) or not written(node.func).endswith("suppress"):
         return False
     return not STOPS.isdisjoint(map(last_name, node.args))
+
+
+# Which branches only log, and which tests only ask whether something is made yet.
+
+
+_ALSO_QUIET = named(
+    "request_checkpoint flush format item update refresh empty_cache synchronize "
+    "collect write time"
+)
+_SHOWING = named(
+    "display show print report summary summarize progress log echo say status"
+)
+
+
+def _is_quiet(body: list[ast.stmt]) -> bool:
+    """Return whether statements only log, or set what later log lines need."""
+    return all(_is_quiet_statement(each) for each in body)
+
+
+def _is_quiet_statement(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Call) or _is_quiet_call(node.value)
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return all(isinstance(each, ast.Name | ast.Tuple) for each in targets)
+    if isinstance(node, ast.If):
+        return _is_quiet(node.body) and _is_quiet(node.orelse)
+    if isinstance(node, ast.For | ast.With):
+        return _is_quiet(node.body)
+    return isinstance(node, ast.Pass)
+
+
+def _is_quiet_call(node: ast.Call) -> bool:
+    name = last_name(node.func)
+    tracks = name in catalog.TRACKER_METHODS - {"log"} and bool(name)
+    is_logging = name in catalog.LOG_METHODS or name in ("print", "echo", "pprint")
+    words = name.lower().strip("_").split("_")
+    is_named_so = bool(_SHOWING & set(words))
+    return (is_logging and not tracks) or is_named_so or name in _ALSO_QUIET
+
+
+def _is_lazy(node: ast.If) -> bool:
+    """Return whether an `if` only makes what its test finds to be missing."""
+    wanted = _missing(node.test)
+    if wanted is None or node.orelse:
+        return False
+    stored = [
+        written(target)
+        for each in node.body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+    ]
+    return any(each == wanted or each.startswith(f"{wanted}[") for each in stored)
+
+
+def _missing(test: ast.expr) -> str | None:
+    """Return what a test like `x is None`, `not x` or `k not in x` finds missing."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return written(test.operand)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    right = test.comparators[0]
+    if isinstance(test.ops[0], ast.Is) and isinstance(right, ast.Constant):
+        return written(test.left) if right.value is None else None
+    return written(right) if isinstance(test.ops[0], ast.NotIn) else None
 
 
 STATEMENTS: dict[type[ast.stmt], RunStatement] = {

@@ -31,8 +31,8 @@ class Row(NamedTuple):
     Attributes:
         event: What is noted of it.
         sink: Where the arguments go; where the result goes, if it is None.
-        gives: What it returns: something unknown, nothing, its first argument, or what
-            a method is called on.
+        gives: What it returns: something unknown, nothing, its first argument, what
+            a method is called on, or something unknown that depends on that.
         role: That of the event.
         taint: What the result depends on.
         do: What does it where this is not all.
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
     event: What | None = None
     sink: Sink | None = None
-    gives: Literal["unknown", "nothing", "first", "receiver"] = "unknown"
+    gives: Literal["unknown", "nothing", "first", "receiver", "alike"] = "unknown"
     role: str = ""
     taint: str = ""
     do: Handler | None = None
@@ -340,6 +340,20 @@ _METHODS: dict[str, dict[str, Row]] = {
         "apply": Row(do=methods.apply_to_model),
         "reset_parameters": Row(do=methods.apply_to_model),
         _OTHERWISE: Row(sink=OPTIMIZER, do=methods.change_parameters),
+    },
+    # Any other object, or one whose role says nothing of the method.
+    "any": {
+        "load_state_dict": Row(sink=OPTIMIZER, do=methods.load),
+        **dict.fromkeys(LOG_METHODS - TRACKER_METHODS, Row("logged", LOG, "alike")),
+        **dict.fromkeys(LOG_METHODS & TRACKER_METHODS, Row("logged", TRACK, "alike")),
+        **_table(
+            (Row("saved", SAVE, "alike"), """
+                save_pretrained to_json to_parquet savefig save push_to_hub
+                save_checkpoint
+            """),
+            (Row(sink=SAVE, do=methods.save), "write_text write_bytes to_csv"),
+        ),
+        **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
     },
 }  # fmt: skip
 
