@@ -90,7 +90,8 @@ class Write(NamedTuple):
 
     Attributes:
         how: `set`, `update` from its own value, `grow` a container, `weak` (the place
-            keeps some of what it had), `target` of a loop, `bind` of a parameter.
+            keeps some of what it had), `target` of a loop, `bind` of a parameter,
+            `drop` of what a name held, for something else.
         value: What is written, as far as known.
     """
 

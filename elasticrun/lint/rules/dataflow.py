@@ -11,6 +11,7 @@ from elasticrun.lint.naming import named, written
 from elasticrun.lint.program import Walked
 from elasticrun.lint.values import Value
 
+_NO_NEWS = ("bind", "drop")
 PARTIAL = ("update", "grow")  # writes that make the new value from the old one
 _DECIDING = frozenset(("test", "save", "optimizer"))
 _UNUSED = frozenset(("own", "none"))
@@ -52,7 +53,7 @@ class Dataflow:
             made = {
                 write.place[0]
                 for write in step.writes
-                if write.how == "set" and write.place[1] == "[]"
+                if write.how in ("set", "drop") and write.place[1] == "[]"
             }
             for read in step.reads:
                 if read.place[0] not in made:  # what is made here is new
@@ -79,7 +80,7 @@ class Dataflow:
         killers = {
             write.step
             for write in [*self.writes[place], *self.writes.get(emptied, ())]
-            if write.how in ("set", "target", "bind")
+            if write.how in ("set", "target", "bind", "drop")
         }
         return self.program.graph.forward(
             [start],
@@ -110,7 +111,7 @@ class Dataflow:
             for write in step.writes if step in inside else ():
                 # Of iterators ER203 and ER207 speak.
                 is_iterator = write.value is not None and write.value.kind == "iterator"
-                if write.how == "bind" or _is_creation(write) or is_iterator:
+                if write.how in _NO_NEWS or _is_creation(write) or is_iterator:
                     continue
                 if self.reads.get(write.place):
                     places.setdefault(write.place, []).append(write)

@@ -77,7 +77,7 @@ def _drop_content(
     if before is None or not before.is_container:
         return
     if value is not before and value.kind == before.kind:
-        walk.write((before.uid, "[]"), target, "set", None, name)
+        walk.write((before.uid, "[]"), target, "drop", None, name)
 
 
 def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) -> None:
@@ -224,6 +224,14 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
     _note_change(walk, node.target, node, "update")
 
 
+def _run_delete(walk: Walk, node: ast.Delete) -> None:
+    walk.step(node)
+    for each in node.targets:
+        if isinstance(each, ast.Name):
+            place = (walk.frame.binder(each.id).uid, each.id)
+            walk.write(place, each, "drop", None, each.id)
+
+
 def _note_assigned(
     walk: Walk, target: ast.expr, value: ast.expr, node: ast.Assign
 ) -> None:
@@ -283,4 +291,5 @@ STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Assign: _run_assign,
     ast.AnnAssign: _run_ann_assign,
     ast.AugAssign: _run_aug_assign,
+    ast.Delete: _run_delete,
 }
