@@ -82,9 +82,14 @@ class Dataflow:
             for write in [*self.writes[place], *self.writes.get(emptied, ())]
             if write.how in ("set", "target", "bind", "drop")
         }
+        begun = self.program.walk.begun.get(place[0])  # each call has its own locals
         return self.program.graph.forward(
             [start],
-            lambda step: step not in killers and (inside is None or step in inside),
+            lambda step: (
+                step not in killers
+                and step is not begun
+                and (inside is None or step in inside)
+            ),
         )
 
     def carried(self, turns: Turns) -> Iterator[Carried]:

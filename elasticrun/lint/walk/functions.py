@@ -39,7 +39,9 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
     link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
     outer = callee.frame if isinstance(callee.frame, Frame) else None
     module = outer.module if outer is not None else frame.module
-    return Frame(module, function, outer=outer, call=link)
+    made = Frame(module, function, outer=outer, call=link)
+    walk.begun[made.uid] = walk.current
+    return made
 
 
 def _enter(

@@ -92,6 +92,7 @@ class Walk:
         active: The functions whose bodies it is in.
         visited: The functions that it has been in.
         frames: The frames of the modules that it has been through.
+        begun: The steps at which calls begin, by the numbers of their frames.
         depth: How many imports it is in, one within the other.
         seeded: The packages whose random generators have a seed.
         ways: Whether a value sets or updates a target: found once, and asked for in
@@ -125,6 +126,7 @@ class Walk:
         self.num_guards = 0
         self.num_calls: Counter[ast.AST] = Counter()
         self.frames: dict[Module, Frame | None] = {}
+        self.begun: dict[int, Step] = {}
         self.depth = 0
         self.seeded: set[str] = set()
         self.ways: dict[tuple[ast.AST, ast.AST], str] = {}
