@@ -248,6 +248,8 @@ def copy(walk: Walk, it: Called) -> Value | None:
         owner=None,
         also=[],
         registered=False,
+        is_loaded_by_hand=False,
+        is_handed_on=False,
         uid=next_uid(),
     )
     return walk.made(made) if original.is_object else made

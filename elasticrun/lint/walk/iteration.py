@@ -282,6 +282,7 @@ _KINDS: dict[type[ast.expr], Kind] = {
     ast.ListComp: "list",
     ast.SetComp: "set",
     ast.GeneratorExp: "list",
+    ast.DictComp: "dict",
 }
 
 
@@ -321,24 +322,15 @@ def _run_while(walk: Walk, node: ast.While) -> None:
 
 
 def _evaluate_comprehension(
-    walk: Walk, node: ast.ListComp | ast.SetComp | ast.GeneratorExp
+    walk: Walk, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 ) -> Value:
     result = Value(_KINDS[type(node)])
 
     def add() -> None:
-        value = walk.evaluate(node.elt)
-        result.taints |= value.taints
-        result.parts.append(value)
-
-    _nest(walk, node, node.generators, add)
-    return walk.made(result)
-
-
-def _evaluate_dict_comprehension(walk: Walk, node: ast.DictComp) -> Value:
-    result = Value("dict")
-
-    def add() -> None:
-        key, value = walk.evaluate(node.key), walk.evaluate(node.value)
+        if isinstance(node, ast.DictComp):
+            key, value = walk.evaluate(node.key), walk.evaluate(node.value)
+        else:
+            key, value = unknown(), walk.evaluate(node.elt)
         result.taints |= key.taints | value.taints
         if (known := key_of(key)) is not None:
             result.attrs[known] = value
@@ -346,7 +338,7 @@ def _evaluate_dict_comprehension(walk: Walk, node: ast.DictComp) -> Value:
             result.parts.append(value)
 
     _nest(walk, node, node.generators, add)
-    result.is_complete = not result.parts
+    result.is_complete = result.kind != "dict" or not result.parts
     return walk.made(result)
 
 
@@ -390,5 +382,5 @@ EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
     ast.ListComp: _evaluate_comprehension,
     ast.SetComp: _evaluate_comprehension,
     ast.GeneratorExp: _evaluate_comprehension,
-    ast.DictComp: _evaluate_dict_comprehension,
+    ast.DictComp: _evaluate_comprehension,
 }
