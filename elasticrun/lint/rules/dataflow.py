@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
@@ -131,22 +132,28 @@ class Dataflow:
     ) -> list[Read]:
         """Return where exposed steps read what an earlier turn has left in a place.
 
-        Where the same test of the rank or the epoch stands around a write of the turn
-        and a reading after it, the reading sees that write.
+        Where the same test stands around a write of the turn and a reading after it,
+        and nothing in the turn changes what it asks, the reading sees that write.
         """
+        changed = {
+            write.name
+            for step in turns.inside
+            for write in step.writes
+            if write.how not in _NO_NEWS
+        }
         fresh = [
             (each.step.number, tests)
             for each in self.writes[place]
-            if each.step in turns.inside and each.how == "set"
-            if (tests := _steady_tests(each.step))
+            if each.step in turns.inside and each.how == "set" and each.step.guards
+            if len(tests := _steady_tests(each.step, changed)) == len(each.step.guards)
         ]
 
         def is_old(step: Step) -> bool:
-            known = _steady_tests(step) if fresh else set()
+            known = _steady_tests(step, changed) if fresh else set()
             return not any(n < step.number and tests <= known for n, tests in fresh)
 
         reads = (each for each in self.reads[place] if each.step in exposed)
-        return [each for each in reads if is_old(each.step)]
+        return [r for r in reads if r.step not in turns.inside or is_old(r.step)]
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""
@@ -212,11 +219,20 @@ def steps_of(program: Walked, loop: DataLoop) -> set[Step]:
     return {step for step in program.graph.steps if step.is_in(loop)}
 
 
-def _steady_tests(step: Step) -> set[tuple[str, bool]]:
-    """Return the tests around a step, if each holds or not for a whole turn."""
-    if any(guard.taints - {"rank", "epoch"} for guard in step.guards):
-        return set()
-    return {(written(each.test), each.holds) for each in step.guards if each.taints}
+def _steady_tests(step: Step, changed: set[str]) -> set[tuple[str, bool]]:
+    """Return the tests around a step that come out alike in a whole turn."""
+    found = set()
+    for guard in step.guards:
+        may_change = bool(guard.taints - {"rank", "epoch"})
+        if not guard.taints:
+            may_change = any(
+                isinstance(each, ast.Call) or written(each) in changed
+                for each in ast.walk(guard.test)
+                if isinstance(each, ast.Call | ast.Name | ast.Attribute)
+            )
+        if not may_change:
+            found.add((written(guard.test), guard.holds))
+    return found
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:

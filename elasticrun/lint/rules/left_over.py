@@ -100,7 +100,10 @@ ER307 = Rule(
 
 def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
     program, place = flow.program, write.place
-    outside = [r for r in flow.reads.get(place, ()) if not r.step.is_in(loop)]
+    # A generator that hands out the last batch behind its loop runs the body there.
+    every = flow.reads.get(place, ())
+    bodies = {read.at for read in every if read.step.is_in(loop)}
+    outside = [r for r in every if not r.step.is_in(loop) and r.at not in bodies]
     if not outside or place[1] == "[]" or is_clock([write]):
         return
     own = [each for each in flow.writes[place] if each.step.loop is loop]
