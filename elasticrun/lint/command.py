@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,10 @@ from elasticrun.lint.options import (
     find_pyproject,
     read_options,
 )
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.rules.table import RETIRED, RULES
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
-SEVERITIES = {"E": "error", "W": "warning", "H": "hint (with --pedantic)"}
+_PAGES = Path(__file__).with_name("pages")
 FORMATS = ("text", "concise", "json", "github")
 
 
@@ -39,11 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain-zones", action="store_true", help="print the zone of each line"
     )
-    parser.add_argument("--fix", action="store_true", help="make the safe fixes")
-    parser.add_argument(
-        "--unsafe-fixes", action="store_true",
-        help="with --fix: also those that may change what the program does",
-    )  # fmt: skip
     parser.add_argument(
         "--isolated", action="store_true", help="do not read pyproject.toml"
     )
@@ -78,7 +71,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 def _lint(options: argparse.Namespace) -> int:
     from elasticrun.lint.engine import lint_paths
-    from elasticrun.lint.report import problem_line, report
+    from elasticrun.lint.report import explain, problem_line, report
 
     paths = [Path(each) for each in options.paths]
     try:
@@ -87,16 +80,7 @@ def _lint(options: argparse.Namespace) -> int:
         _complain(f"elasticrun lint: {error}")
         return COULD_NOT
     result = lint_paths(paths, chosen)
-    if options.fix and not options.explain_zones:
-        from elasticrun.lint.fixes import fix_files
-
-        count = fix_files(result, unsafe=options.unsafe_fixes)
-        if count:
-            _complain(f"{count} fixed")
-            result = lint_paths(paths, chosen)
     if options.explain_zones:
-        from elasticrun.lint.explain import explain
-
         output = "\n".join(explain(program) for program in result.programs)
     else:
         output = report(result, options.format)
@@ -138,28 +122,15 @@ def rule_main(options: argparse.Namespace) -> int:
     status = CLEAN
     for code in options.codes:
         code = code.upper()
-        rule = RULES.get(code)
         if code in RETIRED:
             _say(f"{code} {RETIRED[code]}")
-        elif rule is None:
+        elif code not in RULES:
             text = f"there is no rule {code}. `elasticrun rule` lists all."
             _complain(f"elasticrun rule: {text}")
             status = COULD_NOT
         else:
-            _say(_page(rule))
+            _say((_PAGES / f"{code}.md").read_text(encoding="utf-8"))
     return status
-
-
-def _page(rule: Rule) -> str:
-    """Return a rule's page as plain text."""
-    parts = [
-        f"{rule.code} {rule.title} ({SEVERITIES[rule.severity]})",
-        textwrap.fill(rule.why, 80),
-        "Wrong:\n\n" + textwrap.indent(rule.wrong.rstrip(), "    "),
-        "Right:\n\n" + textwrap.indent(rule.right.rstrip(), "    "),
-        textwrap.fill("Help: " + rule.help + ".", 80),
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
 def _say(text: str) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
-from elasticrun.lint.project import Module, Project, imports_of, python_files
+from elasticrun.lint.project import Module, Project, python_files
 from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
@@ -98,7 +97,7 @@ def _roots(project: Project, result: LintResult) -> list[Module]:
     """Return the modules to begin with: scripts first, what they import last."""
     roots = []
     for module in result.modules:
-        if not _leads_to_elastic(project, module):
+        if not project.leads_to_elastic(module):
             continue
         if module.parse() is None:
             assert module.error is not None
@@ -107,47 +106,8 @@ def _roots(project: Project, result: LintResult) -> list[Module]:
             result.problems.append(LintProblem(module.name, line, text))
             continue
         roots.append(module)
-    imported = {each for module in roots for each in _imports(project, module)}
+    imported = {each for module in roots for each in project.imports(module)}
     return sorted(roots, key=lambda module: module in imported)
-
-
-def _imports(project: Project, module: Module) -> list[Module]:
-    if module.imports is None:
-        module.imports = list(_imported(project, module))
-    return module.imports
-
-
-def _imported(project: Project, module: Module) -> Iterator[Module]:
-    for node in imports_of(module.tree) if module.tree is not None else ():
-        if isinstance(node, ast.Import):
-            names = [(alias.name, 0) for alias in node.names]
-        else:
-            source = node.module or ""
-            inner = [f"{source}.{alias.name}" for alias in node.names]
-            names = [(each, node.level) for each in (source, *inner)]
-        for name, level in names:
-            if name.split(".", 1)[0] in ("elasticrun", "adaptdl", "torch"):
-                continue
-            other = project.find(name, module, level)
-            if other is not None and other is not module:
-                yield other
-
-
-def _leads_to_elastic(project: Project, module: Module) -> bool:
-    """Return whether a module is elastic, or imports one of the project that is."""
-    if module.leads_to_elastic is None:
-        seen, todo = {module}, [module]
-        while todo and not any(each.leads_to_elastic for each in todo):
-            each = todo.pop()
-            if "import" in each.text and each.parse() is not None:
-                new = [m for m in _imports(project, each) if m not in seen]
-                seen.update(new)
-                todo += [m for m in new if m.leads_to_elastic is not False]
-        if not todo:
-            for each in seen:
-                each.leads_to_elastic = False
-        module.leads_to_elastic = bool(todo)
-    return module.leads_to_elastic
 
 
 # What is left of the findings.
@@ -157,6 +117,7 @@ def _reported(
     found: list[Finding], project: Project, options: LintOptions, modules: list[Module]
 ) -> list[Finding]:
     by_name = {each.name: each for each in project.modules.values() if each is not None}
+    asked_for = {each.name for each in modules}
     used: set[tuple[str, int, str]] = set()
     kept: dict[tuple[str, int, int, str], Finding] = {}
     for finding in found:
@@ -164,6 +125,8 @@ def _reported(
             continue
         if not options.wants(finding.code):
             continue
+        if finding.path not in asked_for:
+            finding = finding._replace(severity=lowered(finding.severity, 1))
         if finding.severity == "H" and not options.pedantic:
             continue
         best = kept.get(finding.order)

@@ -1,4 +1,4 @@
-"""What the linter reports."""
+"""What the linter reports, and by which rules; their pages say more (lint/pages/)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from elasticrun.lint.project import Module
 _LOWER = {"E": "W", "W": "H", "H": "H"}
 
 
-class Edit(NamedTuple):
-    """A replacement of whole lines or of a span within one line.
+class Rule(NamedTuple):
+    """What one rule says beside a finding.
 
     Attributes:
-        start, end: (line from 1, column from 0); the end is exclusive.
+        head: Its code, its severity, and its title. The severity is `E`, `W`, or `H`
+            for a hint, which only `--pedantic` shows. A finding about something known
+            only by its name is one level lower.
+        help: What to do, in one line.
     """
 
-    start: tuple[int, int]
-    end: tuple[int, int]
-    text: str
+    head: str
+    help: str
 
+    @property
+    def code(self) -> str:
+        return self.head[:5]
 
-class Fix(NamedTuple):
-    """Edits that mend a finding; unsafe ones may change what the program does."""
+    @property
+    def severity(self) -> str:
+        return self.head[6]
 
-    edits: tuple[Edit, ...]
-    is_safe: bool
-    title: str
+    @property
+    def title(self) -> str:
+        return self.head[8:]
 
 
 class Finding(NamedTuple):
@@ -45,7 +51,6 @@ class Finding(NamedTuple):
     source: str
     chain: str
     help: str
-    fix: Fix | None = None
 
     @property
     def order(self) -> tuple[str, int, int, str]:
@@ -78,14 +83,3 @@ def _characters(text: str, offset: int) -> int:
     if text.isascii():
         return offset
     return len(text.encode()[:offset].decode(errors="ignore"))
-
-
-def replace(
-    node: ast.AST, new: str, module: Module, *, title: str, is_safe: bool
-) -> Fix | None:
-    """Return the fix that writes something else for an expression on one line."""
-    line, column, end_line, end_column = place_of(node, module)
-    if line != end_line:
-        return None
-    edit = Edit((line, column - 1), (line, end_column - 1), new)
-    return Fix((edit,), is_safe, title)

@@ -54,8 +54,8 @@ class Sink(NamedTuple):
     """Where a value that is read goes: a test, a log, a file, or other places."""
 
     kind: Literal[
-        "value", "test", "quiet_test", "log", "track", "save", "optimizer", "own",
-        "none", "flow",
+        "value", "test", "quiet_test", "log", "track", "save", "optimizer", "content",
+        "own", "none", "flow",
     ]  # fmt: skip
     places: tuple[ValuePlace, ...] = ()
 
@@ -66,6 +66,7 @@ LOG = Sink("log")
 TRACK = Sink("track")  # a log in which the step has a meaning
 SAVE = Sink("save")
 OPTIMIZER = Sink("optimizer")
+CONTENT = Sink("content")  # what a container holds that a method is called on
 OWN = Sink("own")  # read only to be changed
 NONE = Sink("none")  # read by nothing: the result of a call is dropped
 
@@ -89,7 +90,8 @@ class Write(NamedTuple):
 
     Attributes:
         how: `set`, `update` from its own value, `grow` a container, `weak` (the place
-            keeps some of what it had), `target` of a loop, `bind` of a parameter.
+            keeps some of what it had), `target` of a loop, `bind` of a parameter,
+            `drop` of what a name held, for something else.
         value: What is written, as far as known.
     """
 
@@ -214,18 +216,12 @@ class DataLoop(WalkedLoop):
 
 
 class Graph:
-    """All steps, and the loops among them.
-
-    Attributes:
-        repeats: Heads of plain `for` loops and the steps of their bodies, inner ones
-            first.
-    """
+    """All steps, and the loops among them."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.epochs: list[EpochLoop] = []
         self.loops: list[DataLoop] = []
-        self.repeats: list[tuple[Step, set[Step]]] = []
 
     def forward(
         self, starts: Iterable[Step], passes: Callable[[Step], bool] = _any

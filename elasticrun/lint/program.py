@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
 
-from elasticrun.lint.events import Event
-from elasticrun.lint.finding import Finding, Fix, lowered, place_of
+from elasticrun.lint.events import Event, What
+from elasticrun.lint.finding import Finding, Rule, lowered, place_of
 from elasticrun.lint.graph import DataLoop, Read, Spot, Step, WalkedLoop, Write
-from elasticrun.lint.rules.rule import Rule
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
 from elasticrun.lint.zones import Zones, calls_within
-
-What = TypeVar("What", bound=NamedTuple)
-
 
 _IN_WORDS = {
     "rank": "the rank",
@@ -33,10 +29,10 @@ class Walked:
         self.graph = walk.graph
         self.zones = Zones(walk.graph)
 
-    def events(self, kind: type[What]) -> list[tuple[Event, What]]:
-        """Return the events of a type, each with what happens, as the walk met them."""
-        events = self.walk.events
-        return [(each, each.what) for each in events if isinstance(each.what, kind)]
+    def events(self, *what: What, role: str = "") -> list[Event]:
+        """Return the events of some kinds, and of a role if one is given."""
+        every = (each for each in self.walk.events if each.what in what)
+        return [each for each in every if not role or each.role == role]
 
     def made(self, value: Value) -> Spot:
         """Return where an object was made."""
@@ -56,7 +52,6 @@ class Walked:
         doubts: int = 0,
         severity: str | None = None,
         help_text: str | None = None,
-        fix: Fix | None = None,
     ) -> Finding:
         """Return a finding at a node, with the chain that leads to a loop."""
         step = where.step
@@ -82,7 +77,6 @@ class Walked:
             source=module.line(line),
             chain=chain,
             help=help_text or rule.help,
-            fix=fix,
         )
 
     def replayed(self, event: Event) -> DataLoop | None:
@@ -123,6 +117,11 @@ def is_once(step: Step) -> bool:
 def is_checked(step: Step) -> bool:
     """Return whether a step runs only where it asked whether something exists."""
     return any("exists" in guard.taints for guard in step.guards)
+
+
+def keywords_of(node: ast.AST) -> set[str | None]:
+    """Return the names of the arguments that a call is given by name."""
+    return {each.arg for each in node.keywords} if isinstance(node, ast.Call) else set()
 
 
 def doubts(*things: object) -> int:

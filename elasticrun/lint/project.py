@@ -15,7 +15,7 @@ from pathlib import Path
 ELASTIC = re.compile(
     r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
 )
-LINE_END = r"\r\n|\r|\n"
+_LINE_END = r"\r\n|\r|\n"
 _TRAINING = re.compile(
     r"\b(?:torch|elasticrun|adaptdl)\b|epoch|loader|optimizer|scheduler"
 )
@@ -68,7 +68,7 @@ class Module:
 
     @functools.cached_property
     def lines(self) -> list[str]:
-        return re.split(LINE_END, self.text)
+        return re.split(_LINE_END, self.text)
 
     def line(self, number: int) -> str:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
@@ -111,13 +111,18 @@ def statements_of(node: ast.AST) -> Iterator[ast.AST]:
                     todo.append(inner)
 
 
-def imports_of(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield all imports, those in functions as well."""
+def names_imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield what imports name, those in functions as well, each with its level."""
     todo = [tree]
     while todo:
         for each in statements_of(todo.pop()):
-            if isinstance(each, ast.Import | ast.ImportFrom):
-                yield each
+            if isinstance(each, ast.Import):
+                yield from ((alias.name, 0) for alias in each.names)
+            elif isinstance(each, ast.ImportFrom):
+                source = each.module or ""
+                yield source, each.level
+                for alias in each.names:
+                    yield f"{source}.{alias.name}", each.level
             elif isinstance(each, _SCOPES):
                 todo.append(each)
 
@@ -159,6 +164,30 @@ class Project:
         if key not in self._found:
             self._found[key] = self._look_for(dotted, importer, level)
         return self._found[key]
+
+    def imports(self, module: Module) -> list[Module]:
+        """Return the project's modules that a module imports, anywhere in it."""
+        if module.imports is None:
+            names = names_imported(module.tree) if module.tree is not None else ()
+            found = (self.find(name, module, level) for name, level in names)
+            module.imports = [each for each in found if each not in (None, module)]
+        return module.imports
+
+    def leads_to_elastic(self, module: Module) -> bool:
+        """Return whether a module is elastic, or imports one of the project that is."""
+        if module.leads_to_elastic is None:
+            seen, todo = {module}, [module]
+            while todo and not any(each.leads_to_elastic for each in todo):
+                each = todo.pop()
+                if "import" in each.text and each.parse() is not None:
+                    new = [m for m in self.imports(each) if m not in seen]
+                    seen.update(new)
+                    todo += [m for m in new if m.leads_to_elastic is not False]
+            if not todo:
+                for each in seen:
+                    each.leads_to_elastic = False
+            module.leads_to_elastic = bool(todo)
+        return module.leads_to_elastic
 
     def _look_for(self, dotted: str, importer: Module, level: int) -> Module | None:
         parts = [part for part in dotted.split(".") if part]

@@ -43,19 +43,11 @@ _MODEL_WRAPPER = _ending("""
     convert_sync_batchnorm fully_shard script get_peft_model optimize
 """)
 
-ITERATED_SAMPLERS = named("""
-    torch.utils.data.RandomSampler torch.utils.data.WeightedRandomSampler
-    torch.utils.data.SubsetRandomSampler torch.utils.data.SequentialSampler
-    torch.utils.data.DistributedSampler torch.utils.data.BatchSampler
-    torch.utils.data.sampler.RandomSampler torch.utils.data.sampler.BatchSampler
-    torch.utils.data.sampler.WeightedRandomSampler
-    torch.utils.data.sampler.SubsetRandomSampler
-    torch.utils.data.sampler.SequentialSampler
-    torch.utils.data.distributed.DistributedSampler
-    torchdata.stateful_dataloader.sampler.RandomSampler
-""")
-
-SAMPLER_BASES = named("torch.utils.data.Sampler torch.utils.data.sampler.Sampler")
+_ITERATED_SAMPLER = re.compile(
+    r"^torch(?:data)?\.[\w.]*\.(?:(?:Random|WeightedRandom|SubsetRandom|Sequential|"
+    r"Distributed|Batch)Sampler)$"
+)
+_SAMPLER_BASES = named("torch.utils.data.Sampler torch.utils.data.sampler.Sampler")
 
 _CLASS_NAMES = {
     "ema": r"(?:^|_)Ema(?:$|[A-Z_])|EMA|MovingAverage(?:Model|Weights)|^ModelEma",
@@ -77,6 +69,11 @@ def elastic_name(dotted: str) -> str:
         return last
     unmistakable = ("Adaptive", "remaining_epochs", "remaining_steps")
     return last if last.startswith(unmistakable) else ""
+
+
+def is_iterated_sampler(dotted: str) -> bool:
+    """Return whether an external class is a sampler that can only be iterated."""
+    return _ITERATED_SAMPLER.search(dotted) is not None
 
 
 # The kind of object that calling an external name makes; the first that fits.
@@ -147,7 +144,7 @@ def base_role(dotted: str) -> str:
         return "loader"
     if last in _BASES:
         return _BASES[last]
-    if dotted in SAMPLER_BASES or dotted in ITERATED_SAMPLERS:
+    if dotted in _SAMPLER_BASES or is_iterated_sampler(dotted):
         return "sampler"
     kind = made_by(dotted)
     is_role = kind in ("scheduler", "optimizer", "ema", "model")

@@ -19,7 +19,8 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   restarts), time, entropy (such as a process's number), random (a draw).
 #   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
 #   at 0 again), modulo (a remainder of something else), batch, is_step.
-#   Of tests: once (`once(key)`), exists (whether a file does). Of files: path.
+#   Of tests: once (`once(key)`), exists (whether a file does).
+#   Of files: path, temporary.
 #   Of losses: see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
 UNFIXED = frozenset(("time", "entropy", "random"))  # another one at each start
@@ -29,7 +30,7 @@ Kind = Literal[
     # Nothing is known of it; only that it is none of those below.
     "unknown", "opaque",
     # What the program defines or imports, and what is had from that.
-    "func", "class", "module", "ext", "instance", "bound", "super",
+    "func", "class", "module", "ext", "instance", "bound",
     # Plain values, and what is iterated.
     "const", "list", "dict", "set", "tuple", "range", "generator", "iterator",
     "wrapped",  # by `zip`, `enumerate`, a progress bar, ...
@@ -66,7 +67,7 @@ class Value:
         owner: What it is a part of: a method's object, a parameter's model, ...
         cls: The class itself, or that of an instance or method.
         frame: The walk's frame: of a module its names, of a function those around it,
-            of a generator its own, of `super()` that of the method that calls it.
+            of a generator its own.
         is_empty: Of a container: made without items.
         is_complete: Of a container: all its items are in `parts` or `attrs`.
         made_at: The number of the step that makes it, or -1.
@@ -221,6 +222,8 @@ def register(value: Value, seen: set[int] | None = None) -> None:
     if value.kind in ("model", "wrapped", "bound", "list", "tuple", "dict"):
         inner += value.parts
         inner += value.attrs.values() if value.kind in ("list", "tuple", "dict") else []
+    if value.kind == "param" and value.owner is not None and value.owner.kind == "ema":
+        inner.append(value.owner)  # whose average this is
     for part in inner:
         register(part, seen)
 

@@ -25,9 +25,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elasticrun.job import current
-from elasticrun.lint.rules.table import RULES
 from elasticrun.testing import run_generation
 from tests.docs.documents import ROOT, Block, blocks, side_of
+from tests.lint.pages import PAGES
 
 PYTHON = blocks("python")
 SHELL = blocks("sh")
@@ -42,7 +42,7 @@ def fewer_epochs(code: str) -> str:
 AT_ANY_SIZE = {
     **{block.name: block.code for block in PYTHON if block.sizes == (1, 3)},
     **{f"{block.name}+": side_of(block.code, "+") for block in DIFFS},
-    **{f"{r.code} right": fewer_epochs(r.prelude + r.right) for r in RULES.values()},
+    **{f"{code} right": fewer_epochs(p.prelude + p.right) for code, p in PAGES.items()},
 }
 
 

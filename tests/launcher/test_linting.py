@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.lint.rules.rule import PRELUDE
-from elasticrun.lint.rules.table import RULES
+from tests.lint.pages import PAGES, PRELUDE
 from tests.launcher.running import REPOSITORY, running
 from tests.support.stage import Stage
 
 # The mistake is in a function that nobody calls.
 WRONG = "".join(
-    f"    {line}\n" for line in (PRELUDE + RULES["ER104"].wrong).splitlines()
+    f"    {line}\n" for line in (PRELUDE + PAGES["ER104"].wrong).splitlines()
 )
 SCRIPT = f"def main(train_set, valid_set, step, evaluate):\n{WRONG}\nprint('trained')\n"
 

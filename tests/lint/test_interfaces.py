@@ -12,8 +12,8 @@ import pytest
 from elasticrun.lint import flake8
 from elasticrun.lint.engine import lint_paths, lint_text
 from elasticrun.lint.options import LintOptions
-from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
+from tests.lint.pages import PAGES, PRELUDE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def test_the_hook_of_pre_commit_lints(tmp_path: Path) -> None:
     lines = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8").splitlines()
     settings = dict(line.strip("- ").split(": ", 1) for line in lines if ": " in line)
     script = tmp_path / "train.py"
-    script.write_text(PRELUDE + RULES["ER104"].wrong, encoding="utf-8")
+    script.write_text(PRELUDE + PAGES["ER104"].wrong, encoding="utf-8")
     python, *command = settings["entry"].split()
     assert python == "python"
     result = subprocess.run(
@@ -70,10 +70,19 @@ def test_a_name_alone_lowers_the_voice() -> None:
     assert lint_text(unnamed).findings == []
 
 
+def test_what_an_imported_file_does_is_said_less_loudly(tmp_path: Path) -> None:
+    script, helper = tmp_path / "train.py", tmp_path / "helper.py"
+    script.write_text("import helper\nhelper.main()\n", encoding="utf-8")
+    body = (PRELUDE + PAGES["ER104"].wrong).replace("\n", "\n    ")
+    helper.write_text(f"def main():\n    {body}\n", encoding="utf-8")
+    assert [each.severity for each in lint_paths([script]).findings] == ["W"]
+    assert [each.severity for each in lint_paths([tmp_path]).findings] == ["E"]
+
+
 LOUD = {
     "E": """
         ER104 ER107 ER201 ER203 ER204 ER205 ER206 ER208 ER210 ER301 ER303 ER401 ER402
-        ER502 ER504 ER505
+        ER502 ER504
     """,
     "W": """
         ER001 ER002 ER105 ER106 ER109 ER110 ER113 ER207 ER209 ER211 ER302 ER304 ER305
@@ -88,7 +97,7 @@ LOUD = {
     [(severity, code) for severity, codes in LOUD.items() for code in codes.split()],
 )
 def test_the_severity_of_a_rule(severity: str, code: str) -> None:
-    text = RULES[code].prelude + RULES[code].wrong
+    text = PAGES[code].prelude + PAGES[code].wrong
     found = lint_text(text, options=LintOptions(pedantic=True)).findings
     assert severity in {each.severity for each in found if each.code == code}
     shown = lint_text(text).findings

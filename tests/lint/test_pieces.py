@@ -77,6 +77,20 @@ def test_most_rules_have_pieces() -> None:
     assert RULES.keys() - set(re.findall(r"ER\d+", text)) == {"ER001", "ER113"}
 
 
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("data = torch.randn(3, 4)", True),
+        ("net.weight.data = torch.randn(3, 4)", False),
+        ("head = nn.Parameter(torch.randn(4))", False),
+    ],
+)
+def test_first_weights_need_no_seed(line: str, is_found: bool) -> None:
+    loop = "for epoch in remaining_epochs_until(9):\n    for x, y in train: fit(x, y)\n"
+    text = HEAD.replace("torch.manual_seed(0)\n", "") + f"{line}\n{loop}"
+    assert [each.code for each in lint_text(text).findings] == ["ER501"] * is_found
+
+
 ABOVE = """\
 import os, shutil, socket
 import torch

@@ -1,4 +1,4 @@
-"""The formats, the exit status, suppressions, settings and fixes."""
+"""The formats, the exit status, suppressions and settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from elasticrun.lint import flake8
 from elasticrun.lint.__main__ import run
 from elasticrun.lint.command import rule_main
 from elasticrun.lint.engine import lint_paths, lint_text
-from elasticrun.lint.fixes import apply
-from elasticrun.lint.rules.rule import PRELUDE
 from elasticrun.lint.rules.table import RULES
+from tests.lint.pages import PAGES, PRELUDE
 
-WRONG = PRELUDE + RULES["ER104"].wrong
-RIGHT = PRELUDE + RULES["ER104"].right
+WRONG = PRELUDE + PAGES["ER104"].wrong
+RIGHT = PRELUDE + PAGES["ER104"].right
 WRITING = '        file.write(f"{epoch}\\n")'
 LINE = WRONG.splitlines().index(WRITING) + 1
 
@@ -83,10 +82,6 @@ def test_json_has_everything(script: Path, capsys: pytest.CaptureFixture[str]) -
         "B",
     )
     assert (finding["line"], finding["column"]) == (LINE, 9)
-    assert finding["fix"] is None
-    script.write_text(PRELUDE + RULES["ER210"].wrong, encoding="utf-8")
-    log = json.loads(output(capsys, "train.py", "--format", "json"))
-    assert log["findings"][0]["fix"]["safe"] is False
 
 
 def test_github_is_escaped(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,13 +153,11 @@ def test_a_comment_on_its_own_line_speaks_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("code", ["ER104", "ER101"])  # ER101 is retired.
-def test_unused_comments_are_reported_and_removed(script: Path, code: str) -> None:
+def test_unused_comments_are_reported(script: Path, code: str) -> None:
     text = RIGHT.replace(WRITING, f"{WRITING}  # elasticrun: ignore[{code}] old")
     assert text != RIGHT
     script.write_text(text, encoding="utf-8")
     assert [each.code for each in lint_paths([script]).findings] == ["ER001"]
-    assert run(["train.py", "--fix"]) == 0
-    assert script.read_text(encoding="utf-8") == RIGHT
 
 
 def test_settings_come_from_pyproject(
@@ -208,40 +201,6 @@ def test_zones_are_explained(script: Path, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert f"   B {LINE:4} | {WRITING}" in lines
     assert f"   L {LINE + 2:4} |         evaluate(x, y)" in lines
-
-
-# Fixes.
-
-
-@pytest.mark.parametrize("code", ["ER105", "ER210", "ER304"])
-def test_a_fix_leaves_nothing_to_find_and_the_rest_alone(
-    script: Path, code: str
-) -> None:
-    text = PRELUDE + RULES[code].wrong + "# the last line, without an end"
-    text = text.replace("\n", "\r\n")
-    script.write_bytes(text.encode())
-    run(["train.py", "--fix", "--unsafe-fixes", "--select", code])
-    fixed = script.read_bytes().decode()
-    assert lint_paths([script]).findings == []
-    assert "\n" not in fixed.replace("\r\n", "")
-    before, after = text.split("\r\n"), fixed.split("\r\n")
-    assert len(before) == len(after)
-    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
-
-
-def test_unsafe_fixes_are_made_only_when_asked(script: Path) -> None:
-    text = PRELUDE + RULES["ER210"].wrong
-    script.write_text(text, encoding="utf-8")
-    assert run(["train.py", "--fix"]) == 1
-    assert script.read_text(encoding="utf-8") == text
-
-
-def test_overlapping_fixes_are_made_one_at_a_time() -> None:
-    wrong = PRELUDE + RULES["ER210"].wrong
-    findings = [each for each in lint_text(wrong).findings if each.fix is not None]
-    text, made = apply(wrong, [*findings, *findings])
-    assert made == 1
-    assert lint_text(text).findings == []
 
 
 # The commands around.

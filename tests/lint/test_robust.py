@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.lint.engine import lint_paths, lint_text
-from elasticrun.lint.rules.rule import PRELUDE
-from elasticrun.lint.rules.table import RULES
+from tests.lint.pages import PAGES, PRELUDE
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +62,7 @@ def test_installed_packages_are_no_trouble(package: str) -> None:
         assert problems_of(path) == [], path
 
 
-LINES = [line for rule in RULES.values() for line in rule.wrong.splitlines()]
+LINES = [line for page in PAGES.values() for line in page.wrong.splitlines()]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(LINES)), max_size=12))
@@ -123,7 +122,7 @@ def test_what_a_process_lints_first_is_no_special_case(tmp_path: Path) -> None:
     # The first values that the walk meets are saved ones.
     script = tmp_path / "train.py"
     saved = "log = Variables(first=first, second=second)\n"
-    text = "first, second = {}, {}\n" + PRELUDE + saved + RULES["ER301"].wrong
+    text = "first, second = {}, {}\n" + PRELUDE + saved + PAGES["ER301"].wrong
     script.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "elasticrun.lint", "--format", "concise", script]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

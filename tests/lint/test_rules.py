@@ -10,43 +10,64 @@ import pytest
 from elasticrun.lint.engine import lint_text
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.rules import table
-from elasticrun.lint.rules.rule import Rule
-from elasticrun.lint.rules.table import RULES
-from tests.lint.write_pages import pages
+from elasticrun.lint.rules.table import RETIRED, RULES
+from tests.docs.documents import links
+from tests.docs.test_references import leads_somewhere
+from tests.lint.pages import FOLDER, INDEX, PAGES
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-EVERY = [pytest.param(rule, id=code) for code, rule in sorted(RULES.items())]
+SEVERITIES = {"E": "error", "W": "warning", "H": "hint (with --pedantic)"}
+PEDANTIC = LintOptions(pedantic=True)
 
 
-@pytest.mark.parametrize("rule", EVERY)
-def test_the_wrong_script_is_found(rule: Rule) -> None:
-    result = lint_text(rule.prelude + rule.wrong, options=LintOptions(pedantic=True))
+@pytest.mark.parametrize("code", PAGES)
+def test_the_wrong_script_is_found(code: str) -> None:
+    page = PAGES[code]
+    result = lint_text(page.prelude + page.wrong, options=PEDANTIC)
     assert not result.problems
-    assert rule.code in {finding.code for finding in result.findings}
+    assert code in {finding.code for finding in result.findings}
 
 
-@pytest.mark.parametrize("rule", EVERY)
-def test_the_right_script_is_clean(rule: Rule) -> None:
-    result = lint_text(rule.prelude + rule.right)
+@pytest.mark.parametrize("code", PAGES)
+def test_the_right_script_is_clean(code: str) -> None:
+    text = PAGES[code].prelude + PAGES[code].right
+    result = lint_text(text)
     assert not result.problems
     assert [finding.message for finding in result.findings] == []
-    pedantic = lint_text(rule.prelude + rule.right, options=LintOptions(pedantic=True))
-    assert rule.code not in {finding.code for finding in pedantic.findings}
+    findings = lint_text(text, options=PEDANTIC).findings
+    assert code not in {finding.code for finding in findings}
 
 
-@pytest.mark.parametrize("rule", EVERY)
-def test_the_examples_are_python(rule: Rule) -> None:
-    compile(rule.prelude + rule.wrong, rule.code, "exec")
-    compile(rule.prelude + rule.right, rule.code, "exec")
+@pytest.mark.parametrize("code", PAGES)
+def test_the_examples_are_python(code: str) -> None:
+    page = PAGES[code]
+    compile(page.prelude + page.wrong, code, "exec")
+    compile(page.prelude + page.right, code, "exec")
 
 
-def test_the_pages_say_what_the_rules_say() -> None:
-    expected = pages()
-    found = {
-        path.name: path.read_text(encoding="utf-8")
-        for path in (DOCS / "rules").glob("*.md")
-    }
-    assert found == expected, "write them: python -m tests.lint.write_pages"
+@pytest.mark.parametrize("code", PAGES)
+def test_the_page_says_what_the_rule_says(code: str) -> None:
+    rule, text = RULES[code], PAGES[code].text
+    assert text.startswith(
+        f"# {code}: {rule.title}\n\nSeverity: {SEVERITIES[rule.severity]}.\n"
+    )
+    assert f"{rule.help[0].upper()}{rule.help[1:]}." in " ".join(text.split())
+
+
+def test_the_list_of_rules_has_every_page_and_no_other() -> None:
+    rows = [
+        f"| [{r.code}]({r.code}.md) | {r.severity} | {r.title} |"
+        for r in RULES.values()
+    ]
+    assert re.findall(r"^\| \[ER.*$", INDEX, re.MULTILINE) == sorted(rows)
+    retired = [f"- {code}: {text}" for code, text in sorted(RETIRED.items())]
+    assert re.findall(r"^- ER.*$", INDEX, re.MULTILINE) == retired
+    pages = [path for path in FOLDER.iterdir() if path.stem != "index"]
+    assert {path.name for path in pages} == {f"{code}.md" for code in RULES}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.stem)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert all(leads_somewhere(link, path) for link in links(path))
 
 
 def test_every_rule_is_collected() -> None:

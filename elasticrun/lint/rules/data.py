@@ -1,15 +1,14 @@
-"""ER501 to ER505: data, seeds, orders and sizes that differ between starts."""
+"""ER501 to ER504: data, seeds, orders and sizes that differ between starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
-from elasticrun.lint.events import Draw, Event, Made, OrderDrawn, Seeded
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.events import Event
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked, in_words
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 from elasticrun.lint.values import UNFIXED, Value, taints_of
 
 _SIZES = named(
@@ -30,68 +29,48 @@ _CHANGING = frozenset(("rank", "time", "entropy", "generation"))
 ER501 = Rule(
     "ER501 W unseeded data",
     help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
-    why=(
-        "A split or order that is drawn without a seed is another one after every "
-        "restart: samples of the validation set were trained on."
-    ),
-    wrong=f"""\
-from torch.utils.data import random_split
-
-parts = random_split(all_data, [800, 200])
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-from torch.utils.data import random_split
-
-parts = random_split(
-    all_data, [800, 200], generator=torch.Generator().manual_seed(0)
-)
-{EPOCHS}
-{TRAIN}
-""",
 )
 
 
 def _unseeded(program: Walked) -> Iterator[Finding]:
-    for event, draw in program.events(Draw):
-        if draw.is_keyed or draw.is_seeded or program.zone(event.step) != "P":
+    for event in program.events("drawn"):
+        if event.how == "optimizer":  # first weights, which come back
             continue
-        message = f"{draw.name} without a seed gives other data after every restart"
+        if event.is_keyed or event.is_seeded or program.zone(event.step) != "P":
+            continue
+        message = f"{event.name} without a seed gives other data after every restart"
         yield program.finding(ER501, event, message)
 
 
 ER502 = Rule(
     "ER502 E seed from the time or the process",
     help="use a constant seed",
-    why="The seed differs with every start, and so does all that is drawn from it.",
-    wrong=f"import time\n\ntorch.manual_seed(int(time.time()))\n{EPOCHS}\n{TRAIN}\n",
-    right=f"torch.manual_seed(0)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
 def _seeds(program: Walked) -> Iterator[Finding]:
-    for event, seeded in program.events(Seeded):
-        if _is_unfixed(seeded.name, seeded.values):
-            yield _unfixed(program, event, seeded.name)
-    for event, made in program.events(Made):
-        if made.role == "rng" and event.value is not None:
-            values = event.value.parts  # what it was given, or seeded with since then
-            is_bare = not values and made.name != "torch.Generator"
-            if _is_unfixed(made.name, values):
-                yield _unfixed(program, event, made.name)
-            elif is_bare and program.zone(event.step) in "PAB":
-                text = "without a seed draws other values after a restart"
-                yield program.finding(ER501, event, f"{made.name}() {text}")
-        elif made.role == "loader":
-            seed = made.given.keywords.get("seed")
-            if seed is not None and seed.taints & UNFIXED:
-                message = "the loader's seed differs with every start"
-                yield program.finding(ER502, event, message)
+    for event in program.events("seeded"):
+        if _is_unfixed(event.name, event.given.values):
+            yield _unfixed(program, event)
+    for event in program.events("made", role="rng"):
+        # What it was given, or seeded with since then.
+        values = event.value.parts if event.value is not None else []
+        is_bare = not values and event.name != "torch.Generator"
+        if _is_unfixed(event.name, values):
+            yield _unfixed(program, event)
+        elif is_bare and program.zone(event.step) in "PAB":
+            text = "without a seed draws other values after a restart"
+            yield program.finding(ER501, event, f"{event.name}() {text}")
+    for event in program.events("made", role="loader"):
+        seed = event.given.keywords.get("seed")
+        if seed is not None and seed.taints & UNFIXED:
+            message = "the loader's seed differs with every start"
+            yield program.finding(ER502, event, message)
 
 
-def _unfixed(program: Walked, event: Event, name: str) -> Finding:
-    return program.finding(ER502, event, f"{name}: the seed differs with every start")
+def _unfixed(program: Walked, event: Event) -> Finding:
+    message = f"{event.name}: the seed differs with every start"
+    return program.finding(ER502, event, message)
 
 
 def _is_unfixed(name: str, values: list[Value]) -> bool:
@@ -105,28 +84,15 @@ def _is_unfixed(name: str, values: list[Value]) -> bool:
 ER503 = Rule(
     "ER503 W batch size, learning rate or steps from the world size",
     help="give the global batch size, and what belongs to it",
-    why=(
-        "The batch size of an elastic loader is that of all replicas together, so a "
-        "restart at another number of replicas changes nothing. A value made from the "
-        "world size does. A batch size, a plan of it or an order that is made from the "
-        "rank, the time or the number of restarts is refused, by the other replicas or "
-        "after a restart."
-    ),
-    wrong=f"""\
-more = AdaptiveDataLoader(more_set, batch_size=32 * elasticrun.world_size())
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"more = AdaptiveDataLoader(more_set, batch_size=128)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
 def _sizes(program: Walked) -> Iterator[Finding]:
-    for event, made in program.events(Made):
-        if made.role not in _POSITIONS:
+    for event in program.events("made"):
+        if event.role not in _POSITIONS:
             continue
         own = event.value.attrs if event.value is not None else {}
-        for name, value in [*_arguments(made), *own.items()]:
+        for name, value in [*_arguments(event), *own.items()]:
             if "world_size" in value.taints and _is_size(name, value in own.values()):
                 message = (
                     f"{name} is computed from the world size, so it changes when the "
@@ -135,7 +101,7 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 yield program.finding(ER503, event, message)
                 break
             changing = _CHANGING & value.taints
-            if made.role == "loader" and name in _OF_BATCHES and changing:
+            if event.role == "loader" and name in _OF_BATCHES and changing:
                 source = in_words(changing)
                 message = (
                     f"{name} is computed from {source}, so it is not always the same"
@@ -144,7 +110,7 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 break
 
 
-def _arguments(made: Made) -> Iterator[tuple[str, Value]]:
+def _arguments(made: Event) -> Iterator[tuple[str, Value]]:
     """Yield what an object is given, each with the name of its parameter."""
     yield from made.given.keywords.items()
     yield from zip(_POSITIONS[made.role], made.given.args, strict=False)
@@ -162,71 +128,13 @@ ER504 = Rule(
         "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
         "list, or something with a length and __getitem__"
     ),
-    why="A loop continues in its middle, so the order must be readable at a position.",
-    wrong=f"""\
-from torch.utils.data import WeightedRandomSampler
-
-more = AdaptiveDataLoader(
-    more_set, batch_size=64, sampler=WeightedRandomSampler(weights, 100)
-)
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-from elasticrun import WeightedDraws
-
-more = AdaptiveDataLoader(
-    more_set, batch_size=64, sampler=WeightedDraws(weights, 100)
-)
-{EPOCHS}
-{TRAIN}
-""",
-)
-
-
-_PAIRS = f"""\
-import random
-
-
-class Pairs:
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, number):
-        return DRAWN
-
-
-more = AdaptiveDataLoader(more_set, batch_sampler=Pairs())
-{EPOCHS}
-{TRAIN}
-"""
-
-ER505 = Rule(
-    "ER505 E order that draws each time it is read",
-    help="draw from a generator that is made in the method, from a seed and the number",
-    why=(
-        "A map from numbers to indices must give the same for the same number: it is "
-        "read by each replica, perhaps in workers, ahead and again after a restart. A "
-        "generator that lives longer than the call has been drawn from before, another "
-        "number of times in each of them."
-    ),
-    wrong=_PAIRS.replace("DRAWN", "random.sample(range(5000), 2)"),
-    right=_PAIRS.replace("DRAWN", "random.Random(number).sample(range(5000), 2)"),
 )
 
 
 def _samplers(program: Walked) -> Iterator[Finding]:
-    for event, drawn in program.events(OrderDrawn):
-        message = (
-            f"{drawn.argument}= of this loader draws ({drawn.name}) whenever it is "
-            "read, so replicas and restarts get other batches"
-        )
-        yield program.finding(ER505, event, message)
-    for event, made in program.events(Made):
-        if made.role != "loader":
-            continue
+    for event in program.events("made", role="loader"):
         for key in ("sampler", "batch_sampler"):
-            value = made.given.keywords.get(key)
+            value = event.given.keywords.get(key)
             if value is not None and _is_only_iterated(value):
                 message = (
                     f"{key}= of this loader can only be iterated, so a loop could not "
@@ -242,7 +150,7 @@ def _is_only_iterated(value: Value) -> bool:
             return False
         return cls.role == "sampler" or cls.find("__iter__") is not None
     is_used_up = value.kind in ("generator", "iterator", "set")
-    return is_used_up or value.name in roles.ITERATED_SAMPLERS
+    return is_used_up or roles.is_iterated_sampler(value.name)
 
 
 CHECKS = (_unseeded, _seeds, _sizes, _samplers)

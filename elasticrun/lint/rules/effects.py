@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import Draw, Event, Logged, Made, Outside, Saved, Seeded
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.events import Event
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
+from elasticrun.lint.program import Walked, doubts, keywords_of
 
 ER109 = Rule(
     "ER109 W random draw not keyed by seed and epoch in replayed code",
     help="draw from a generator seeded with (seed, epoch), or inside a loop",
-    why=(
-        "The generators come back when the interrupted loop continues, not in the code "
-        "in front of it. A draw there gives another value when it is replayed."
-    ),
-    wrong=f"{EPOCHS}\n    size = torch.randint(128, 256, ())\n{TRAIN}\n",
-    right=f"""\
-{EPOCHS}
-    generator = torch.Generator().manual_seed(epoch)
-    size = torch.randint(128, 256, (), generator=generator)
-{TRAIN}
-""",
 )
 
 
 def _draws(program: Walked) -> Iterator[Finding]:
     seeds = [
-        (event, seeded.name)
-        for event, seeded in program.events(Seeded)
+        event
+        for event in program.events("seeded")
         if event.step.epoch is not None and program.zone(event.step) != "L"
     ]
-    for event, draw in program.events(Draw):
+    for event in program.events("drawn"):
         loop = program.replayed(event)
-        if loop is None or (draw.is_keyed and event.value is None):
+        if loop is None or (event.is_keyed and event.value is None):
             continue
         if event.value is not None and event.value.in_epoch:
             continue
-        if any(_is_seed_of(seed, name, event, draw) for seed, name in seeds):
+        if any(_is_seed_of(seed, event) for seed in seeds):
             continue
         during = program.during(loop, event.step)
-        message = f"random draw ({draw.name}) {during} draws another value"
+        message = f"random draw ({event.name}) {during} draws another value"
         yield program.finding(ER109, event, message, loop=loop, doubts=doubts(loop))
 
 
-def _is_seed_of(seed: Event, name: str, event: Event, draw: Draw) -> bool:
+def _is_seed_of(seed: Event, draw: Event) -> bool:
     """Return whether a seed given in an epoch is that of the generator drawn from."""
-    if seed.step.epoch is not event.step.epoch:
+    if seed.step.epoch is not draw.step.epoch:
         return False
-    if seed.value is not None or event.value is not None:
-        return seed.value is event.value
-    return roles.made_by(name) != "rng" and _family(name) in ("", _family(draw.name))
+    if seed.value is not None or draw.value is not None:
+        return seed.value is draw.value
+    is_own = roles.made_by(seed.name) == "rng"
+    return not is_own and _family(seed.name) in ("", _family(draw.name))
 
 
 def _family(name: str) -> str:
@@ -73,101 +61,71 @@ ER110 = Rule(
         "send it after the last dataset loop, guard it with once(key), or give the run "
         "an id to continue; let one rank do it"
     ),
-    why=(
-        "A request, a row in a data base or a tracker's run outlives the process. "
-        "Replayed code sends it once more for each restart."
-    ),
-    wrong=f"""\
-import requests
-
-url = "https://example.org/hook"
-{EPOCHS}
-{TRAIN}
-    requests.post(url, json={{"epoch": epoch}})
-{VALID}
-""",
-    right=f"""\
-import requests
-
-url = "https://example.org/hook"
-{EPOCHS}
-{TRAIN}
-{VALID}
-    if elasticrun.rank() == 0:
-        requests.post(url, json={{"epoch": epoch}})
-""",
 )
 
 
 ER111 = Rule(
     "ER111 H logged again in replayed code",
     help="log after the last dataset loop of the epoch",
-    why="A line printed in replayed code appears once more for each restart.",
-    wrong=f"{EPOCHS}\n    print(epoch)\n{TRAIN}\n",
-    right=f"{EPOCHS}\n{TRAIN}\n    print(epoch)\n",
 )
 
 
 ER112 = Rule(
     "ER112 H live weights saved in replayed code",
     help="save after the last dataset loop of the epoch",
-    why=(
-        "After a restart the weights are those of the place where the job stopped, so "
-        "the replayed line writes later weights under the earlier name."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    torch.save(net.state_dict(), f"before-{{epoch}}.pt")
-{TRAIN}
-""",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        torch.save(net.state_dict(), f"after-{{epoch}}.pt")
-""",
 )
 
 
 def _effects(program: Walked) -> Iterator[Finding]:
-    for event, sent in program.events(Outside):
+    for event in program.events("sent"):
+        if _only_reads(event):
+            continue
         loop = program.replayed(event)
         is_early = program.is_before_epochs(event)
-        if loop is None and (not is_early or sent.name in catalog.RUNS_PROGRAM):
+        if loop is None and (not is_early or event.role == "program"):
             continue
         zone = program.zone(event.step)
-        message = f"{sent.name} in zone {zone} takes effect again after a restart"
+        message = f"{event.name} in zone {zone} takes effect again after a restart"
         yield program.finding(ER110, event, message, loop=loop)
     yield from _trackers(program)
-    for event, _ in program.events(Logged):
+    for event in program.events("logged"):
         loop = program.replayed(event)
         if loop is not None:
             message = (
                 f"logged in zone {program.zone(event.step)}, again after a restart"
             )
             yield program.finding(ER111, event, message, loop=loop)
-    for event, saved in program.events(Saved):
+    for event in program.events("saved"):
         loop = program.replayed(event)
         holds_weights = any(x in written(event.at) for x in ("state_dict", "model"))
-        if loop is not None and "torch" in saved.name and holds_weights:
+        if loop is not None and "torch" in event.name and holds_weights:
             during = program.during(loop, event.step)
             message = f"live weights saved {during} overwrites them with later ones"
             yield program.finding(ER112, event, message, loop=loop)
 
 
+def _only_reads(event: Event) -> bool:
+    """Return whether a request asks for something, and changes nothing."""
+    args, keywords = event.given.args, event.given.keywords
+    if event.name == "urllib.request.urlopen":
+        source = written(args[0].node) if args and args[0].node is not None else ""
+        has_data = len(args) > 1 or "data" in keywords
+        return not has_data and "Request(" not in source + written(event.at)
+    method = [*args[:1], *(v for k, v in keywords.items() if k == "method")]
+    return event.name.endswith(".request") and any(
+        each.constant in ("GET", "HEAD") for each in method
+    )
+
+
 def _trackers(program: Walked) -> Iterator[Finding]:
-    for event, made in program.events(Made):
-        name, node = made.name, event.at
-        keys = catalog.TRACKER_KEYS.get(name) if made.role == "tracker" else None
-        if keys is None or not isinstance(node, ast.Call):
-            continue
-        given = {each.arg for each in node.keywords}
-        if None in given or given & set(keys):
+    for event in program.events("made", role="tracker"):
+        keys = catalog.TRACKER_KEYS.get(event.name)
+        if keys is None or keywords_of(event.at) & {None, *keys}:
             continue
         if program.zone(event.step) in ("P", "A", "B"):
             message = (
-                f"{name} without {' or '.join(keys)} begins another run after every "
-                "restart"
+                f"{event.name} without {' or '.join(keys)} begins another run after "
+                "every restart"
             )
             yield program.finding(ER110, event, message)
 

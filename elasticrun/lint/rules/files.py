@@ -1,23 +1,17 @@
-"""ER104 to ER106: files that replayed code appends, empties or moves again."""
+"""ER104 to ER106, ER113: files that are changed again, or beside a generation."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Event, FileMoved, FileOpened, FileWritten
-from elasticrun.lint.finding import Edit, Finding, Fix, place_of, replace
+from elasticrun.lint.events import Event
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts, is_checked
-from elasticrun.lint.project import Module
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
+from elasticrun.lint.program import Walked, doubts, is_checked, keywords_of
 
-_TOLERANT = {
-    "Path.unlink": "missing_ok=True",
-    "Path.mkdir": "exist_ok=True",
-    "os.makedirs": "exist_ok=True",
-}
 _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
               "BaseException", "PermissionError")  # fmt: skip
 
@@ -25,49 +19,30 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
 ER105 = Rule(
     "ER105 W file emptied at every restart",
     help='open it with mode "a"',
-    why=(
-        "Mode `w` empties the file. The script runs again from its top after a "
-        "restart, so all lines that were written before are lost."
-    ),
-    wrong=f"""\
-log = open("log.csv", "w")
-{EPOCHS}
-{TRAIN}
-    log.write(f"{{epoch}}\\n")
-""",
-    right=f"""\
-log = open("log.csv", "a")
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        log.write(f"{{epoch}}\\n")
-""",
 )
 
 
-def check(program: Walked) -> Iterator[Finding]:
+def _files(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106."""
-    opened = program.events(FileOpened)
-    filled = [event for event, _ in program.events(FileWritten)]
+    filled = program.events("written")
     for event in filled:
         if event.value is None or event.value.mode.startswith("a"):
             yield from _appended(program, event)
-    for event, file in opened:
-        mode = file.mode
+    for event in program.events("opened"):
+        mode = event.how
         if not mode.startswith("w") or is_checked(event.step):
             continue
         zone = program.zone(event.step)
         again = program.replayed(event) or program.is_before_epochs(event)
-        if again and _is_written_later(program, event, file, filled):
+        if again and _is_written_later(program, event, filled):
             loop = again if isinstance(again, DataLoop) else None
             message = (
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
                 "runs again; what was written to it before is lost"
             )
-            fix = _appending(event, mode)
-            yield program.finding(ER105, event, message, loop=loop, fix=fix)
-    for event, moved in program.events(FileMoved):
-        yield from _moved(program, event, moved)
+            yield program.finding(ER105, event, message, loop=loop)
+    for event in program.events("moved"):
+        yield from _moved(program, event)
 
 
 ER104 = Rule(
@@ -76,25 +51,6 @@ ER104 = Rule(
         "write after the last dataset loop of the epoch, or guard it with once(key); "
         "let one rank do it"
     ),
-    why=(
-        "A file outlives the process. Lines appended in replayed code appear once more "
-        "for each restart."
-    ),
-    wrong=f"""\
-{EPOCHS}
-{TRAIN}
-    with open("log.csv", "a") as file:
-        file.write(f"{{epoch}}\\n")
-{VALID}
-""",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-{VALID}
-    if elasticrun.rank() == 0:
-        with open("log.csv", "a") as file:
-            file.write(f"{{epoch}}\\n")
-""",
 )
 
 
@@ -110,30 +66,27 @@ def _appended(program: Walked, event: Event) -> Iterator[Finding]:
         yield program.finding(ER104, event, message, doubts=1)
 
 
-def _is_written_later(
-    program: Walked, event: Event, file: FileOpened, filled: list[Event]
-) -> bool:
+def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> bool:
     own = [each for each in filled if each.value is event.value]
     if event.step.epoch is not None:
         return any(program.zone(each.step) in ("L", "C") for each in own)
     if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
         return True
     return any(
-        other.mode.startswith("a") and _is_same_file(other, file, is_near)
-        for each, other in program.events(FileOpened)
-        for is_near in [each.step.module is event.step.module]
+        each.how.startswith("a") and _is_same_file(each, event)
+        for each in program.events("opened")
     )
 
 
-def _is_same_file(one: FileOpened, other: FileOpened, is_near: bool) -> bool:
-    """Return whether two files have the same path; near ones stand in one module."""
-    path, text = one.path, one.text
-    if path is other.path or (
-        path.kind == "const" and path.constant == other.path.constant
-    ):
+def _is_same_file(one: Event, other: Event) -> bool:
+    """Return whether two files that are opened have the same path."""
+    path, text = one.given.args[0], one.text
+    known = other.given.args[0]
+    if path is known or (path.kind == "const" and path.constant == known.constant):
         return True
     if not text or text != other.text:
         return False
+    is_near = one.step.module is other.step.module
     return is_near or text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
 
 
@@ -143,96 +96,78 @@ ER106 = Rule(
         "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
         "it after the last dataset loop"
     ),
-    why=(
-        "What was moved, removed or made before the restart is not there to be moved "
-        "again, and the replayed line raises."
-    ),
-    wrong=f"""\
-import shutil
-
-shutil.move("new", "old")
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"""\
-import os
-import shutil
-
-if elasticrun.rank() == 0 and os.path.exists("new"):
-    shutil.move("new", "old")
-{EPOCHS}
-{TRAIN}
-""",
 )
 
 
-def _moved(program: Walked, event: Event, moved: FileMoved) -> Iterator[Finding]:
-    is_tolerant = moved.keywords & {"missing_ok", "exist_ok", "ignore_errors"}
-    if is_tolerant or is_checked(event.step):
+def _moved(program: Walked, event: Event) -> Iterator[Finding]:
+    is_tolerant = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
+    is_temporary = any("temporary" in each.taints for each in event.given.args)
+    if is_tolerant or is_temporary or is_checked(event.step):
         return
-    if any(word in each or not each for each in moved.catching for word in _FORGIVING):
+    if any(word in each or not each for each in event.catching for word in _FORGIVING):
         return
     loop = program.replayed(event)
     if loop is None and not program.is_before_epochs(event):
         return
-    if _is_made_just_before(event, moved):
+    if _is_made_just_before(event):
         return
     zone = program.zone(event.step)
-    message = f"{moved.name} in zone {zone} cannot be repeated; a restart runs it again"
-    argument = _TOLERANT.get(moved.name)
-    fix = _with_argument(event.at, argument, event.step.module) if argument else None
-    unsure = doubts(event.value)
-    yield program.finding(ER106, event, message, loop=loop, doubts=unsure, fix=fix)
+    message = f"{event.name} in zone {zone} cannot be repeated; a restart runs it again"
+    yield program.finding(ER106, event, message, loop=loop, doubts=doubts(event.value))
 
 
-def _appending(event: Event, mode: str) -> Fix | None:
-    """Return the fix that opens a file to append."""
-    for each in ast.walk(event.at):
-        if isinstance(each, ast.Constant) and each.value == mode:
-            new = repr(mode.replace("w", "a"))
-            source = event.step.module.line(each.lineno)[each.col_offset :]
-            new = new.replace("'", '"') if source.startswith('"') else new
-            module = event.step.module
-            title = "Append to the file"
-            return replace(each, new, module, title=title, is_safe=False)
-    return None
-
-
-def _is_made_just_before(event: Event, moved: FileMoved) -> bool:
+def _is_made_just_before(event: Event) -> bool:
     """Return whether what is moved is written right before, as in atomic saves."""
     node = event.at
     if not isinstance(node, ast.Call):
         return False
     source = node.args[0] if node.args else None
-    if isinstance(node.func, ast.Attribute) and moved.name.startswith("Path."):
+    if isinstance(node.func, ast.Attribute) and event.name.startswith("Path."):
         source = node.func.value
     if source is None:
         return False
     text = written(source)
+    if isinstance(source, ast.Constant):
+        text = str(source.value)
     before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
     return any(
         text in line
-        and any(word in line for word in ("save", "open(", "write", "dump"))
+        and any(word in line for word in ("save", "open(", "write", "dump", "retrieve"))
         for line in before
     )
 
 
-def _with_argument(node: ast.AST, argument: str, module: Module) -> Fix | None:
-    """Return the fix that gives a call one more argument."""
-    if not isinstance(node, ast.Call):
-        return None
-    _, _, line, column = place_of(node, module)
-    text = module.line(line)
-    if text[column - 2 : column - 1] != ")":
-        return None
-    before = text[: column - 2].rstrip()
-    if not before:
-        return None
-    new = argument
-    if node.args or node.keywords:
-        new = f" {argument}" if before.endswith(",") else f", {argument}"
-    position = (line, len(before))
-    return Fix((Edit(position, position, new),), True, f"Pass {argument}")
+ER113 = Rule(
+    "ER113 W file or port changed beside a running generation",
+    help=(
+        "put it below elasticrun.init(), or behind `if elasticrun.rank() == 0:`, which "
+        "needs the job"
+    ),
+)
 
 
-CHECKS = (check,)
+def _beside(program: Walked) -> Iterator[Finding]:
+    """Yield what happens before the first call that needs the job, if there is one."""
+    events = program.walk.events
+    above = list(itertools.takewhile(lambda each: each.what != "job", events))
+    if len(above) == len(events):
+        return
+    for event in above:
+        if _disturbs(event) and not is_checked(event.step):
+            what = event.name or "open"
+            message = (
+                f"{what} above the job, where the next replicas run it while the "
+                "others train"
+            )
+            yield program.finding(ER113, event, message)
+
+
+def _disturbs(event: Event) -> bool:
+    if event.what == "moved":
+        return "exist_ok" not in keywords_of(event.at)
+    if event.what == "opened":
+        return event.how[:1] in ("w", "a", "x")
+    return event.what in ("port", "saved")
+
+
+CHECKS = (_files, _beside)

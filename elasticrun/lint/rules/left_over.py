@@ -1,66 +1,117 @@
-"""ER307 and ER304: what a loop leaves behind, and numbers that begin again."""
+"""ER302, ER202, ER307, ER304, ER211: what loops leave behind, and where they begin."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Finding, Fix, replace
-from elasticrun.lint.graph import DataLoop, Read, ValuePlace, Write
-from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, Rule
-from elasticrun.lint.rules.uses import Uses, is_clock
+from elasticrun.lint.finding import Finding, Rule
+from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
+from elasticrun.lint.program import doubts
+from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, is_clock
+
+
+def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
+    """Yield what is read behind loops, but for the places that ER301 has reported."""
+    for loop in flow.program.graph.loops:
+        if not loop.is_elastic:
+            yield from _plain(flow, loop)
+            continue
+        means: set[ValuePlace] = set()
+        for write in flow.first_writes(loop, PARTIAL):
+            if write.place not in lost and flow.is_sum(write, loop):
+                yield from _summed(flow, loop, write, means)
+        if not loop.is_inner:  # that is never continued in its middle, nor skipped
+            for write in flow.first_writes(loop, ("set", "target")):
+                if write.place not in means or not _is_made_before(flow, loop, write):
+                    yield from _read_after(flow, loop, write)
+            yield from _numbered(flow, loop)
+
+
+# Sums.
+
+
+ER202 = Rule(
+    "ER202 H loader iterated outside an epoch, its result in plain variables",
+    help="keep the sum in an Accumulator",
+)
+ER302 = Rule(
+    "ER302 W sum over a loop covers only a part",
+    help=(
+        "keep the sum in an Accumulator, which adds the replicas up in its "
+        "synchronized() block"
+    ),
+)
+
+
+def _summed(
+    flow: Dataflow, loop: DataLoop, write: Write, means: set[ValuePlace]
+) -> Iterator[Finding]:
+    """Yield a sum in plain memory that is read behind its loop, or a mean made of it.
+
+    Args:
+        means: Gets the places that hold what the loop makes of such a sum.
+    """
+    own = _means_of(flow, loop, write.place)
+    reads = [
+        read
+        for place, step in {write.place: write.step, **own}.items()
+        for seeing in [flow.reached(step, place)]
+        for read in flow.reads.get(place, ())
+        if not read.step.is_in(loop) and read.step in seeing
+    ]
+    loudness = flow.loudness(reads)
+    if not loudness:
+        return
+    means.update(own)
+    outside = loop.epoch is None
+    message = (
+        f"`{write.name}` is summed over a loop in plain memory: it covers only this "
+        f"process's part{'' if loop.is_inner else ' since the last restart'}"
+    )
+    severity = "W" if loudness == "decides" and not outside else "H"
+    rule, unsure = ER202 if outside else ER302, doubts(loop)
+    yield flow.program.finding(
+        rule, write, message, loop=loop, severity=severity, doubts=unsure
+    )
+
+
+def _means_of(
+    flow: Dataflow, loop: DataLoop, place: ValuePlace
+) -> dict[ValuePlace, Step]:
+    """Return what a loop's body makes of a sum and keeps, as in `avg = sum / count`."""
+    return {
+        target: read.step
+        for read in flow.reads.get(place, ())
+        if read.step.loop is loop
+        for target in read.sink.places
+        if target != place and flow.is_volatile(target)
+    }
+
+
+# Other values.
+
 
 ER307 = Rule(
     "ER307 W loop variable read after the loop",
     help="keep it in Variables or an Accumulator, or read it in the loop's body",
-    why=(
-        "A loop that was finished before the restart yields nothing, so its variables "
-        "are not set."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        error = loss(x, y)
-    print(error.item())
-""",
-    right=f"""\
-errors = Accumulator()
-{EPOCHS}
-    for x, y in train:
-        errors[epoch] += loss(x, y) * train.num_valid
-    with errors.synchronized():
-        print(errors[epoch] / train.num_samples)
-""",
 )
 
 
-def left_over(
-    program: Walked, uses: Uses, loop: DataLoop, means: set[ValuePlace]
-) -> Iterator[Finding]:
-    """Yield what a loop sets and the program reads after it, but for means of sums."""
-    for write in uses.first_writes(loop, ("set", "target")):
-        place = write.place
-        if not uses.reads.get(place) or place[1] == "[]" or is_clock([write]):
-            continue
-        if place not in means or not _is_made_before(uses, loop, place):
-            yield from _read_after(program, uses, loop, write)
-
-
-def _read_after(
-    program: Walked, uses: Uses, loop: DataLoop, write: Write
-) -> Iterator[Finding]:
-    outside = [r for r in uses.reads[write.place] if not r.step.is_in(loop)]
-    if not outside or any(
-        uses.is_sum(each, loop)
-        for each in uses.writes[write.place]
-        if each.step.loop is loop
-    ):
+def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
+    program, place = flow.program, write.place
+    # A generator that hands out the last batch behind its loop runs the body there.
+    every = flow.reads.get(place, ())
+    bodies = {read.at for read in every if read.step.is_in(loop)}
+    outside = [r for r in every if not r.step.is_in(loop) and r.at not in bodies]
+    if not outside or place[1] == "[]" or is_clock([write]):
         return
-    reached = uses.reached(write.step, write.place)
-    behind = (r for r in outside if r.step in reached and r.step.epoch is loop.epoch)
-    reads = [read for read in behind if uses.loudness([read])]
+    own = [each for each in flow.writes[place] if each.step.loop is loop]
+    if any(flow.is_sum(each, loop) for each in own):
+        return
+    seeing = flow.reached(write.step, place)
+    later = (r for r in outside if r.step in seeing and r.step.epoch is loop.epoch)
+    reads = [read for read in later if flow.loudness([read])]
     if not reads:
         return
     first = min(reads, key=lambda each: each.step.number)
@@ -68,99 +119,54 @@ def _read_after(
         f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
         "and read after it; a loop that was finished before a restart sets nothing"
     )
-    made_before = _is_made_before(uses, loop, write.place)
-    only_shown = uses.loudness(reads) != "decides"
-    yield program.finding(
-        ER307,
-        first,
-        message,
-        loop=loop,
-        doubts=doubts(loop) + int(made_before and only_shown),
-    )
+    only_shown = flow.loudness(reads) != "decides"
+    unsure = doubts(loop) + int(only_shown and _is_made_before(flow, loop, write))
+    yield program.finding(ER307, first, message, loop=loop, doubts=unsure)
 
 
-def _is_made_before(uses: Uses, loop: DataLoop, place: ValuePlace) -> bool:
+def _is_made_before(flow: Dataflow, loop: DataLoop, write: Write) -> bool:
     return any(
-        each.step.loop is not loop and each.how == "set" for each in uses.writes[place]
+        each.step.loop is not loop and each.how == "set"
+        for each in flow.writes[write.place]
     )
+
+
+# Numbers of batches.
 
 
 ER304 = Rule(
     "ER304 W index of enumerate used as a step",
     help="use loader.enumerate() or loader.batch_index",
-    why="The interrupted loop continues in its middle, and enumerate counts from 0.",
-    wrong=f"""\
-{EPOCHS}
-    for step, (x, y) in enumerate(train):
-        writer.add_scalar('rate', scheduler.get_last_lr()[0], step)
-""",
-    right=f"""\
-{EPOCHS}
-    for step, (x, y) in train.enumerate():
-        writer.add_scalar('rate', scheduler.get_last_lr()[0], step)
-""",
 )
 
 
-def numbered(program: Walked, uses: Uses, loop: DataLoop) -> Iterator[Finding]:
+def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
     """Yield uses of an enumerate index as the number of a step."""
-    seen: set[ValuePlace] = set()
-    for step in program.graph.steps:
-        if step.loop is not loop:
+    for write in flow.first_writes(loop, ("target",)):
+        value = write.value
+        if value is None or value.kind != "unknown" or "enumerated" not in value.taints:
             continue
-        for write in step.writes:
-            value = write.value
-            is_index = value is not None and "enumerated" in value.taints
-            if write.how != "target" or not is_index or write.place in seen:
-                continue
-            if value is None or value.kind != "unknown":
-                continue
-            seen.add(write.place)
-            read = _as_step(uses, write.place, set())
-            if read is not None:
-                message = (
-                    f"`{write.name}` counts from 0 again when the interrupted loop "
-                    f"continues, and is used as a step of the loop at line {loop.line}"
-                )
-                yield program.finding(
-                    ER304,
-                    read,
-                    message,
-                    doubts=doubts(loop),
-                    fix=_true_enumerate(loop, read),
-                )
+        read = _as_step(flow, write.place, set())
+        if read is not None:
+            message = (
+                f"`{write.name}` counts from 0 again when the interrupted loop "
+                f"continues, and is used as a step of the loop at line {loop.line}"
+            )
+            yield flow.program.finding(ER304, read, message, doubts=doubts(loop))
 
 
-def _true_enumerate(loop: DataLoop, read: Read) -> Fix | None:
-    """Return the fix from `enumerate(loader)` to `loader.enumerate()`."""
-    module = loop.step.module
-    if module is not read.step.module or loop.loader.kind != "loader":
-        return None
-    source = loop.at.iter if isinstance(loop.at, ast.For) else None
-    if not isinstance(source, ast.Call) or len(source.args) != 1 or source.keywords:
-        return None
-    name = source.func.id if isinstance(source.func, ast.Name) else ""
-    inner = source.args[0]
-    if name != "enumerate" or not isinstance(inner, ast.Name | ast.Attribute):
-        return None
-    new = f"{written(inner)}.enumerate()"
-    return replace(source, new, module, title="Count from the true index", is_safe=True)
-
-
-def _as_step(uses: Uses, place: ValuePlace, seen: set[ValuePlace]) -> Read | None:
+def _as_step(flow: Dataflow, place: ValuePlace, seen: set[ValuePlace]) -> Read | None:
     """Return a reading of an index that depends on its being the true one."""
-    for read in uses.reads.get(place, []):
+    for read in flow.reads.get(place, []):
         kind = read.sink.kind
         if kind in ("track", "optimizer", "save"):
             return read
         if kind == "test" and not _guards_optimizer(read) and not _asks_first(read):
             return read
-        if kind == "flow":
-            for target in read.sink.places:
-                if target not in seen:
-                    seen.add(target)
-                    if _as_step(uses, target, seen) is not None:
-                        return read
+        new = [each for each in read.sink.places if each not in seen]
+        seen.update(new)
+        if any(_as_step(flow, each, seen) is not None for each in new):
+            return read
     return None
 
 
@@ -191,3 +197,42 @@ def _guards_optimizer(read: Read) -> bool:
         isinstance(each, ast.Attribute) and each.attr in ("step", "no_sync")
         for each in ast.walk(statement)
     )
+
+
+# Plain loaders.
+
+
+ER211 = Rule(
+    "ER211 W plain DataLoader beside elastic ones in an epoch",
+    help="make it an AdaptiveDataLoader",
+)
+
+
+def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
+    """Yield a plain loader's loop; it is a hint if all that comes of it is shown."""
+    program, graph, epoch = flow.program, flow.program.graph, loop.epoch
+    if epoch is None or loop.outer is not None:
+        return
+    if not any(each.sure for each in program.zones.loops_of(epoch)):
+        return
+
+    def is_within(step: Step) -> bool:
+        return step is not epoch.step
+
+    inside = graph.forward([loop.step], is_within)
+    inside &= graph.backward([loop.step], is_within)
+    reads = [
+        read
+        for step in inside
+        for write in step.writes
+        if write.how in PARTIAL and flow.is_volatile(write.place)
+        for read in flow.reads.get(write.place, ())
+        if read.step not in inside
+    ]
+    trains = any(e.step in inside for e in program.events("trained", "backward"))
+    only_shown = not trains and flow.loudness(reads) == "shown"
+    message = (
+        f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
+        "loaders; a restart runs it from its start, on every replica"
+    )
+    yield program.finding(ER211, loop, message, doubts=int(only_shown))

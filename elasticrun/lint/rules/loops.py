@@ -1,83 +1,32 @@
-"""ER201, ER203 to ER207, ER211, ER002: loops that cannot be replayed as they stand."""
+"""ER201, ER203 to ER207, ER002: loops that cannot be replayed as they stand."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from elasticrun.lint.events import (
-    Counted,
-    Event,
-    IteratorMade,
-    Made,
-    NextCalled,
-    Zipped,
-)
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.events import Event
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, VALID, Rule
 from elasticrun.lint.values import Value, elastic_loaders_in, members_of
 
 ER201 = Rule(
     "ER201 E loop of epochs or steps inside another loop",
     help="use a plain range() for one of them, or put one behind the other",
-    why=(
-        "Epochs of a job are numbered one after another, and so are its steps. "
-        "`remaining_epochs_until` in another one, and either it or "
-        "`remaining_steps_until` in the body of a loop over batches or steps, raise "
-        "LoopOrderError."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for inner in remaining_epochs_until(2):
-        work(inner)
-""",
-    right=f"{EPOCHS}\n    for inner in range(2):\n        work(inner)\n{TRAIN}\n",
 )
 
 
 ER204 = Rule(
     "ER204 E loader looped over in a loop over itself, or next(iter(loader))",
     help=("make another loader for the inner loop; take a sample from the data set"),
-    why=(
-        "A loader is at one place at a time: a loop over it in its own loop raises "
-        "LoopOrderError. A loop over another loader belongs to the batch around it, "
-        "and is fine. What `next(iter())` reads counts as a loop: it is skipped after "
-        "a restart, where `next` then has nothing and raises StopIteration."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        for a, b in train:
-            compare(x, a)
-""",
-    right=f"""\
-{EPOCHS}
-    for x, y in train:
-        step(x, y)
-        if train.batch_index % 100 == 99:
-            for a, b in valid:
-                evaluate(a, b)
-""",
 )
 
 
 ER205 = Rule(
     "ER205 E loader created inside a dataset loop",
     help="create all loaders before the first loop",
-    why=(
-        "Loaders are known by the order of their creation, and the interrupted loop "
-        "does not run its earlier batches again."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        extra = AdaptiveDataLoader(x, batch_size=4)
-""",
-    right=f"extra = AdaptiveDataLoader(extra_set, batch_size=4)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
@@ -101,8 +50,8 @@ def _nested(program: Walked) -> Iterator[Finding]:
                 )
                 unsure = doubts(loop, outer)
                 yield program.finding(ER204, loop, message, doubts=unsure)
-    for event, made in program.events(Made):
-        if made.role == "loader" and event.step.loop is not None:
+    for event in program.events("made", role="loader"):
+        if event.step.loop is not None:
             message = (
                 f"loader created inside the loop over {event.step.loop.text} at line "
                 f"{event.step.loop.line}"
@@ -123,123 +72,80 @@ def _counted_inside(
 ER206 = Rule(
     "ER206 E bound of epochs or steps is a total, and already reached",
     help="give the number that the whole job has finished after this loop",
-    why=(
-        "`remaining_epochs_until(n)` ends when the job has finished n epochs, those of "
-        "earlier epoch loops included; `remaining_steps_until(n)` likewise."
-    ),
-    wrong=f"{EPOCHS}\n{TRAIN}\n{EPOCHS}\n{VALID}\n",
-    right=f"{EPOCHS}\n{TRAIN}\nfor epoch in remaining_epochs_until(60):\n{VALID}\n",
 )
 
 
 def _bounds(program: Walked) -> Iterator[Finding]:
-    epochs = program.graph.epochs
-    for index, second in enumerate(epochs):
-        if second.turns and second.epoch is None and _is_same_each_turn(second):
-            if not _comes_again(program, second):
-                continue
-            turn = second.turns[-1]
+    """Yield loops of epochs or steps whose constant bound is reached already."""
+    steps = [each for each in program.graph.loops if each.loader.kind == "steps"]
+    loops: list[WalkedLoop] = [*program.graph.epochs, *steps]
+    for index, loop in enumerate(loops):
+        what = "epoch" if isinstance(loop, EpochLoop) else "step"
+        earlier = (each for each in loops[:index] if _reaches(program, each, loop))
+        if (turn := _turn_again(program, loop)) is not None:
             message = (
-                "epoch loop inside the loop at line "
-                f"{getattr(turn, 'lineno', 0)} with the same bound each time; the "
-                "bound is a total, so only the first turn trains"
+                f"{what} loop inside the loop at line {getattr(turn, 'lineno', 0)} "
+                "with the same bound each time; the bound is a total, so only the "
+                f"first turn {'trains' if what == 'epoch' else 'takes steps'}"
             )
-            yield program.finding(ER206, second, message)
+        elif (first := next(earlier, None)) is not None:
+            message = (
+                f"the bound of this {what} loop is a total, and the loop at line "
+                f"{first.line} reaches it already"
+            )
+        else:
             continue
-        for first in epochs[:index]:
-            if _is_reached(program, first, second):
-                message = (
-                    "the bound of this epoch loop is a total, and the loop at line "
-                    f"{first.line} reaches it already"
-                )
-                yield program.finding(ER206, second, message)
-                break
-    for loop in program.graph.loops:
-        around = _turn_again(program, loop)
-        if around is not None:
-            message = (
-                "step loop with a constant bound inside the loop at line "
-                f"{getattr(around, 'lineno', 0)}; the bound is a total, so only the "
-                "first turn takes steps"
-            )
-            yield program.finding(ER206, loop, message)
+        yield program.finding(ER206, loop, message)
 
 
-def _turn_again(program: Walked, loop: DataLoop) -> ast.AST | None:
-    """Return the loop around a step loop whose later turns find its bound reached."""
-    if loop.loader.kind != "steps" or loop.outer is not None:
-        return None
-    bound = loop.loader.parts[0]
-    if bound.kind != "const":
-        return None
+def _total(loop: WalkedLoop) -> int | None:
+    """Return a loop's constant bound, if it stands where its turns can be counted."""
+    bound: Value | None = None
+    if isinstance(loop, EpochLoop):
+        bound = loop.bound_value if loop.epoch is None else None
+    elif isinstance(loop, DataLoop) and loop.outer is None:
+        bound = loop.loader.parts[0]
+    total = bound.constant if bound is not None else None  # None but of constants
+    return total if isinstance(total, int) else None
+
+
+def _reaches(program: Walked, first: WalkedLoop, second: WalkedLoop) -> bool:
+    """Return whether a loop takes all turns that a later one could take."""
+    known, total = _total(first), _total(second)
+    if type(first) is not type(second) or known is None or total is None:
+        return False
+    return total <= known and second.step in program.graph.forward([first.step])
+
+
+def _turn_again(program: Walked, loop: WalkedLoop) -> ast.AST | None:
+    """Return the loop around whose later turns find the bound reached.
+
+    A loop that is entered again only after an error continues where it was left.
+    """
     around = [loop.epoch.at] if loop.epoch is not None else []
     turn = next(reversed((*around, *loop.turns)), None)
-    after = program.graph.forward([loop.step])
+    if turn is None or _total(loop) is None or _may_change(loop, turn):
+        return None
+    handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
+    handled = {id(node) for handler in handlers for node in ast.walk(handler)}
+    after = program.graph.forward(
+        [loop.step], lambda step: id(step.node) not in handled
+    )
     return turn if any(each.node is turn for each in after) else None
 
 
-def _comes_again(program: Walked, epoch: EpochLoop) -> bool:
-    """Return whether the loop around goes on after all epochs, not only to try again.
-
-    An epoch loop that is entered again after an error continues where it was left.
-    """
-    turn = epoch.turns[-1]
-    handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
-    handled = {id(node) for handler in handlers for node in ast.walk(handler)}
-    reached = program.graph.forward(
-        [epoch.step], lambda step: id(step.node) not in handled
+def _may_change(loop: WalkedLoop, turn: ast.AST) -> bool:
+    """Return whether a later turn of the loop around may have another bound."""
+    bound = loop.bound if isinstance(loop, EpochLoop) else None
+    nodes = list(ast.walk(turn))
+    names = [each for each in nodes if isinstance(each, ast.Name)]
+    changing = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+    is_inside = any(each is loop.at for each in nodes)
+    return any(
+        each.id in changing or not (is_inside or each.id.isupper())
+        for each in ast.walk(bound or ast.Pass())
+        if isinstance(each, ast.Name)
     )
-    return any(each.node is turn for each in reached)
-
-
-def _is_same_each_turn(epoch: EpochLoop) -> bool:
-    """Return whether nothing in the bound changes with the loop around."""
-    if epoch.bound is None:
-        return False
-    changing = {
-        node.id
-        for turn in epoch.turns
-        for node in ast.walk(turn)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    names = {each.id for each in ast.walk(epoch.bound) if isinstance(each, ast.Name)}
-    calls = any(isinstance(each, ast.Call) for each in ast.walk(epoch.bound))
-    if calls or names & changing:
-        return False
-    is_inside = any(each is epoch.at for each in ast.walk(epoch.turns[-1]))
-    return is_inside or not names & _local_names(epoch)
-
-
-def _local_names(epoch: EpochLoop) -> set[str]:
-    """Return the parameters and local names of the function around an epoch loop."""
-    found: set[str] = set()
-    for function in ast.walk(epoch.step.module.tree or ast.Module([], [])):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if not function.lineno <= epoch.line <= (function.end_lineno or 0):
-            continue
-        for each in ast.walk(function):
-            if isinstance(each, ast.arg):
-                found.add(each.arg)
-            elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                found.add(each.id)
-    return found
-
-
-def _is_reached(program: Walked, first: EpochLoop, second: EpochLoop) -> bool:
-    if first.bound is None or second.bound is None or first.epoch or second.epoch:
-        return False
-    if second.step not in program.graph.forward([first.step]):
-        return False
-    known, value = first.bound_value, second.bound_value
-    if known is not None and value is not None:
-        if isinstance(known.constant, int) and isinstance(value.constant, int):
-            return value.constant <= known.constant
-        if first.at is second.at:
-            return known is value and not (first.turns or second.turns)
-    one, other = first.step, second.step
-    same_scope = one.module is other.module and one.call == other.call
-    return same_scope and ast.dump(first.bound) == ast.dump(second.bound)
 
 
 ER203 = Rule(
@@ -248,45 +154,18 @@ ER203 = Rule(
         "loop over CombinedLoader([a, b]), or over them in turn, or over one inside "
         "each batch of the other"
     ),
-    why=(
-        "A job has one position, so it cannot resume two loops at once. A loop that "
-        "goes on while another one is open, by `zip` or by an iterator that is kept "
-        "from batch to batch, raises LoopOrderError."
-    ),
-    wrong=f"{EPOCHS}\n    for a, b in zip(train, valid):\n        step(a, b)\n",
-    right=f"""\
-{EPOCHS}
-    for x, y in train:
-        step(x, y)
-    for x, y in valid:
-        evaluate(x, y)
-""",
 )
 
 
 ER207 = Rule(
     "ER207 W iterator of a loader that does not fit the position",
     help="loop with `for x, y in loader.batches(n):`",
-    why=(
-        "An iterator that is asked by `next` continues the interrupted pass. But a "
-        "range() around it, as islice(), begins anew after a restart, and would ask "
-        "for too many batches; a loop belongs to one epoch, so an iterator that is "
-        "kept over epochs raises LoopOrderError; and itertools.cycle repeats what it "
-        "has seen since the restart."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    batches = iter(train)
-    for number in range(10):
-        step(*next(batches))
-""",
-    right=f"{EPOCHS}\n    for x, y in train.batches(10):\n        step(x, y)\n",
 )
 
 
 def _iterators(program: Walked) -> Iterator[Finding]:
-    for event, zipped in program.events(Zipped):
-        if sum(len(elastic_loaders_in(each)) for each in zipped.values) >= 2:
+    for event in program.events("zipped"):
+        if sum(len(elastic_loaders_in(each)) for each in event.given.args) >= 2:
             message = "zip of elastic loaders: a job cannot resume two loops at once"
             yield program.finding(ER203, event, message)
     yield from _first_batches(program)
@@ -297,7 +176,7 @@ def _iterators(program: Walked) -> Iterator[Finding]:
 
 def _first_batches(program: Walked) -> Iterator[Finding]:
     """Yield each `next(iter(loader))` outside of a batch; in one it ends at once."""
-    for event, asked in program.events(NextCalled):
+    for event in program.events("asked"):
         source, node = event.value, event.at
         is_inline = (
             isinstance(node, ast.Call)
@@ -311,7 +190,7 @@ def _first_batches(program: Walked) -> Iterator[Finding]:
         loaders = elastic_loaders_in(source)
         if any(each.loader in loaders for each in around):
             message = "next(iter(loader)) in the body of a loop over the same loader"
-        elif loaders and not around and not asked.has_default:
+        elif loaders and not around and len(event.given.args) < 2:
             message = "next(iter(loader)) begins a loop that a restart skips"
         else:
             continue
@@ -319,7 +198,7 @@ def _first_batches(program: Walked) -> Iterator[Finding]:
 
 
 def _cycles(program: Walked) -> Iterator[Finding]:
-    for event, _ in program.events(IteratorMade):
+    for event in program.events("iterated"):
         name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
         if event.value is None or not name.endswith("cycle"):
             continue
@@ -348,135 +227,94 @@ def _cut(program: Walked) -> Iterator[Finding]:
                 break
 
 
-class _Asked(NamedTuple):
-    """One `next` of an iterator that was made by a statement of its own."""
-
-    event: Event
-    loader: Value
-    made: Step
-    turns: tuple[ast.AST, ...]
-
-
 def _asked(program: Walked) -> Iterator[Finding]:
     """Yield iterators that are asked where they cannot go on after a restart."""
-    steps = program.graph.steps
-    kept: list[_Asked] = []
-    for event, asked in program.events(NextCalled):
+    kept: list[tuple[Event, Value, Step]] = []  # with the loader, and where it was made
+    for event in program.events("asked"):
         source = event.value
         if source is None or source.kind != "iterator" or source.name == "cycle":
             continue
-        made = steps[source.made_at]
+        made = program.graph.steps[source.made_at]
         loaders = elastic_loaders_in(source)
         if loaders and made is not event.step:
-            kept.append(_Asked(event, loaders[0], made, asked.turns))
-    counted = {id(event.at) for event, _ in program.events(Counted)}
+            kept.append((event, loaders[0], made))
     seen: set[tuple[int, str]] = set()
-    for each in kept:
-        rule, message = _misfit(program, each, kept, counted)
-        node = each.event.at if rule is ER203 else each.made.node
-        if rule is not None and (id(node), message) not in seen:
-            seen.add((id(node), message))
-            where = Spot(node, each.event.step if rule is ER203 else each.made)
-            yield program.finding(rule, where, message, doubts=doubts(each.loader))
+    for event, loader, made in kept:
+        message = _overlap(program, event, loader, made, kept)
+        rule, where = ER203, Spot(event.at, event.step)
+        if not message and event.step.loop is None:
+            message = _begun_anew(program, event, made)
+            rule, where = ER207, Spot(made.node, made)
+        if message and (id(where.at), message) not in seen:
+            seen.add((id(where.at), message))
+            yield program.finding(rule, where, message, doubts=doubts(loader))
 
 
-def _misfit(
-    program: Walked, each: _Asked, kept: list[_Asked], counted: set[int]
-) -> tuple[Rule | None, str]:
-    """Return what is wrong with an iterator where it is asked, and by which rule."""
-    step, made = each.event.step, each.made
-    loop = step.loop
+def _overlap(
+    program: Walked,
+    event: Event,
+    loader: Value,
+    made: Step,
+    kept: list[tuple[Event, Value, Step]],
+) -> str:
+    """Return in words which other loop is open where an iterator is asked."""
+    loop = event.step.loop
     if loop is not None and loop.sure and not made.is_in(loop):
-        message = (
+        return (
             f"iterator of another loop goes on in the loop over {loop.text} at line "
             f"{loop.line}; a job cannot resume two loops at once"
         )
-        return ER203, message
-    if loop is not None:
-        return None, ""
-    for other in kept:
-        if other.loader is each.loader:
-            continue
-        if _goes_on(program, each, other) and _goes_on(program, other, each):
-            message = (
+    for other, another, _ in kept if loop is None else ():
+        if (
+            another is not loader
+            and _goes_on(program, event, other, another)
+            and _goes_on(program, other, event, loader)
+        ):
+            return (
                 "iterators of two elastic loaders are asked in turns: a job cannot "
                 "resume two loops at once"
             )
-            return ER203, message
-    if step.epoch is not made.epoch:
-        return ER207, "iterator of an elastic loader kept over epochs"
-    for turn in each.turns:
-        is_counting = isinstance(turn, ast.For) and (
-            id(turn) in counted or _counts(turn)
-        )
-        if is_counting and not any(node is made.node for node in ast.walk(turn)):
-            message = (
+    return ""
+
+
+def _begun_anew(program: Walked, event: Event, made: Step) -> str:
+    """Return in words what around an iterator does not know where it was."""
+    if event.step.epoch is not made.epoch:
+        return "iterator of an elastic loader kept over epochs"
+    counted = {id(each.at) for each in program.events("counted")}
+    for turn in event.turns:
+        is_counting = id(turn) in counted or _counts(turn)
+        if not isinstance(turn, ast.For) or not is_counting:
+            continue
+        if not any(node is made.node for node in ast.walk(turn)):
+            return (
                 "iterator of an elastic loader asked in the range() at line "
-                f"{getattr(turn, 'lineno', 0)}, which begins anew after a restart"
+                f"{turn.lineno}, which begins anew after a restart"
             )
-            return ER207, message
-    return None, ""
+    return ""
 
 
-def _goes_on(program: Walked, one: _Asked, other: _Asked) -> bool:
-    """Return whether another iterator may be asked next, without being made anew."""
+def _goes_on(program: Walked, one: Event, other: Event, loader: Value) -> bool:
+    """Return whether another loader's iterator may be asked next, not made anew."""
     remade = {
         event.step
-        for event, _ in program.events(IteratorMade)
-        if event.value is not None and other.loader in elastic_loaders_in(event.value)
+        for event in program.events("iterated")
+        if event.value is not None and loader in elastic_loaders_in(event.value)
     }
-    reached = program.graph.forward([one.event.step], lambda step: step not in remade)
-    return other.event.step in reached
-
-
-ER211 = Rule(
-    "ER211 W plain DataLoader beside elastic ones in an epoch",
-    help="make it an AdaptiveDataLoader",
-    why=(
-        "Its loop is no part of the position: it runs from its start after a restart, "
-        "and each replica sees all of it."
-    ),
-    wrong=f"""\
-from torch.utils.data import DataLoader
-
-test = DataLoader(test_set, batch_size=64)
-{EPOCHS}
-{TRAIN}
-    for x, y in test:
-        evaluate(x, y)
-""",
-    right=f"{EPOCHS}\n{TRAIN}\n{VALID}\n",
-)
-
-
-def _plain(program: Walked) -> Iterator[Finding]:
-    for loop in program.graph.loops:
-        if loop.is_elastic or loop.epoch is None or loop.outer is not None:
-            continue
-        if any(each.sure for each in program.zones.loops_of(loop.epoch)):
-            message = (
-                f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
-                "loaders; a restart runs it from its start, on every replica"
-            )
-            yield program.finding(ER211, loop, message)
+    reached = program.graph.forward([one.step], lambda step: step not in remade)
+    return other.step in reached
 
 
 ER002 = Rule(
     "ER002 W looks elastic, but the epoch loop is range()",
     help="write `for epoch in remaining_epochs_until(n):`",
-    why=(
-        "range() begins at 0 after every restart, and the loader's position does not "
-        "fit. Only `remaining_epochs_until` skips the epochs that were finished."
-    ),
-    wrong=f"for epoch in range(30):\n{TRAIN}\n",
-    right=f"{EPOCHS}\n{TRAIN}\n",
 )
 
 
 def _ranges(program: Walked) -> Iterator[Finding]:
     if program.graph.epochs:
         return
-    counted = {id(event.at) for event, _ in program.events(Counted)}
+    counted = {id(event.at) for event in program.events("counted")}
     seen: set[ast.AST] = set()
     for loop in program.graph.loops:
         if loop.loader.kind != "loader" or not loop.turns or not loop.sure:
@@ -501,4 +339,4 @@ def _counts(turn: ast.AST) -> bool:
     return "range(" in text or "count(" in text
 
 
-CHECKS = (_nested, _bounds, _iterators, _plain, _ranges)
+CHECKS = (_nested, _bounds, _iterators, _ranges)

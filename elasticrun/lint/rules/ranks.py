@@ -1,16 +1,15 @@
-"""ER401 to ER403: what all replicas must do together, or only one of them."""
+"""ER401 to ER403, ER208, ER210: what all replicas do together, and how they stop."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from elasticrun.lint.events import Collective, FileOpened, Saved, StateMade
-from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import Guard, Step
-from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts, is_once
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
+from elasticrun.lint.finding import Finding, Rule
+from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
+from elasticrun.lint.naming import STOPS, last_name, written
+from elasticrun.lint.program import Walked, doubts, in_words, is_once
+from elasticrun.lint.values import UNFIXED
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 
@@ -24,40 +23,26 @@ ER401 = Rule(
     help=(
         "let all replicas come to it, and test the rank only around what one does alone"
     ),
-    why="The replicas that skip it do not take part, and the others wait for them.",
-    wrong=f"""\
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        elasticrun.save_all_states()
-""",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-    elasticrun.save_all_states()
-    if elasticrun.rank() == 0:
-        print(epoch)
-""",
 )
 
 
 def _collectives(program: Walked) -> Iterator[Finding]:
     guarded: dict[tuple[str, int], set[tuple[int, bool]]] = {}
-    events = program.events(Collective)
-    for event, collective in events:
+    events = program.events("collective")
+    for event in events:
         guard = _rank_guard(event.step)
         if guard is not None:
-            key = (collective.name, id(guard.function))
+            key = (event.name, id(guard.function))
             guarded.setdefault(key, set()).add((guard.number, guard.holds))
-    for event, collective in events:
+    for event in events:
         guard = _rank_guard(event.step)
         if guard is None:
             continue
-        key = (collective.name, id(guard.function))
+        key = (event.name, id(guard.function))
         if len(guarded[key]) > 1:
             continue  # another branch, or the opposite test, has it as well
         message = (
-            f"{collective.name} is collective, and runs only where the test at line "
+            f"{event.name} is collective, and runs only where the test at line "
             f"{_line(guard)} holds; the other replicas wait"
         )
         yield program.finding(ER401, event, message)
@@ -70,8 +55,10 @@ def _line(guard: Guard) -> int:
 def _loops(program: Walked) -> Iterator[Finding]:
     for loop in program.graph.loops:
         guard = _rank_guard(loop.step)
-        if guard is None or not loop.is_elastic:
-            continue
+        made_at = loop.loader.made_at
+        made = program.graph.steps[made_at].guards if made_at >= 0 else ()
+        if guard is None or guard in made or not loop.is_elastic:
+            continue  # if the loader is made under the same test, ER402 speaks of it
         message = (
             f"the loop over {loop.text} runs only where the test at line "
             f"{_line(guard)} holds; the other replicas never enter it"
@@ -82,29 +69,18 @@ def _loops(program: Walked) -> Iterator[Finding]:
 ER402 = Rule(
     "ER402 E State or loader created conditionally",
     help="create it before the first loop, in every start and on every replica",
-    why=(
-        "States and loaders must be made in the same order in every start, on every "
-        "replica. What depends on rank, restart, time or epoch is not."
-    ),
-    wrong=f"""\
-if elasticrun.generation() == 0:
-    extra = Variables(name='extra', n=0)
-{EPOCHS}
-{TRAIN}
-""",
-    right=f"extra = Variables(name='extra', n=0)\n{EPOCHS}\n{TRAIN}\n",
 )
 
 
 def _states(program: Walked) -> Iterator[Finding]:
-    events = program.events(StateMade)
+    events = program.events("state")
     branches = {
-        (name, guard.number, guard.holds)
-        for event, (name,) in events
+        (event.name, guard.number, guard.holds)
+        for event in events
         for guard in event.step.guards
     }
-    for event, (name,) in events:
-        step = event.step
+    for event in events:
+        name, step = event.name, event.step
         # What both branches make is made in any case.
         taints = frozenset().union(
             *(
@@ -129,26 +105,86 @@ def _states(program: Walked) -> Iterator[Finding]:
 ER403 = Rule(
     "ER403 H all replicas write one path",
     help="write it on rank 0 only, or put the rank into the name",
-    why="Every replica runs the script, so several write the file at the same time.",
-    wrong=f"{EPOCHS}\n{TRAIN}\n    torch.save(net.state_dict(), 'net.pt')\n",
-    right=f"""\
-{EPOCHS}
-{TRAIN}
-    if elasticrun.rank() == 0:
-        torch.save(net.state_dict(), 'net.pt')
-""",
 )
 
 
 def _paths(program: Walked) -> Iterator[Finding]:
-    written_to = [event for event, _ in program.events(Saved)]
-    for event, file in program.events(FileOpened):
-        if file.mode.startswith(("w", "a")):
-            written_to.append(event)
-    for event in written_to:
+    for event in program.events("saved", "opened"):
+        if event.what == "opened" and not event.how.startswith(("w", "a")):
+            continue
         is_own = isinstance(event.at, ast.Call) and "rank" in written(event.at)
         if _rank_guard(event.step) is None and not is_own and program.zone(event.step):
             yield program.finding(ER403, event, "every replica writes this path")
 
 
-CHECKS = (_collectives, _loops, _states, _paths)
+_UNCERTAIN = UNFIXED | {"rank"}
+
+
+ER208 = Rule(
+    "ER208 E whether a loop runs depends on rank, random numbers or time",
+    help="let the epoch's number or a saved value decide, or use request_stop()",
+)
+
+
+def _uncertain(program: Walked) -> Iterator[Finding]:
+    loops: list[WalkedLoop] = [*program.graph.loops, *program.graph.epochs]
+    for loop in loops:
+        if isinstance(loop, DataLoop) and not loop.is_elastic:
+            continue
+        uncertain = _uncertain_of(loop.step.guards)
+        if isinstance(loop, DataLoop):
+            uncertain -= {"rank"}  # of which ER401 speaks
+        if uncertain:
+            message = f"whether this loop runs depends on {in_words(uncertain)}"
+            yield program.finding(ER208, loop, message, doubts=doubts(loop))
+    for event in program.events("left"):
+        loop_left = event.loop
+        if loop_left is None:
+            continue
+        if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
+            continue
+        num_outer = len(loop_left.step.guards)
+        if uncertain := _uncertain_of(event.step.guards[num_outer:]):
+            message = (
+                f"whether the loop at line {loop_left.line} goes on depends on "
+                f"{in_words(uncertain)}"
+            )
+            yield program.finding(ER208, event, message)
+
+
+def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
+    return frozenset().union(*(guard.taints for guard in guards)) & _UNCERTAIN
+
+
+ER210 = Rule(
+    "ER210 E handler swallows the stop",
+    help="catch Exception, or raise again",
+)
+
+
+def _handlers(program: Walked) -> Iterator[Finding]:
+    for event in program.events("suppressed"):
+        message = "suppress() swallows the stop, which leaves a loop as SystemExit"
+        yield program.finding(ER210, event, message)
+    for event in program.events("guarded"):
+        node = event.at
+        assert isinstance(node, ast.Try)
+        for handler in node.handlers:
+            raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
+            if _catches_stop(handler) and not raises:
+                message = "handler swallows the stop, which leaves a loop as SystemExit"
+                yield program.finding(ER210, Spot(handler, event.step), message)
+        for statement in node.finalbody:
+            if isinstance(statement, ast.Return | ast.Continue | ast.Break):
+                message = "`finally` that leaves swallows the stop"
+                yield program.finding(ER210, Spot(statement, event.step), message)
+
+
+def _catches_stop(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return not STOPS.isdisjoint(map(last_name, kinds))
+
+
+CHECKS = (_collectives, _loops, _states, _paths, _uncertain, _handlers)

@@ -1,50 +1,23 @@
-"""ER303 and ER306: states that are not whole, and what is trained beside them."""
+"""ER303, ER306, ER107: states that are not whole, or changed again at each start."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Changed, Made, Trained, UnseenStates
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.events import Event
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked
-from elasticrun.lint.rules.rule import EPOCHS, Rule
+from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Class, Value
 
 _TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
-_TOKENS = """\
-class Tokens(State):
-    def __init__(self):
-        super().__init__('tokens')
-        self.seen = 0
-        self.kept = 0
-
-    def save(self, fileobj):
-        fileobj.write(f'{self.seen} {self.kept}'.encode())
-
-    def load(self, fileobj):
-"""
-
-
 ER303 = Rule(
     "ER303 E field of a State missing in save or load",
     help="write and read the same fields",
-    why=(
-        "What save does not write, or load does not set, has its first value after a "
-        "restart."
-    ),
-    wrong=_TOKENS
-    + """\
-        self.seen = int(fileobj.read().split()[0])
-""",
-    right=_TOKENS
-    + """\
-        self.seen, self.kept = map(int, fileobj.read().split())
-""",
 )
 
 
@@ -66,7 +39,8 @@ def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
     )
     if step is None:
         return
-    own = _own_fields(cls)
+    constructor = cls.methods.get("__init__")
+    own = _stored(constructor) if constructor is not None else set()
     changed = _changed_fields(program, cls)
     name = cls.node.name
     for field in sorted(own):
@@ -92,24 +66,17 @@ def _touched(function: ast.AST) -> set[str] | None:
     return None if takes_all else found
 
 
-def _own_fields(cls: Class) -> set[str]:
-    """Return the fields that begin as plain values or are given objects."""
-    constructor = cls.methods.get("__init__")
-    found: set[str] = set()
-    for node in ast.walk(constructor) if constructor is not None else ():
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
-            found.update(each.attr for each in _fields_in(target))
-    return found
-
-
 def _fields_in(node: ast.AST) -> Iterator[ast.Attribute]:
     """Yield what is written `self.name`."""
     for each in ast.walk(node):
         if isinstance(each, ast.Attribute) and written(each.value) == "self":
             yield each
+
+
+def _stored(function: ast.AST) -> set[str]:
+    """Return the fields that a method sets."""
+    fields = _fields_in(function)
+    return {each.attr for each in fields if isinstance(each.ctx, ast.Store)}
 
 
 def _changed_fields(program: Walked, cls: Class) -> set[str]:
@@ -118,30 +85,18 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
     for name, function in cls.methods.items():
         if name in ("__init__", "load", "save", "sync"):
             continue
-        fields = _fields_in(function)
-        found.update(each.attr for each in fields if isinstance(each.ctx, ast.Store))
-    for event, changed in program.events(Changed):
+        found |= _stored(function)
+    for event in program.events("changed"):
         if event.value is not None and event.value.cls is cls:
-            found.add(changed.field)
+            found.add(event.name)
     return found
 
-
-_SCALED = f"""\
-{EPOCHS}
-    for x, y in train:
-        scaler.scale(loss(x, y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-"""
 
 ER306 = Rule(
     "ER306 W trained object in no state",
     help=(
         "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
     ),
-    why="What is not registered begins anew after a restart.",
-    wrong="scaler = torch.amp.GradScaler()\n" + _SCALED,
-    right="scaler = torch.amp.GradScaler()\nregister(scaler=scaler)\n" + _SCALED,
 )
 
 
@@ -156,15 +111,18 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
     }
     seen: set[int] = set()
     covered = _covered(program)
-    has_unseen = bool(program.events(UnseenStates))
-    for event, trained in program.events(Trained):
-        value, what = event.value, kinds.get(trained.role)
+    has_unseen = bool(program.events("unseen states"))
+    for event in program.events("trained"):
+        value, what = event.value, kinds.get(event.role)
         if value is None or what is None or event.step.epoch is None or has_unseen:
             continue
         if value.uid in seen or not value.sure or value.kind == "unknown":
             continue
         seen.add(value.uid)
         if value.uid in covered or value.node is None or value.made_at < 0:
+            continue
+        averages = value.attrs.values() if event.role == "ema" else ()
+        if any(is_saved(each, depth=0) for each in averages if each.is_model):
             continue
         message = (
             f"this {what} is trained (line "
@@ -199,13 +157,13 @@ def _trained_models(
     program: Walked, stepped: set[int]
 ) -> Iterator[tuple[Value, Value]]:
     """Yield models whose weights change, each with what changes them."""
-    for event, made in program.events(Made):
-        optimizer = event.value if made.role == "optimizer" else None
+    for event in program.events("made", role="optimizer"):
+        optimizer = event.value
         if optimizer is not None and optimizer.uid in stepped:
             for model in _models_of(optimizer):
                 yield model, optimizer
-    for event, trained in program.events(Trained):
-        moved = event.value if trained.role == "weights" else None
+    for event in program.events("trained", role="weights"):
+        moved = event.value
         is_trained = event.step.epoch is not None and event.step.loop is not None
         if moved is None or not is_trained or moved.in_epoch:
             continue
@@ -252,4 +210,62 @@ def is_saved(value: Value, depth: int = 4) -> bool:
     return any(is_saved(each, depth - 1) for each in inner if each.is_object)
 
 
-CHECKS = (_states, _unregistered)
+# What happens to what is trained, and what each start does.
+_STEPPED = {
+    "scheduler": ("LR scheduler stepped", "steps it again"),
+    "optimizer": ("optimizer stepped", "steps it again"),
+    "scaler": ("gradient scaler updated", "updates it again"),
+    "ema": ("averaged weights updated", "updates them again"),
+    "average": ("averaged weights updated", "updates them again"),
+    "weights": ("weights changed", "changes them again"),
+    "loaded": ("state loaded", "replaces what the checkpoint has"),
+}
+_CHANGED = {
+    "update": ("updated from its own value", "updates it again"),
+    "grow": ("grows", "adds to it again"),
+}
+_APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
+
+
+ER107 = Rule(
+    "ER107 E registered state changed again at every start",
+    help="do it before the state is registered, or once: `if once(key):`",
+)
+
+
+def _changes(program: Walked) -> Iterator[Finding]:
+    for event in program.events("trained"):
+        if event.how == "apply" and not _changes_weights(event.at):
+            continue
+        if _is_done_again(program, event):
+            what, again = _STEPPED[event.role]
+            yield _finding(program, event, what, again, doubts(event.value))
+    for event in program.events("changed"):
+        if event.how != "set" and _is_done_again(program, event):
+            how, again = _CHANGED[event.how]
+            # A counter of starts is meant to change.
+            yield _finding(
+                program, event, f"`{event.text}` is saved, and {how}", again, 1
+            )
+
+
+def _is_done_again(program: Walked, event: Event) -> bool:
+    return event.registered and program.is_kept_at_start(event)
+
+
+def _finding(
+    program: Walked, event: Event, what: str, again: str, unsure: int
+) -> Finding:
+    message = f"{what} in zone P, after registration; every restart {again}"
+    return program.finding(ER107, event, message, doubts=unsure)
+
+
+def _changes_weights(node: ast.AST) -> bool:
+    """Return whether the function that `apply` is given is named for that."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    text = written(node.args[0]).lower()
+    return any(word in text for word in _APPLYING)
+
+
+CHECKS = (_states, _unregistered, _changes)

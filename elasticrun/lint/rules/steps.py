@@ -5,35 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Backward, Made, StateMade, Trained
-from elasticrun.lint.finding import Finding
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.rules.rule import EPOCHS, Rule
 from elasticrun.lint.values import Arguments
 
 ER305 = Rule(
     "ER305 W gradient accumulation by hand",
     help="give the loader the batch size of a whole step, and max_local_batch_size=",
-    why=(
-        "A job may stop between two batches. Gradients that wait for the next step are "
-        "not saved."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for number, (x, y) in train.enumerate():
-        loss(x, y).backward()
-        if (number + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    right=f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-{EPOCHS}
-    for x, y in small:
-        loss(x, y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""",
 )
 
 
@@ -41,20 +19,20 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
     seen: set[ast.AST] = set()
     with_backward = {
         (guard.number, guard.holds)
-        for event, _ in program.events(Backward)
+        for event in program.events("backward")
         for guard in event.step.guards
     }
-    for event, trained in program.events(Trained):
+    for event in program.events("trained", role="optimizer"):
         loop = event.step.loop
-        if trained.role != "optimizer" or loop is None or event.at in seen:
+        if loop is None or event.at in seen:
             continue
         for guard in event.step.guards[len(loop.step.guards) :]:
             is_own_turn = (guard.number, guard.holds) in with_backward
             if "modulo" in guard.taints and not is_own_turn:
                 seen.add(event.at)
                 message = (
-                    "optimizer stepped once in several batches: gradients of those "
-                    "before a restart are lost"
+                    "optimizer stepped once in several batches: saves and stops are "
+                    "put off until it is"
                 )
                 yield program.finding(ER305, event, message)
                 break
@@ -63,35 +41,9 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
 _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 
-_AVERAGE = f"""\
-small = AdaptiveDataLoader(train_set, batch_size=256, max_local_batch_size=64)
-average = torch.nn.Linear(4, 3)
-register(average=average)
-{EPOCHS}
-    for x, y in small:
-        step(x, y)
-"""
-
 ER308 = Rule(
     "ER308 W averaged weights updated once a micro-batch",
     help="put it behind `if loader.is_step:`",
-    why=(
-        "With `max_local_batch_size` a step may have several turns of the loop. "
-        "Optimizers, schedulers and averages that are registered act in the last of "
-        "them. What changes weights besides acts in each, so that the average has "
-        "another decay, which depends on the number of replicas."
-    ),
-    wrong=_AVERAGE
-    + """\
-        for mean, parameter in zip(average.parameters(), net.parameters()):
-            mean.data.lerp_(parameter.data, 0.001)
-""",
-    right=_AVERAGE
-    + """\
-        if small.is_step:
-            for mean, parameter in zip(average.parameters(), net.parameters()):
-                mean.data.lerp_(parameter.data, 0.001)
-""",
 )
 
 
@@ -99,19 +51,19 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
     """Yield averages that are updated in each turn of a loop with micro-batches."""
     cut = {
         event.value
-        for event, made in program.events(Made)
-        if made.role == "loader" and _is_cut(made.given)
+        for event in program.events("made", role="loader")
+        if _is_cut(event.given)
     }
-    for event, trained in program.events(Trained):
+    for event in program.events("trained"):
         step = event.step
         loop = step.loop
         if loop is None or loop.loader not in cut or event.value is None:
             continue
         if any("is_step" in guard.taints for guard in step.guards):
             continue
-        is_own = trained.role == "ema" and not event.value.registered
-        by_hand = trained.role == "weights" and trained.how in _AVERAGING
-        by_hand |= trained.role == "average"
+        is_own = event.role == "ema" and not event.value.registered
+        by_hand = event.role == "weights" and event.how in _AVERAGING
+        by_hand |= event.role == "average"
         if is_own or by_hand:
             what = "averaged weights updated" if is_own else "weights changed by hand"
             message = (
@@ -135,48 +87,24 @@ ER309 = Rule(
         "let it go through model.weigh(loss, count=...), a sum through "
         'model.weigh(loss, reduction="sum")'
     ),
-    why=(
-        "`AdaptiveDataParallel` weighs gradients by numbers of samples. With "
-        "`ignore_index`, with class weights, or divided by a number of tokens, a loss "
-        "is a mean over something else: each replica and each micro-batch divides by a "
-        "number of its own. A sum is divided by the number of replicas. So the step "
-        "depends on how the batch is cut, unless `model.weigh` knows what to weigh by."
-    ),
-    wrong=f"""\
-{EPOCHS}
-    for x, y in train:
-        loss = torch.nn.functional.cross_entropy(model(x), y, ignore_index=0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
-    right=f"""\
-{EPOCHS}
-    for x, y in train:
-        loss = torch.nn.functional.cross_entropy(model(x), y, ignore_index=0)
-        optimizer.zero_grad()
-        model.weigh(loss, count=(y != 0).sum()).backward()
-        optimizer.step()
-""",
 )
 
 
 def _losses(program: Walked) -> Iterator[Finding]:
     """Yield backward passes of losses that are to be weighed, and are not."""
-    if "AdaptiveDataParallel" not in {
-        made.name for _, made in program.events(StateMade)
-    }:
+    names = {event.name for event in program.events("state")}
+    if "AdaptiveDataParallel" not in names:
         return
     seen: set[ast.AST] = set()
-    for event, (taints,) in program.events(Backward):
+    for event in program.events("backward"):
         loop = event.step.loop
         if loop is None or event.at in seen:
             continue
-        if "counted" in taints:
+        if "counted" in event.taints:
             what = (
                 "a mean over what this part of the batch has to count, not over samples"
             )
-        elif "summed" in taints:
+        elif "summed" in event.taints:
             what = "a sum, which is divided by the number of replicas"
         else:
             continue

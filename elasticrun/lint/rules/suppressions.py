@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticrun.lint.finding import Edit, Finding, Fix
+from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.project import Module
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
 
 
 def is_suppressed(
@@ -31,17 +30,6 @@ def is_suppressed(
 ER001 = Rule(
     "ER001 W unused suppression",
     help="remove the comment",
-    why="Nothing is found on the line, so the comment would hide what comes later.",
-    wrong=f"""\
-{EPOCHS}
-{TRAIN}
-    scheduler.step()  # elasticrun: ignore[ER107] meant
-""",
-    right=f"""\
-scheduler.step()  # elasticrun: ignore[ER107] each start is meant
-{EPOCHS}
-{TRAIN}
-""",
 )
 
 
@@ -55,20 +43,7 @@ def unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]
         text = module.line(line)
         what = ", ".join(unused) or "anything"
         message = f"nothing is found here for the suppression of {what}"
-        fix = _without_comment(text, line, column, is_whole=not here)
         yield Finding(
             ER001.code, ER001.severity, module.name, line, column + 1, line,
-            len(text) + 1, message, "", text, "", ER001.help, fix,
+            len(text) + 1, message, "", text, "", ER001.help,
         )  # fmt: skip
-
-
-def _without_comment(
-    text: str, line: int, column: int, *, is_whole: bool
-) -> Fix | None:
-    if not is_whole:
-        return None
-    if not text[:column].strip():
-        edit = Edit((line, 0), (line + 1, 0), "")
-    else:
-        edit = Edit((line, len(text[:column].rstrip())), (line, len(text)), "")
-    return Fix((edit,), True, "Remove the unused suppression")

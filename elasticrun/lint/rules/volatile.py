@@ -1,283 +1,145 @@
-"""ER301 and ER209, and in which order values are looked at."""
+"""ER301 and ER209: plain values that later epochs or turns read."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Left, NextCalled
-from elasticrun.lint.finding import Finding
-from elasticrun.lint.graph import DataLoop, EpochLoop, Step, ValuePlace, Write
+from elasticrun.lint.finding import Finding, Rule
+from elasticrun.lint.graph import EpochLoop, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
-from elasticrun.lint.rules.left_over import left_over, numbered
-from elasticrun.lint.rules.rule import EPOCHS, TRAIN, Rule
-from elasticrun.lint.rules.sums import sums
-from elasticrun.lint.rules.uses import PARTIAL, Uses, is_clock, is_creation
+from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
+from elasticrun.lint.rules.left_over import behind
 from elasticrun.lint.values import elastic_loaders_in
-
-_EMPTY = "empty"  # In place of a constant: a container that is made without items.
 
 
 def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings about volatile values."""
-    uses = Uses(program)
-    carried: set[ValuePlace] = set()
-    for epoch in program.graph.epochs:
+    flow = Dataflow(program)
+    lost: set[ValuePlace] = set()  # the places that ER301 has reported
+    for turns in _turns(program):
+        for carried in flow.carried(turns):
+            if isinstance(turns.loop, EpochLoop):
+                yield from _over_epochs(flow, turns.loop, turns, carried, lost)
+            elif carried.place not in lost:
+                yield from _over_turns(flow, turns, carried, lost)
+    yield from behind(flow, lost)
+    yield from _left(flow, lost)
+
+
+def _turns(program: Walked) -> Iterator[Turns]:
+    """Yield the epochs, then the loops over loaders, then those that ask by `next`."""
+    graph = program.graph
+    for epoch in graph.epochs:
         if program.zones.loops_of(epoch):
-            yield from _carried(program, uses, epoch, carried)
-    for head, inside, data_loop in _turns(program):
-        yield from _carried_by(program, uses, head, inside, data_loop, carried)
-    for loop in program.graph.loops:
-        if loop.is_elastic:
-            means: set[ValuePlace] = set()
-            yield from sums(program, uses, loop, carried=carried, means=means)
-            if not loop.is_inner:  # that is never continued in its middle, nor skipped
-                yield from left_over(program, uses, loop, means)
-                yield from numbered(program, uses, loop)
-    yield from _left(program, uses, carried)
-
-
-def _carried(
-    program: Walked, uses: Uses, epoch: EpochLoop, carried: set[ValuePlace]
-) -> Iterator[Finding]:
-    inside = {step for step in program.graph.steps if step.epoch is epoch}
-    for writes in _written(program, uses, inside).values():
-        finding = _lost(program, uses, epoch, inside, writes, carried)
-        if finding is not None:
-            yield finding
-
-
-def _written(
-    program: Walked, uses: Uses, inside: set[Step]
-) -> dict[ValuePlace, list[Write]]:
-    """Return the plain places that some steps write and others read."""
-    places: dict[ValuePlace, list[Write]] = {}
-    for step in program.graph.steps:
-        for write in step.writes if step in inside else ():
-            # Of iterators ER203 and ER207 speak.
-            is_iterator = write.value is not None and write.value.kind == "iterator"
-            if write.how == "bind" or is_creation(write) or is_iterator:
-                continue
-            if uses.reads.get(write.place):
-                places.setdefault(write.place, []).append(write)
-    return {
-        place: writes
-        for place, writes in places.items()
-        if uses.is_volatile(place) and not is_clock(writes)
-    }
-
-
-def _lost(
-    program: Walked,
-    uses: Uses,
-    epoch: EpochLoop,
-    inside: set[Step],
-    writes: list[Write],
-    carried: set[ValuePlace],
-) -> Finding | None:
-    """Return the finding of a place that keeps its value from one epoch to a later one.
-
-    Its writes survive that reach the loop's head with no other value set on the way;
-    exposed are the steps that may see such a value, coming from the head.
-    """
-    graph, place = program.graph, writes[0].place
-    passes = uses.passing(place)
-    within = uses.passing(place, inside)
-    survivors = _survivors(uses, writes, epoch.step, inside)
-    if not survivors:
-        return None
-    exposed = graph.forward([epoch.step], passes)
-    reads = [each for each in uses.reads[place] if each.step in exposed]
-    loudness = uses.loudness([r for r in reads if r.step in inside])
-    is_kept = epoch.step in graph.forward([epoch.step], within)
-    if not loudness and is_kept:
-        loudness = uses.loudness(reads)
-    if loudness:
-        carried.add(place)
-        return _lost_finding(program, epoch, survivors, loudness)
-    if uses.loudness(reads):
-        return _last_value(program, epoch, survivors[0])
-    return None
-
-
-def _survivors(
-    uses: Uses, writes: list[Write], head: Step, inside: set[Step]
-) -> list[Write]:
-    """Return the writes in a turn whose values reach the next, if they are new ones."""
-    place = writes[0].place
-    within = uses.passing(place, inside)
-    forward = uses.program.graph.forward
-    found = [each for each in writes if head in forward([each.step], within)]
-    first = [each for each in uses.writes[place] if each.step not in inside]
-    return [] if _are_first_value(first, found) else found
-
-
-def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
-    """Return whether each turn leaves the constant that is set before the loop."""
-    values = {_constant_of(each) for each in [*first, *survivors]}
-    return bool(first) and len(values) == 1 and None not in values
-
-
-def _constant_of(write: Write) -> str | None:
-    value = write.value
-    if write.how != "set":
-        return None
-    if value is None:
-        return _EMPTY if write.place[1] == "[]" else None
-    if value.kind == "const":
-        return f"{type(value.constant)} {value.constant!r}"
-    return _EMPTY if value.is_empty else None
+            inside = {step for step in graph.steps if step.epoch is epoch}
+            yield Turns(epoch.step, inside, epoch)
+    for loop in graph.loops:
+        if loop.is_elastic and loop.sure and not loop.outer:
+            yield Turns(loop.step, steps_of(program, loop), loop)
+    seen: set[ast.AST] = set()
+    for event in program.events("asked"):
+        if event.value is None or not event.turns or event.turns[-1] in seen:
+            continue
+        if event.step.epoch is not None or event.step.loop is not None:
+            continue
+        turn = event.turns[-1]
+        seen.add(turn)
+        if isinstance(turn, ast.While) and elastic_loaders_in(event.value):
+            head = [each for each in graph.steps if each.node is turn][-1]
+            yield Turns(head, graph.forward([head]) & graph.backward([head]), None)
 
 
 ER301 = Rule(
     "ER301 W value lost at a restart",
     help="keep it in Variables (or in a State)",
-    why=(
-        "Plain Python values are made again by the replayed code, and what later code "
-        "has set is gone. It is an error where the value decides something, is saved, "
-        "or goes to the optimizer."
-    ),
-    wrong=f"""\
-best = 0.0
-{EPOCHS}
-{TRAIN}
-    accuracy = evaluate()
-    if accuracy > best:
-        best = accuracy
-        torch.save(net, "best.pt")
-""",
-    right=f"""\
-best = Variables(accuracy=0.0)
-{EPOCHS}
-{TRAIN}
-    accuracy = evaluate()
-    if accuracy > best.accuracy:
-        best.accuracy = accuracy
-        if elasticrun.rank() == 0:
-            torch.save(net, "best.pt")
-""",
 )
 
 
-def _lost_finding(
-    program: Walked, epoch: EpochLoop, writes: list[Write], loudness: str
-) -> Finding | None:
-    write = max(writes, key=lambda each: (_rank(each), -each.step.number))
-    if is_once(write.step):
-        return None
-    zone = program.zone(write.step)
-    loop = program.zones.loops_of(epoch)[0]
-    message = (
-        f"`{write.name}` is changed in zone {zone} and read in a later epoch; a "
-        "restart makes it again with its first value"
-    )
-    severity = "E" if loudness == "decides" else "W"
-    return program.finding(
-        ER301, write, message, loop=loop, severity=severity, doubts=doubts(loop)
-    )
-
-
-def _rank(write: Write) -> int:
-    """Prefer a write that makes the new value from the old, then any computed one."""
-    if write.how in PARTIAL:
-        return 2
-    is_constant = write.value is not None and write.value.kind == "const"
-    return 0 if is_constant else 1
-
-
-def _last_value(program: Walked, epoch: EpochLoop, write: Write) -> Finding:
-    message = (
-        f"`{write.name}` has the last epoch's value after the epochs; a job that is "
-        "started again when all epochs are finished does not make it"
-    )
-    loop = program.zones.loops_of(epoch)[0]
-    return program.finding(ER301, write, message, loop=loop, severity="H")
-
-
-def _turns(program: Walked) -> Iterator[tuple[Step, set[Step], DataLoop | None]]:
-    """Yield head, steps and loop of what has boundaries between its turns.
-
-    Where batches are asked by `next`, the loop is None.
-    """
-    graph = program.graph
-    for loop in graph.loops:
-        if loop.is_elastic and loop.sure and not loop.outer:
-            inside = {step for step in graph.steps if step.is_in(loop)}
-            yield loop.step, inside, loop
-    seen: set[ast.AST] = set()
-    for event, asked in program.events(NextCalled):
-        if event.value is None or not asked.turns or asked.turns[-1] in seen:
-            continue
-        if event.step.epoch is not None or event.step.loop is not None:
-            continue
-        turn = asked.turns[-1]
-        seen.add(turn)
-        if isinstance(turn, ast.While) and elastic_loaders_in(event.value):
-            head = [each for each in graph.steps if each.node is turn][-1]
-            inside = graph.forward([head]) & graph.backward([head])
-            yield head, inside, None
-
-
-def _carried_by(
-    program: Walked,
-    uses: Uses,
-    head: Step,
-    inside: set[Step],
-    loop: DataLoop | None,
-    carried: set[ValuePlace],
+def _over_epochs(
+    flow: Dataflow,
+    epoch: EpochLoop,
+    turns: Turns,
+    carried: Carried,
+    lost: set[ValuePlace],
 ) -> Iterator[Finding]:
-    """Yield plain values of one turn that decide something in a later one."""
-    for place, writes in _written(program, uses, inside).items():
-        survivors = _survivors(uses, writes, head, inside)
-        if loop is not None and loop.epoch is not None:  # ER302 speaks of its sums.
-            survivors = [each for each in survivors if each.how not in PARTIAL]
-        if not survivors or place in carried:
-            continue
-        exposed = program.graph.forward([head], uses.passing(place, inside)) & inside
-        reads = [each for each in uses.reads[place] if each.step in exposed]
-        if uses.loudness(reads) != "decides":
-            continue
-        carried.add(place)
-        write = max(survivors, key=lambda each: (_rank(each), -each.step.number))
-        if is_once(write.step):
-            continue
+    """Yield the finding of a place whose value a later epoch reads."""
+    program, place = flow.program, carried.place
+    exposed = flow.reached(turns.head, place)
+    reads = flow.seen_from(turns, place, exposed)
+    loudness = flow.loudness(each for each in reads if each.step in turns.inside)
+    if not loudness and turns.head in flow.reached(turns.head, place, turns.inside):
+        loudness = flow.loudness(reads)
+    loop = program.zones.loops_of(epoch)[0]
+    if loudness:
+        lost.add(place)
+        write = _telling(carried)
         message = (
-            f"`{write.name}` is changed in the loop at line {head.line} "
-            "and read in a later turn; a restart makes it again with its first value"
+            f"`{write.name}` is changed in zone {program.zone(write.step)} and read in "
+            "a later epoch; a restart makes it again with its first value"
         )
-        yield program.finding(ER301, write, message, loop=loop, severity="E")
+        severity, unsure = "E" if loudness == "decides" else "W", doubts(loop)
+    elif flow.loudness(reads):
+        write = carried.survivors[0]
+        message = (
+            f"`{write.name}` has the last epoch's value after the epochs; a job that "
+            "is started again when all epochs are finished does not make it"
+        )
+        severity, unsure = "H", 0
+    else:
+        return
+    if severity == "H" or not is_once(write.step):
+        yield program.finding(
+            ER301, write, message, loop=loop, severity=severity, doubts=unsure
+        )
+
+
+def _over_turns(
+    flow: Dataflow, turns: Turns, carried: Carried, lost: set[ValuePlace]
+) -> Iterator[Finding]:
+    """Yield the finding of a place that decides something in a later turn."""
+    loop = turns.loop
+    if loop is not None and loop.epoch is not None:  # ER302 speaks of its sums.
+        plain = [each for each in carried.survivors if each.how not in PARTIAL]
+        carried = carried._replace(survivors=plain)
+    exposed = flow.reached(turns.head, carried.place, turns.inside) & turns.inside
+    reads = flow.seen_from(turns, carried.place, exposed)
+    if not carried.survivors or flow.loudness(reads) != "decides":
+        return
+    lost.add(carried.place)
+    write = _telling(carried)
+    if is_once(write.step):
+        return
+    message = (
+        f"`{write.name}` is changed in the loop at line {turns.head.line} "
+        "and read in a later turn; a restart makes it again with its first value"
+    )
+    assert not isinstance(loop, EpochLoop)
+    yield flow.program.finding(ER301, write, message, loop=loop, severity="E")
+
+
+def _telling(carried: Carried) -> Write:
+    """Return the write that makes the new value from the old, else any computed one."""
+
+    def order(write: Write) -> tuple[int, int]:
+        if write.how in PARTIAL:
+            return 2, -write.step.number
+        is_constant = write.value is not None and write.value.kind == "const"
+        return int(not is_constant), -write.step.number
+
+    return max(carried.survivors, key=order)
 
 
 ER209 = Rule(
     "ER209 W break of the epoch loop that is not remembered",
     help="keep what decides in Variables",
-    why=(
-        "What decides to stop is a plain value, and a restart gives it its first value "
-        "again. The job then trains on where it would have stopped."
-    ),
-    wrong=f"""\
-bad = 0
-{EPOCHS}
-{TRAIN}
-    bad = bad + 1 if worse() else 0
-    if bad > 3:
-        break
-""",
-    right=f"""\
-stop = Variables(bad=0)
-{EPOCHS}
-{TRAIN}
-    if worse():
-        stop.bad += 1
-    if stop.bad > 3:
-        break
-""",
 )
 
 
-def _left(program: Walked, uses: Uses, carried: set[ValuePlace]) -> Iterator[Finding]:
-    lost = uses.followed(carried)
-    for event, (epoch,) in program.events(Left):
+def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
+    program, deciding = flow.program, flow.followed(lost)
+    for event in program.events("left"):
+        epoch = event.loop
         if not isinstance(epoch, EpochLoop):
             continue
         tests = {
@@ -285,15 +147,15 @@ def _left(program: Walked, uses: Uses, carried: set[ValuePlace]) -> Iterator[Fin
             for guard in event.step.guards[len(epoch.step.guards) :]
             for node in ast.walk(guard.test)
         }
-        for step in program.graph.steps:
-            if step.epoch is not epoch:
-                continue
-            if any(r.place in lost and id(r.at) in tests for r in step.reads):
-                message = (
-                    "break of the epoch loop is decided by a value that a restart loses"
-                )
-                yield program.finding(ER209, event, message)
-                break
+        if any(
+            read.place in deciding and id(read.at) in tests
+            for step in program.graph.steps
+            for read in (step.reads if step.epoch is epoch else ())
+        ):
+            message = (
+                "break of the epoch loop is decided by a value that a restart loses"
+            )
+            yield program.finding(ER209, event, message)
 
 
 CHECKS = (check,)

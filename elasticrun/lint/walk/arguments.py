@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from elasticrun.lint.graph import VALUE, Sink, flow_to
 from elasticrun.lint.naming import written
@@ -30,25 +29,22 @@ class Called(Arguments):
         return self.name.rpartition(".")[2]
 
 
-class MethodCall(NamedTuple):
-    """A call of a method that the project does not define."""
+@dataclass(eq=False, kw_only=True)
+class MethodCalled(Called):
+    """A call of a method that the project does not define.
+
+    Attributes:
+        name: The method's own name.
+        receiver: What it is called on.
+    """
 
     receiver: Value
-    name: str
-    node: ast.Call
 
     @property
     def text(self) -> str:
         """What the method is called on, as the program writes it."""
         assert isinstance(self.node.func, ast.Attribute)
         return written(self.node.func.value)
-
-    def arguments(self, walk: Walk, sink: Sink | None = None) -> Arguments:
-        """Evaluate the arguments; all of them go to one sink."""
-        return arguments(walk, self.node, sink)
-
-
-Handle = Callable[[Walk, MethodCall], Value | None]  # the methods of one role
 
 
 def arguments(walk: Walk, node: ast.Call, sink: Sink | None = None) -> Arguments:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from elasticrun.lint.events import Changed, Trained
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import Value, element_of, key_of, unknown
+from elasticrun.lint.walk.externals import write_content
 from elasticrun.lint.walk.losses import taints_of_quotient
-from elasticrun.lint.walk.objects import write_content
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 # What a function that cannot be seen is taken to give back, as in `net = prepare(net)`.
@@ -50,9 +49,6 @@ def _assign_name(walk: Walk, target: ast.Name, value: Value, how: str) -> None:
         value.name = name
     _drop_content(walk, owner.env.get(name), value, target, name)
     owner.env[name] = value
-    owner.fixed.discard(name)
-    if how == "target" and value.kind == "const":
-        owner.fixed.add(name)
     walk.write((owner.uid, name), target, how, value, name)
 
 
@@ -81,7 +77,7 @@ def _drop_content(
     if before is None or not before.is_container:
         return
     if value is not before and value.kind == before.kind:
-        walk.write((before.uid, "[]"), target, "set", None, name)
+        walk.write((before.uid, "[]"), target, "drop", None, name)
 
 
 def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) -> None:
@@ -152,7 +148,9 @@ def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
         return "set"
     how = walk.ways.get((target, value))
     if how is None:
-        is_own = any(_is_same(each, target) for each in ast.walk(value))
+        text = written(target)
+        same = (each for each in ast.walk(value) if type(each) is type(target))
+        is_own = any(written(each) == text for each in same)
         how = walk.ways[target, value] = "update" if is_own else "set"
     return how
 
@@ -210,11 +208,13 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
         write_content(walk, old, node, "grow", written(node.target))
-        walk.note(node, Changed("grow", "[]", written(node.target)), old)
+        walk.note(
+            node, "changed", old, how="grow", name="[]", text=written(node.target)
+        )
         old.is_complete = False
         return
     if old.kind == "param":
-        walk.note(node, Trained("weights", "in place"), old.owner)
+        walk.note(node, "trained", old.owner, role="weights", how="in place")
         return
     taints = old.taints | value.taints
     if isinstance(node.op, ast.Div):
@@ -222,6 +222,14 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
     new = unknown(old.name, taints)
     walk.assign(node.target, new, how="update")
     _note_change(walk, node.target, node, "update")
+
+
+def _run_delete(walk: Walk, node: ast.Delete) -> None:
+    walk.step(node)
+    for each in node.targets:
+        if isinstance(each, ast.Name):
+            place = (walk.frame.binder(each.id).uid, each.id)
+            walk.write(place, each, "drop", None, each.id)
 
 
 def _note_assigned(
@@ -250,18 +258,18 @@ def _note_change(walk: Walk, target: ast.expr, node: ast.stmt, how: str) -> None
         base = base.owner or base
     if base.kind == "param" and isinstance(target, ast.Attribute):
         if target.attr == "data" and how == "update":
-            walk.note(node, Trained("weights", "in place"), base.owner)
+            walk.note(node, "trained", base.owner, role="weights", how="in place")
         return
     is_update = how == "update" and base.kind != "optimizer"
     if is_update and any(x.kind == "param" for x in (base, *base.parts)):
-        walk.note(node, Trained("average"), base)
+        walk.note(node, "trained", base, role="average")
     elif base.is_durable and base.kind not in ("model", "accumulator"):
         if isinstance(target, ast.Attribute):
             name = target.attr
         else:
             key = target.slice
             name = str(key.value) if isinstance(key, ast.Constant) else "[]"
-        walk.note(node, Changed(how, name, written(target)), base)
+        walk.note(node, "changed", base, how=how, name=name, text=written(target))
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:
@@ -271,21 +279,6 @@ def _quietly(walk: Walk, node: ast.expr) -> Value:
         value = walk.evaluate(node)
     del walk.current.reads[count:]
     return value
-
-
-def _is_same(one: ast.AST, other: ast.AST) -> bool:
-    """Return whether two expressions name the same thing, read or written."""
-    if isinstance(one, ast.Name) and isinstance(other, ast.Name):
-        return one.id == other.id
-    if isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute):
-        return one.attr == other.attr and _is_same(one.value, other.value)
-    if isinstance(one, ast.Subscript) and isinstance(other, ast.Subscript):
-        return _is_same(one.value, other.value) and _is_same(one.slice, other.slice)
-    if isinstance(one, ast.Constant) and isinstance(other, ast.Constant):
-        return bool(one.value == other.value)
-    if isinstance(one, ast.Call) and isinstance(other, ast.Call):
-        return ast.dump(one) == ast.dump(other)
-    return False
 
 
 def _is_bounding(value: ast.expr) -> bool:
@@ -298,4 +291,5 @@ STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Assign: _run_assign,
     ast.AnnAssign: _run_ann_assign,
     ast.AugAssign: _run_aug_assign,
+    ast.Delete: _run_delete,
 }

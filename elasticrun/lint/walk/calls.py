@@ -5,23 +5,26 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from elasticrun.lint import catalog
-from elasticrun.lint.events import Made, Outside, StateMade
+from elasticrun.lint import roles
+from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import OWN, VALUE, Sink
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     Class,
     Value,
+    constant,
     register_reachable,
     unknown,
 )
-from elasticrun.lint.walk.arguments import MethodCall, arguments
-from elasticrun.lint.walk.attributes import attribute
-from elasticrun.lint.walk.externals import call_external, call_unknown
+from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments
+from elasticrun.lint.walk.expressions import attribute
+from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
 from elasticrun.lint.walk.functions import call_known
-from elasticrun.lint.walk.losses import OF_CRITERIA
-from elasticrun.lint.walk.methods import call_method
+from elasticrun.lint.walk.losses import OF_CRITERIA, taints_of_loss
+from elasticrun.lint.walk.methods import any_method, called
+from elasticrun.lint.walk.table import ELASTIC, Row, function_row, method_row
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 _STEPPING = frozenset(("scheduler", "ema", "optimizer"))
@@ -31,8 +34,6 @@ _CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     """Return what a call returns, having walked through the function if known."""
     function = node.func
-    if isinstance(function, ast.Name) and function.id == "super":
-        return _super(walk)
     if not isinstance(function, ast.Attribute):
         with walk.into(VALUE):
             callee = walk.evaluate(function)
@@ -46,7 +47,7 @@ def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     listed = _as_listed(walk, function.attr, node)
     if listed is not None:
         return listed
-    value = call_method(walk, MethodCall(receiver, function.attr, node))
+    value = _call_method(walk, receiver, function.attr, node)
     value.taints |= callee.taints & OF_CRITERIA
     return value
 
@@ -55,13 +56,13 @@ def _sink_of_receiver(walk: Walk, name: str) -> Sink:
     """Return what a call reads its receiver for: often only to make it grow."""
     if walk.sink.kind != "none":
         return walk.sink
-    return OWN if name in catalog.GROWING else VALUE
+    return OWN if name in GROWING else VALUE
 
 
 def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Value:
     """Return what hangs under a name on the receiver of a call."""
     if not _changes_by_role(receiver, function.attr):
-        if receiver.kind in ("ext", "module", "instance", "super", "class"):
+        if receiver.kind in ("ext", "module", "instance", "class"):
             return attribute(walk, receiver, function.attr, function)
         if function.attr in receiver.attrs:
             return receiver.attrs[function.attr]
@@ -78,11 +79,9 @@ def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
     if callee.kind == "class":
         return _instantiate(walk, callee, node)
     if callee.kind == "ext":
-        return call_external(walk, callee.name, node)
-    body = _body(callee)
-    if body is not None:
-        method = attribute(walk, callee, body, node)
-        return call_known(walk, method, node)
+        return _call_external(walk, callee.name, node)
+    if _is_criterion(callee):
+        return call_known(walk, attribute(walk, callee, "forward", node), node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
     return call_unknown(walk, callee, name, node)
 
@@ -99,8 +98,85 @@ def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
         return None
     given = arguments(walk, node)
     if is_effect:
-        walk.note(node, Outside(text))
+        walk.note(node, "sent", name=text)
     return unknown(taints=given.taints)
+
+
+# What is not in the project.
+
+
+def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
+    """Return what an external call makes, noting its effects."""
+    elastic = roles.elastic_name(name)
+    if not elastic and name.rpartition(".")[2] in walk.options.loaders:
+        elastic = "AdaptiveDataLoader"
+    if elastic:
+        return _call_elastic(walk, elastic, node)
+    row = function_row(name)
+    sink = row.sink if row is not None else None
+    given = arguments(walk, node, sink or walk.sink)
+    it = Called(given.args, given.keywords, name=name, node=node)
+    files = [each for each in it.values if each.kind == "file"]
+    if files and row is not None and (row.event == "saved" or name == "print"):
+        walk.note(node, "written", files[0])
+    value = _by_row(walk, row, it)
+    if value is None:
+        value = opaque(walk, it)
+        value.taints = taints_of_loss(it, value.taints)
+    return value
+
+
+def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
+    """Return what one of elasticrun's own names makes or asks."""
+    walk.note(node, "job")
+    row = ELASTIC.get(name, Row())
+    given = arguments(walk, node, row.sink or VALUE)
+    value = _by_row(walk, row, Called(given.args, given.keywords, name=name, node=node))
+    assert value is not None
+    value.name = value.name if row.do else name
+    return value
+
+
+def _call_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
+    """Return what a method returns that the project does not define."""
+    also = "model" if looks_like_model(receiver) else ""
+    roles_of = (_role_of(receiver), also, "any")
+    rows = (method_row(role, name) for role in roles_of)
+    row = next((each for each in rows if each is not None), None)
+    value = None
+    if row is not None:
+        value = _by_row(walk, row, called(walk, receiver, name, node, row.sink))
+    return any_method(walk, receiver, name, node) if value is None else value
+
+
+def _role_of(value: Value) -> str:
+    """Return what a value is, or what its name suggests where nothing is known."""
+    if value.kind == "instance" and value.cls is not None and value.cls.role:
+        return value.cls.role
+    if value.kind != "unknown":
+        return value.kind
+    return roles.hint(value.name) if value.name else "unknown"
+
+
+def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
+    """Note what a row of the table says, and return what the call gives."""
+    if row is None:
+        return None
+    if row.do is not None:
+        return row.do(walk, it)
+    receiver = it.receiver if isinstance(it, MethodCalled) else None
+    if row.event is not None:
+        details: dict[str, Any] = {"name": it.name, "role": row.role, "how": it.name}
+        details.update(given=it, catching=walk.catching)
+        walk.note(it.node, row.event, receiver, **details)
+    if row.gives == "nothing":
+        return constant(None)
+    if receiver is not None and row.gives in ("receiver", "alike"):
+        is_same = row.gives == "receiver"
+        return receiver if is_same else unknown(taints=receiver.taints)
+    if row.gives == "first":
+        return it.args[0] if it.args else None
+    return unknown(row.taint, frozenset(row.taint.split()))
 
 
 # The project's classes.
@@ -110,7 +186,7 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     cls = callee.cls
     assert cls is not None
     if cls.role == "loader" or cls.node.name in walk.options.loaders:
-        return call_external(walk, "elasticrun.AdaptiveDataLoader", node)
+        return _call_external(walk, "elasticrun.AdaptiveDataLoader", node)
     made = walk.made(Value("instance", cls.node.name, node=node, cls=cls))
     constructor = cls.find("__init__")
     if constructor is not None:
@@ -119,11 +195,11 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     else:
         _fill_fields(walk, made, cls, node)
     if cls.role == "state":
-        walk.note(node, StateMade(cls.node.name), made)
+        walk.note(node, "state", made, name=cls.node.name)
         made.registered = True
         register_reachable(made)
     elif cls.role in ("scheduler", "optimizer", "ema", "scaler"):
-        walk.note(node, Made(cls.role), made)
+        walk.note(node, "made", made, role=cls.role)
     return made
 
 
@@ -145,24 +221,13 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
         made.parts = given.values
 
 
-def _super(walk: Walk) -> Value:
-    frame = walk.frame
-    if frame.cls is None or frame.instance is None:
-        return unknown("super")
-    return Value("super", "super", owner=frame.instance, frame=frame)
-
-
-def _body(value: Value) -> str | None:
-    """Return the method that a call of an instance runs, if it is walked through."""
+def _is_criterion(value: Value) -> bool:
+    """Return whether a value is a loss that the project defines, whose body counts."""
     cls = value.cls
-    if value.kind != "instance" or cls is None:
-        return None
-    name = "__call__"
-    if cls.role == "model":
-        if not _CRITERION.search(cls.node.name):
-            return None
-        name = "forward"
-    return name if cls.find(name) is not None else None
+    is_module = value.kind == "instance" and cls is not None and cls.role == "model"
+    if not is_module or cls is None or not _CRITERION.search(cls.node.name):
+        return False
+    return cls.find("forward") is not None
 
 
 def _changes_by_role(receiver: Value, name: str) -> bool:

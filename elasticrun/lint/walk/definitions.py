@@ -12,11 +12,6 @@ from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import decorated
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
-# A script may import a whole library. Two imports deep, only what is about training is
-# walked through, and no more than this of it.
-MAX_MODULES = 80
-MAX_IMPORTS = 12  # one within the other
-
 
 def _run_function_def(walk: Walk, node: MethodDef) -> None:
     frame = walk.frame
@@ -54,7 +49,7 @@ def load_module(walk: Walk, module: Module) -> Frame | None:
     """Walk through a module's top level once; return its names."""
     if module in walk.frames:
         return walk.frames[module]
-    tree = module.parse() if _is_within_reach(walk, module) else None
+    tree = module.parse() if walk.may_import(module) else None
     if tree is None:
         walk.frames[module] = None
         return None
@@ -70,14 +65,6 @@ def load_module(walk: Walk, module: Module) -> Frame | None:
     if not walk.here:
         walk.here = [walk.graph.steps[-1]]
     return frame
-
-
-def _is_within_reach(walk: Walk, module: Module) -> bool:
-    """Return whether to walk through a module: not through a whole library."""
-    if walk.depth < 2:
-        return True
-    is_small = walk.depth < MAX_IMPORTS and len(walk.frames) < MAX_MODULES
-    return is_small and module.is_about_training
 
 
 def _run_import(walk: Walk, node: ast.Import) -> None:

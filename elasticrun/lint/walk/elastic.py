@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elasticrun.lint import catalog
-from elasticrun.lint.events import (
-    Collective,
-    Draw,
-    JobNeeded,
-    Made,
-    OrderDrawn,
-    Seeded,
-    StateMade,
-    UnseenStates,
-)
-from elasticrun.lint.graph import SAVE, VALUE, DataLoop
+from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
-    NO_TAINTS,
     Kind,
     Value,
     constant,
@@ -29,138 +16,76 @@ from elasticrun.lint.values import (
     register_reachable,
     unknown,
 )
-from elasticrun.lint.walk.arguments import Called, arguments
-from elasticrun.lint.walk.attributes import call_method
+from elasticrun.lint.walk.arguments import Called
 from elasticrun.lint.walk.walk import Walk
 
-# What depends on what elasticrun's own functions return.
-_ELASTIC_TAINTS = {
-    "rank": frozenset(("rank",)),
-    "local_rank": frozenset(("rank",)),
-    "replica_rank": frozenset(("rank",)),
-    "world_size": frozenset(("world_size",)),
-    "num_replicas": frozenset(("world_size",)),
-    "generation": frozenset(("generation",)),
-    "num_restarts": frozenset(("generation",)),
-    "once": frozenset(("once",)),
-    "current_epoch": frozenset(("epoch",)),
-    "finished_epochs": frozenset(("epoch",)),
-}
 
-
-# Loops up to a total, by the kind of their value and the name of the total.
-_BOUNDS: dict[str, tuple[Kind, str]] = {
-    "remaining_epochs_until": ("epochs", "num_epochs"),
-    "remaining_steps_until": ("steps", "num_steps"),
-}
-
-
-def call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
-    """Return what one of elasticrun's own names makes or asks."""
-    walk.note(node, JobNeeded())
-    sink = SAVE if name == "Variables" else VALUE
-    given = arguments(walk, node, sink)
-    it = Called(given.args, given.keywords, name=name, node=node)
-    if name in _MAKERS:
-        return _MAKERS[name](walk, it)
-    if name in _BOUNDS:
-        kind, keyword = _BOUNDS[name]
-        bound = it.args[:1] or [it.keywords.get(keyword, unknown())]
-        return Value(kind, name, node=node, parts=bound)
-    if name in catalog.ELASTIC_COLLECTIVES:
-        walk.note(node, Collective(name))
-        return unknown()
-    return unknown(name, _ELASTIC_TAINTS.get(name, NO_TAINTS))
-
-
-def _register(walk: Walk, it: Called) -> Value:
+def register_all(walk: Walk, it: Called) -> Value:
+    """Register what `register` is given."""
     for value in it.values:
         register(value)
         if value.kind == "instance":
             register_reachable(value)
-    walk.note(it.node, StateMade("register"))
+    walk.note(it.node, "state", name="register")
     for keyword in it.node.keywords:
         if keyword.arg is None:
             value = walk.evaluate(keyword.value)
             if not value.attrs and not value.parts:
                 # Not even how many things are registered here is known.
-                walk.note(it.node, UnseenStates())
+                walk.note(it.node, "unseen states")
     return constant(None)
 
 
-def _make_loader(walk: Walk, it: Called) -> Value:
-    for key in ("sampler", "batch_sampler"):
-        if key in it.keywords:
-            _note_draws(walk, it, key)
-    value = walk.made(Value("loader", it.name, node=it.node))
-    value.parts = it.values if it.name == "CombinedLoader" else it.args[:1]
-    walk.note(it.node, StateMade(it.name), value)
-    walk.note(it.node, Made("loader", it.name, it), value)
+def _state(walk: Walk, it: Called, kind: Kind) -> Value:
+    value = walk.made(Value(kind, it.name, node=it.node))
+    walk.note(it.node, "state", value, name=it.name)
     return value
 
 
-def _note_draws(walk: Walk, it: Called, argument: str) -> None:
-    """Note that an order of the project's draws, from what is no key of its own."""
-    first_step, first_event = len(walk.graph.steps), len(walk.events)
-    order = it.keywords[argument]
-    for name in ("__getitem__", "take"):
-        if order.defines(name):
-            call_method(walk, order, name, it.node, unknown("number"))
-    # Its other effects are dropped: they happen where batches are read, not here.
-    new = walk.events[first_event:]
-    del walk.events[first_event:]
-    if any(isinstance(each.what, Seeded) for each in new):
-        return
-    for each in new:
-        is_own = each.value is not None and each.value.made_at >= first_step
-        if not isinstance(each.what, Draw) or is_own:
-            continue
-        if each.value is not None or not each.what.is_keyed:
-            walk.note(it.node, OrderDrawn(argument, each.what.name), order)
-            return
+def make_loader(walk: Walk, it: Called) -> Value:
+    """Return an elastic loader."""
+    value = _state(walk, it, "loader")
+    value.parts = it.values if it.name == "CombinedLoader" else it.args[:1]
+    walk.note(it.node, "made", value, role="loader", name=it.name, given=it)
+    return value
 
 
-def _make_parallel(walk: Walk, it: Called) -> Value:
-    value = walk.made(Value("model", "AdaptiveDataParallel", node=it.node))
+def make_parallel(walk: Walk, it: Called) -> Value:
+    """Return a model whose gradients are those of the global batch."""
+    value = _state(walk, replace(it, name="AdaptiveDataParallel"), "model")
     names = ("module", "model", "optimizer", "lr_scheduler")
     states = [*it.args, *(v for k, v in it.keywords.items() if k in names)]
     value.parts = [each for each in states if each.kind != "const"]
-    for part in states:
+    for part in (*states, value):
         register(part)
-    register(value)
-    walk.note(it.node, StateMade("AdaptiveDataParallel"), value)
     return value
 
 
-def _prepare(walk: Walk, it: Called) -> Value:
+def prepare(walk: Walk, it: Called) -> Value:
     """Return what Accelerate's `prepare(accelerator, model, optimizer, ...)` does."""
-    model, rest = _make_parallel(walk, replace(it, args=it.args[1:])), it.args[2:]
+    model, rest = make_parallel(walk, replace(it, args=it.args[1:])), it.args[2:]
     return Value("tuple", parts=[model, *rest]) if rest else model
 
 
-def _make_variables(walk: Walk, it: Called) -> Value:
-    fields = {k: v for k, v in it.keywords.items() if k != "name"}
-    value = walk.made(Value("variables", it.name, node=it.node, attrs=fields))
+def make_variables(walk: Walk, it: Called) -> Value:
+    """Return Variables, with the values that they are given."""
+    value = _state(walk, it, "variables")
+    value.attrs = {k: v for k, v in it.keywords.items() if k != "name"}
     for each in value.attrs.values():
         each.registered = each.is_container
-    walk.note(it.node, StateMade(it.name), value)
     return value
 
 
-def _make_accumulator(walk: Walk, it: Called) -> Value:
-    walk.note(it.node, StateMade(it.name))
-    return walk.made(Value("accumulator", it.name, node=it.node))
+def until(_: Walk, it: Called) -> Value:
+    """Return a loop of epochs or steps up to a total."""
+    kind: Kind = "epochs" if "epochs" in it.name else "steps"
+    bound = it.args[:1] or [it.keywords.get(f"num_{kind}", unknown())]
+    return Value(kind, it.name, node=it.node, parts=bound)
 
 
-_MAKERS: Mapping[str, Callable[[Walk, Called], Value]] = {
-    "AdaptiveDataLoader": _make_loader,
-    "CombinedLoader": _make_loader,
-    "AdaptiveDataParallel": _make_parallel,
-    "prepare": _prepare,
-    "register": _register,
-    "Variables": _make_variables,
-    "Accumulator": _make_accumulator,
-}
+def make_accumulator(walk: Walk, it: Called) -> Value:
+    """Return an Accumulator."""
+    return _state(walk, it, "accumulator")
 
 
 # Loops that cannot be seen.

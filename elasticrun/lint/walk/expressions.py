@@ -5,19 +5,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from elasticrun.lint import roles
+from elasticrun.lint import catalog, roles
 from elasticrun.lint.graph import TEST
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
+    NO_TAINTS,
+    Arguments,
+    Class,
     Kind,
+    MethodDef,
     Value,
     constant,
+    element_of,
+    external,
     join,
     key_of,
     taints_of,
     unknown,
 )
-from elasticrun.lint.walk.losses import taints_of_quotient
-from elasticrun.lint.walk.truth import truth
+from elasticrun.lint.walk.functions import call_function, decorated
+from elasticrun.lint.walk.losses import taints_of_item, taints_of_quotient
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 
@@ -52,9 +59,6 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
 def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
     with walk.into(TEST if walk.sink.kind != "log" else walk.sink):
         test = walk.evaluate(node.test)
-    holds = truth(node.test, walk.frame)
-    if holds is not None:
-        return walk.evaluate(node.body if holds else node.orelse)
     guard = walk.guard(node.test, test.taints)
     with walk.guarded(guard):
         first = walk.evaluate(node.body)
@@ -142,6 +146,177 @@ def _evaluate_dict(walk: Walk, node: ast.Dict) -> Value:
     return made
 
 
+# Attributes and items: what hangs on a value.
+
+
+_INNER = frozenset(("module", "_orig_mod"))  # under which a wrapper has its model
+_SAME_OBJECT = frozenset(("module", "data", "_orig_mod", "T"))
+
+
+def _evaluate_attribute(walk: Walk, node: ast.Attribute) -> Value:
+    base = walk.evaluate(node.value)
+    return attribute(walk, base, node.attr, node)
+
+
+def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
+    """Return `base.name`."""
+    if base.kind == "ext":
+        return _external_attribute(base, name)
+    if base.kind == "module":
+        found = base.frame.env.get(name) if base.frame is not None else None
+        return found or unknown(name)
+    if name in base.attrs:
+        value = base.attrs[name]
+        walk.read((base.uid, name), node)
+        if value.is_container:
+            walk.read((value.uid, "[]"), node)
+        if value.is_container or (base.is_model and value.is_model):
+            value.registered |= base.is_durable
+        return value
+    if base.cls is not None:
+        member = _member(walk, base, base.cls, name, node)
+        if member is not None:
+            return member
+    return _other_attribute(walk, base, name, node)
+
+
+def call_method(
+    walk: Walk, base: Value, name: str, node: ast.AST, *args: Value
+) -> Value:
+    """Return what a method gives that the project defines."""
+    method = attribute(walk, base, name, node)
+    return call_function(walk, method, Arguments([*args]), node)
+
+
+def _external_attribute(base: Value, name: str) -> Value:
+    value = external(f"{base.name}.{name}")
+    if catalog.TAINTS_OF_ATTRIBUTES.get(name) == "rank":
+        value.taints = frozenset(("rank",))
+    return value
+
+
+def _member(
+    walk: Walk, base: Value, cls: Class, name: str, node: ast.AST
+) -> Value | None:
+    found = cls.find(name)
+    if found is not None:
+        definer, function = found
+        method = _method(walk, base, definer, function)
+        is_property = _decorators(function) & {"property", "cached_property"}
+        if is_property and base.kind == "instance":
+            return call_function(walk, method, Arguments(), node)
+        return method
+    for each in cls.lineage():
+        if name in each.constants:
+            with walk.inside(each.frame):
+                value = walk.evaluate(each.constants[name])
+            if value.is_container:
+                value.registered |= base.is_durable
+            base.attrs[name] = value
+            walk.read((base.uid, name), node)
+            return value
+    return None
+
+
+def _method(walk: Walk, owner: Value | None, cls: Class, function: MethodDef) -> Value:
+    method = Value("func", function.name, node=function, cls=cls, frame=cls.frame)
+    with walk.inside(cls.frame):
+        made = decorated(walk, method)
+    if owner is not None and "staticmethod" not in _decorators(function):
+        made.owner = owner
+    return made
+
+
+def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
+    """Return an attribute that nothing in the project defines."""
+    if name in _INNER and base.kind == "model" and base.parts:
+        return base.parts[0] if base.parts[0].is_object else base
+    if name in _SAME_OBJECT and base.kind in ("model", "param", "instance"):
+        return base
+    if name == "param_groups" and base.kind in ("optimizer", "unknown"):
+        return Value("param_groups", base.name, sure=base.sure, owner=base)
+    is_own_model = base.kind == "instance" and base.cls and base.cls.role == "model"
+    if base.kind in ("model", "ema") or is_own_model:
+        return Value("param", name, sure=base.sure, owner=base)
+    child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
+    if base.kind in ("loader", "plain_loader"):
+        child.taints -= {"enumerated"}
+    taint = catalog.TAINTS_OF_ATTRIBUTES.get(name)
+    if taint is not None and not (taint == "world_size" and base.kind == "loader"):
+        child.taints |= {taint}
+    if base.kind in ("unknown", "instance", "variables"):
+        base.attrs[name] = child
+        walk.read((base.uid, name), node)
+    return child
+
+
+# Subscripts.
+
+
+def _evaluate_subscript(walk: Walk, node: ast.Subscript) -> Value:
+    base = walk.evaluate(node.value)
+    key = walk.evaluate(node.slice)
+    if base.name == catalog.ENVIRONMENT:
+        return unknown("environ", environment_taints(key))
+    value = item(walk, base, key, node)
+    if value.kind == "unknown":
+        value.taints = taints_of_item(node, value.taints)
+    return value
+
+
+def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
+    """Return `base[key]`."""
+    if base.kind == "param_groups":
+        return element_of(base)
+    if base.kind in ("model", "param"):
+        return base
+    known = key_of(key)
+    if known is not None:
+        return _constant_item(walk, base, known, node)
+    taints = base.taints | key.taints
+    walk.read((base.uid, "[]"), node)
+    candidates = [*base.attrs.values(), *base.parts]
+    if base.kind in ("dict", "list", "tuple") and candidates:
+        objects = [
+            each for each in candidates if each.is_object or each.kind == "param"
+        ]
+        return objects[0] if objects else unknown(taints=taints)
+    return unknown(taints=taints)
+
+
+def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Value:
+    if base.kind in ("tuple", "list") and isinstance(key, int):
+        if -len(base.parts) <= key < len(base.parts):
+            return base.parts[key]
+        return unknown(taints=base.taints)
+    if key not in base.attrs and base.kind in ("dict", "unknown", "variables"):
+        base.attrs[key] = unknown(str(key), base.taints)
+    if key in base.attrs:
+        walk.read((base.uid, key), node)
+        value = base.attrs[key]
+        # So that what changes the item changes what holds it, too.
+        if value.owner is None and (value.is_container or value.kind == "unknown"):
+            value.owner = base
+        value.registered |= base.is_durable and value.is_container
+        return value
+    return unknown(taints=base.taints)
+
+
+def _decorators(function: MethodDef) -> set[str]:
+    """Return the names of a function's decorators, without those of their modules."""
+    called = [
+        each.func if isinstance(each, ast.Call) else each
+        for each in function.decorator_list
+    ]
+    return {written(each).rpartition(".")[2] for each in called}
+
+
+def environment_taints(key: Value) -> frozenset[str]:
+    """Return what a variable of the environment depends on."""
+    taint = catalog.TAINTS_OF_VARIABLES.get(str(key_of(key)))
+    return NO_TAINTS if taint is None else frozenset((taint,))
+
+
 EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
     ast.Constant: lambda _, node: constant(node.value),
     ast.Name: _evaluate_name,
@@ -158,4 +333,6 @@ EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
     ast.Tuple: _evaluate_sequence,
     ast.Set: _evaluate_sequence,
     ast.Dict: _evaluate_dict,
+    ast.Attribute: _evaluate_attribute,
+    ast.Subscript: _evaluate_subscript,
 }

@@ -1,45 +1,30 @@
-"""Calls of what is not in the project."""
+"""What functions and classes outside of the project do and make."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
-from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import FileWritten
-from elasticrun.lint.graph import LOG, OPTIMIZER, SAVE, TRACK, Sink
-from elasticrun.lint.values import Value, loaders_in, unknown
+from elasticrun.lint import roles
+from elasticrun.lint.catalog import LOOKING
+from elasticrun.lint.graph import OPTIMIZER
+from elasticrun.lint.naming import written
+from elasticrun.lint.values import (
+    NO_TAINTS,
+    UNFIXED,
+    Arguments,
+    Kind,
+    Value,
+    constant,
+    key_of,
+    loaders_in,
+    next_uid,
+    unknown,
+)
 from elasticrun.lint.walk.arguments import Called, arguments
-from elasticrun.lint.walk.effects import effect, note_seeds
-from elasticrun.lint.walk.elastic import call_elastic
-from elasticrun.lint.walk.language import language
-from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_loss
-from elasticrun.lint.walk.objects import looks_like_model, object_made
+from elasticrun.lint.walk.elastic import assume_loop
+from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss
 from elasticrun.lint.walk.walk import Walk
-
-
-def call_external(walk: Walk, name: str, node: ast.Call) -> Value:
-    """Return what an external call makes, noting its effects."""
-    elastic = roles.elastic_name(name)
-    if elastic or name.rpartition(".")[2] in walk.options.loaders:
-        return call_elastic(walk, elastic or "AdaptiveDataLoader", node)
-    given = arguments(walk, node, _sink_for(walk, name))
-    it = Called(given.args, given.keywords, name=name, node=node)
-    files = [each for each in it.values if each.kind == "file"]
-    if files and (name in catalog.SAVES or name == "print"):
-        walk.note(node, FileWritten(), files[0])
-    for find in (effect, object_made, language):
-        value = find(walk, it)
-        if value is not None:
-            return value
-    value = _opaque(walk, it)
-    value.taints = taints_of_loss(it, value.taints)
-    return value
-
-
-def _sink_for(walk: Walk, name: str) -> Sink:
-    if name in catalog.LOGGERS:
-        return TRACK if name in catalog.TRACKING else LOG
-    return SAVE if name in catalog.SAVES else walk.sink
 
 
 def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
@@ -47,26 +32,303 @@ def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
     sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
     given = arguments(walk, node, sink)
     it = Called(given.args, given.keywords, name=name, node=node)
-    value = _opaque(walk, it)
+    value = opaque(walk, it)
     if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)
     value.taints |= callee.taints & OF_CRITERIA
     return value
 
 
-def _opaque(walk: Walk, it: Called) -> Value:
+def opaque(walk: Walk, it: Called) -> Value:
     """Return what a call returns of which nothing is known but its arguments."""
-    if it.name in roles.ITERATED_SAMPLERS:
-        return Value("sampler", it.name, parts=it.values, node=it.node)
     loaders = [each for each in it.values if loaders_in(each)]
-    if loaders and it.last not in catalog.LOOKING:
+    if loaders and it.last not in LOOKING:
         looks_like_class = it.last[:1].isupper()
         is_iterated = it.node in walk.iterated
         if walk.epoch is None or is_iterated or looks_like_class:
             return Value("wrapped", it.last, parts=it.values, node=it.node)
-    note_seeds(walk, it)
+    _note_seeds(walk, it)
     for each in it.values:
         each.is_handed_on = True
     value = unknown(taints=it.taints - {"path"})  # of a path, not a path
     walk.write((value.uid, "[]"), it.node, "set", value, "")
     return value
+
+
+# Random numbers.
+
+
+def draw(walk: Walk, it: Called) -> Value:
+    """Return a random draw."""
+    own = next((each for each in it.values if each.kind == "rng"), None)
+    by_name = {"generator", "random_state", "seed"} & it.keywords.keys()
+    is_keyed = bool(by_name) or own is not None
+    _note_seeds(walk, it)
+    has_seed = is_seeded(walk, it.name)
+    walk.note(
+        it.node, "drawn", own, name=it.name, is_keyed=is_keyed, is_seeded=has_seed,
+        how=walk.sink.kind,
+    )  # fmt: skip
+    is_same = is_keyed or (walk.epoch is None and has_seed)
+    return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))
+
+
+def split(walk: Walk, it: Called) -> Value | None:
+    """Return what scikit-learn's splitters draw, if they are asked to shuffle."""
+    shuffle = it.keywords.get("shuffle")
+    is_asked = shuffle is not None and bool(shuffle.constant)  # None but of constants
+    shuffles = is_asked or it.last.endswith("ShuffleSplit")
+    return draw(walk, it) if shuffles else None
+
+
+def _note_seeds(walk: Walk, it: Called) -> None:
+    """Note a seed that a call gets by keyword, if it is no fixed one."""
+    for key in ("seed", "random_state"):
+        value = it.keywords.get(key)
+        if value is not None and value.taints & UNFIXED:
+            walk.note(it.node, "seeded", name=it.name, given=Arguments([value]))
+
+
+def seed(walk: Walk, it: Called) -> Value:
+    """Note a seed; return a generator if it is given one of its own."""
+    walk.note(it.node, "seeded", name=it.name, given=it)
+    if roles.made_by(it.name) == "rng":
+        return make(walk, it)  # a generator of its own; the global one is as it was
+    if it.values and not it.taints & UNFIXED:
+        walk.seeded.add(it.name.split(".", 1)[0])
+    return unknown()
+
+
+def is_seeded(walk: Walk, name: str) -> bool:
+    """Return whether the generator behind a draw has been given a seed."""
+    family = name.split(".", 1)[0]
+    family = "numpy" if family == "sklearn" else family
+    general = walk.seeded - {"torch", "numpy", "random"}
+    return family in walk.seeded or bool(general)
+
+
+# What changes weights, and what all replicas do together.
+
+
+def initialize(walk: Walk, it: Called) -> Value:
+    """Note that weights are changed in place."""
+    weights = next(iter(it.args), None)
+    if weights is not None and weights.kind == "param":
+        weights = weights.owner
+    walk.note(it.node, "trained", weights, role="weights", how=it.name)
+    return unknown()
+
+
+def foreach(walk: Walk, it: Called) -> Value:
+    """Note what changes many weights at once."""
+    given = [each for first in it.args[:1] for each in (first, *first.parts)]
+    weights = next((each for each in given if each.kind == "param"), None)
+    if weights is not None:
+        how = it.last.removeprefix("_foreach_")
+        walk.note(it.node, "trained", weights.owner, role="weights", how=how)
+    return unknown()
+
+
+def update_bn(walk: Walk, it: Called) -> Value | None:
+    """Note the loop over a loader with which statistics are made anew."""
+    if it.args:
+        assume_loop(walk, it.args[0], it.node)
+    return unknown() if it.args else None
+
+
+def agree(walk: Walk, it: Called) -> Value:
+    """Note a collective; what it returns is the same on every rank."""
+    walk.note(it.node, "collective", name=it.last)
+    if it.last in ("all_reduce", "broadcast"):
+        for each in it.args[:1]:
+            each.taints -= {"rank"}  # in place
+    return unknown(taints=it.taints - {"rank"})
+
+
+# Iteration.
+
+
+def zip_(walk: Walk, it: Called) -> Value | None:
+    """Note what is iterated together."""
+    walk.note(it.node, "zipped", given=it)
+    return wrap(walk, it) if it.last == "zip" else None
+
+
+def next_(walk: Walk, it: Called) -> Value | None:
+    """Return an element that an iterator is asked for by hand."""
+    if not it.args:
+        return None
+    walk.note(it.node, "asked", it.args[0], given=it, turns=walk.turns)
+    return unknown(taints=it.taints)
+
+
+def iterator(walk: Walk, it: Called, source: Value) -> Value:
+    """Return an iterator over a value, noting that it is iterated by hand."""
+    made_at = walk.current.number
+    walk.note(it.node, "iterated", source)
+    return Value("iterator", it.last, parts=[source], node=it.node, made_at=made_at)
+
+
+def wrap(walk: Walk, it: Called) -> Value | None:
+    """Return a progress bar, an enumeration, a list, ... of what a call is given."""
+    if it.last in ("list", "tuple", "sorted") and it.args:
+        first = it.args[0]
+        if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
+            items = Value("list", parts=first.parts, is_complete=first.is_complete)
+            return walk.made(items)
+        consume(walk, it)
+        parameters = [first] if first.kind == "param" else []
+        return walk.made(Value("list", parts=parameters, taints=it.taints))
+    parts = it.args if it.last == "zip" else it.values
+    if not parts:
+        return None
+    return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
+
+
+def consume(walk: Walk, it: Called) -> Value | None:
+    """Walk through the loop of a function that takes all elements."""
+    for value in it.args:
+        if value.kind in ("loader", "wrapped", "generator"):
+            walk.iterate(value, it.node, lambda _: None)
+    return unknown(taints=it.taints) if it.args else None
+
+
+def container(walk: Walk, it: Called) -> Value | None:
+    """Return a new container; of what it is given only lists and tuples are known."""
+    if it.name in ("list", "tuple") and it.values:
+        return wrap(walk, it)
+    if it.name in ("set", "dict") and it.args:
+        return consume(walk, it)
+    return make_container(walk, it)
+
+
+# Objects.
+
+
+_KINDS: dict[str, Kind] = {
+    "list": "list",
+    "dict": "dict",
+    "set": "set",
+    "tuple": "tuple",
+    "deque": "list",
+    "defaultdict": "dict",
+    "OrderedDict": "dict",
+    "Counter": "dict",
+    "vars": "dict",
+}
+
+
+def make(walk: Walk, it: Called) -> Value:
+    """Return the object that a call makes of a kind that its name tells."""
+    kind = roles.made_by(it.name)
+    assert kind is not None
+    value = walk.made(Value(kind, it.name, node=it.node, parts=it.values))
+    walk.note(it.node, "made", value, role=kind, name=it.name, given=it)
+    return value
+
+
+def wrap_model(walk: Walk, it: Called) -> Value | None:
+    """Return the model that wraps the one that a call is given, if it is given one."""
+    inner = next((each for each in it.args if looks_like_model(each)), None)
+    if inner is None:
+        return None
+    made = Value("model", inner.name, node=it.node, parts=[inner])
+    made.registered = inner.registered
+    return walk.made(made)
+
+
+def copy(walk: Walk, it: Called) -> Value | None:
+    """Return a copy of a value, which no state has."""
+    if not it.args:
+        return None
+    original = it.args[0]
+    made = replace(
+        original,
+        node=it.node,
+        owner=None,
+        also=[],
+        registered=False,
+        is_loaded_by_hand=False,
+        is_handed_on=False,
+        uid=next_uid(),
+    )
+    return walk.made(made) if original.is_object else made
+
+
+def looks_like_model(value: Value) -> bool:
+    """Return whether a value is a model, or named like one."""
+    is_hinted = value.kind == "unknown" and roles.hint(value.name) == "model"
+    return value.is_model or is_hinted
+
+
+# Files.
+
+
+def open_named(walk: Walk, it: Called) -> Value:
+    """Return an open file, whose path is the first argument."""
+    return open_file(walk, it, (it.args or [unknown()])[0])
+
+
+def open_file(walk: Walk, it: Called, path: Value) -> Value:
+    """Return an open file, noting its path, and its mode from the other arguments."""
+    rest = it.args[1:] if path in it.args else it.args
+    given = it.keywords.get("mode") or (rest[0] if rest else constant("r"))
+    mode = key_of(given)
+    mode = mode if isinstance(mode, str) else "?"
+    value = walk.made(Value("file", path.name, node=it.node, mode=mode))
+    paths = Arguments([path])
+    text = _path_text(it.node)
+    walk.note(it.node, "opened", value, given=paths, text=text, how=mode)
+    return value
+
+
+def _path_text(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute) and not _names_a_file(node):
+        return written(function.value)
+    return written(node.args[0]) if node.args else ""
+
+
+def _names_a_file(node: ast.Call) -> bool:
+    """Return whether `x.open(...)` is given a path, not only a mode for `x` itself."""
+    first = node.args[0] if node.args else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return not set(first.value) <= set("rwaxbt+U")
+    return first is not None
+
+
+# Containers.
+
+
+def make_container(walk: Walk, it: Called) -> Value | None:
+    """Return a new container, or a record with the attributes that it is given."""
+    if it.last == "field":
+        factory = it.keywords.get("default_factory")
+        kind = _KINDS.get(factory.name, "opaque") if factory is not None else None
+        return walk.made(Value(kind, node=it.node)) if kind is not None else None
+    kind = _KINDS.get(it.last, "instance")
+    if it.last in ("deque", "defaultdict", "OrderedDict", "Counter"):
+        return walk.made(Value(kind, node=it.node, is_complete=False))
+    if not it.values and it.last != "vars" and kind != "instance":
+        return walk.made(Value(kind, node=it.node, is_empty=True))
+    if it.args:
+        return None
+    return walk.made(Value(kind, node=it.node, attrs=it.keywords))
+
+
+def write_content(
+    walk: Walk,
+    value: Value,
+    node: ast.AST,
+    how: str,
+    text: str,
+    content: Value | None = None,
+) -> None:
+    """Note a change of what a container holds, and so of what holds it."""
+    walk.write((value.uid, "[]"), node, how, content or value, text)
+    owner, depth = value.owner, 0
+    while owner is not None and depth < 4:
+        walk.bases[owner.uid] = owner
+        value.registered |= owner.is_durable
+        walk.write((owner.uid, "[]"), node, how, owner, text)
+        owner, depth = owner.owner, depth + 1

@@ -10,17 +10,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from elasticrun.lint.graph import Call, Step, WalkedLoop
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import (
-    Class,
     MethodDef,
     Value,
-    constant,
     external,
     next_uid,
     unknown,
 )
 
 _BUILTINS = frozenset(dir(builtins))
-_CONSTANTS = {"__name__": "__main__"}
 
 Function = MethodDef | ast.Lambda
 
@@ -32,9 +29,6 @@ class Frame:
     Attributes:
         outer: The frame in which the function was defined.
         call: The call that it is of; None at the top level.
-        instance, cls: What `self` is in a method, and the class that defines it.
-        fixed: Names whose constant is known in every pass: parameters, and the
-            targets of loops over literals.
         exits: The steps that return.
         loops: The loops around the line that runs, outer ones first.
         yields: What to do with each value that a generator hands out.
@@ -46,12 +40,9 @@ class Frame:
     _: KW_ONLY
     outer: Frame | None = None
     call: Call | None = None
-    instance: Value | None = None
-    cls: Class | None = None
     returned: Value | None = None
     yields: Callable[[Value], None] | None = None
     env: dict[str, Value] = field(default_factory=dict)
-    fixed: set[str] = field(default_factory=set)
     globals: set[str] = field(default_factory=set)
     nonlocals: set[str] = field(default_factory=set)
     exits: list[Step] = field(default_factory=list)
@@ -90,17 +81,7 @@ class Frame:
         owner = self.owner(name)
         if owner is not None:
             return owner.env[name], owner
-        if name in _CONSTANTS:
-            return constant(_CONSTANTS[name]), None
         return external(name) if name in _BUILTINS else unknown(name), None
-
-    def fixed_value(self, node: ast.expr) -> Value | None:
-        """Return a value that is the same whenever this line runs in this frame."""
-        if isinstance(node, ast.Constant):
-            return constant(node.value)
-        if isinstance(node, ast.Name) and node.id in self.fixed:
-            return self.env.get(node.id)
-        return None
 
 
 @dataclass(eq=False)

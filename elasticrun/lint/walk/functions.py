@@ -12,12 +12,6 @@ from elasticrun.lint.walk.arguments import arguments, bound_arguments
 from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.walk import Walk
 
-# A program may call itself, or the same function from everywhere, and the walk must end
-# soon: beyond these a call is not followed, and what it returns is unknown.
-MAX_STEPS = 15_000
-MAX_DEPTH = 24
-MAX_CALLS = 40  # of one function, each of which is walked through
-
 
 def call_known(walk: Walk, callee: Value, node: ast.Call) -> Value:
     """Walk through a function of the project that a call calls."""
@@ -38,21 +32,16 @@ def call_function(
 def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
     """Return a frame for one more call; None if the walk has gone far enough."""
     function = callee.node
-    if (
-        function is None
-        or function in walk.active
-        or len(walk.active) > MAX_DEPTH
-        or len(walk.graph.steps) > MAX_STEPS
-        or walk.num_calls[function] >= MAX_CALLS
-    ):
+    if function is None or not walk.may_call(function):
         return None
     walk.num_calls[function] += 1
     frame = walk.frame
     link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
     outer = callee.frame if isinstance(callee.frame, Frame) else None
     module = outer.module if outer is not None else frame.module
-    owner, cls = callee.owner, callee.cls
-    return Frame(module, function, outer=outer, call=link, instance=owner, cls=cls)
+    made = Frame(module, function, outer=outer, call=link)
+    walk.begun[made.uid] = walk.current
+    return made
 
 
 def _enter(
@@ -114,7 +103,6 @@ def bind(walk: Walk, callee: Value, into: Frame, given: Arguments) -> None:
     if spec.kwarg is not None:
         values[spec.kwarg.arg] = Value("dict", attrs=rest)
     into.env.update(values)
-    into.fixed.update(values)
     for name, value in values.items():
         walk.write((into.uid, name), function, "bind", value, name)
 

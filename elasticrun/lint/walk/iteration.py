@@ -1,23 +1,29 @@
-"""Loops: over loaders, epochs, generators, wrappers of them, and everything else."""
+"""Loops: `for`, `while`, comprehensions; over loaders, epochs and all else."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from elasticrun.lint import roles
-from elasticrun.lint.events import Counted
-from elasticrun.lint.graph import DataLoop, EpochLoop, Step, WalkedLoop
+from elasticrun.lint.graph import TEST, DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import written
-from elasticrun.lint.values import MethodDef, Value, constant, element_of, unknown
-from elasticrun.lint.walk.attributes import call_method
+from elasticrun.lint.values import (
+    Kind,
+    MethodDef,
+    Value,
+    constant,
+    element_of,
+    key_of,
+    merged,
+    unknown,
+)
+from elasticrun.lint.walk.expressions import call_method
 from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import run_function
-from elasticrun.lint.walk.walk import Body, Walk
+from elasticrun.lint.walk.walk import BUDGET, Body, Evaluate, RunStatement, Walk
 
-MAX_UNROLLED = 8  # elements, each of which is walked through
-MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
 _ITERATED = frozenset(("generator", "iterator", "wrapped", "loader", "plain_loader"))
 _COUNTING = frozenset(("trange", "count"))
 _BATCH = frozenset(("batch",))
@@ -43,7 +49,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     else:
         element = element_of(value)
         if value.kind == "range":
-            walk.note(node, Counted())
+            walk.note(node, "counted")
             if walk.epoch is None:
                 element.taints |= _TRUE
         _repeated(walk, node, body, element)
@@ -60,7 +66,7 @@ def _few_elements(value: Value) -> list[Value]:
         return []
     is_dict = value.kind == "dict"
     elements = [constant(key) for key in value.attrs] if is_dict else [*value.parts]
-    return elements if len(elements) <= MAX_UNROLLED else []
+    return elements if len(elements) <= BUDGET.elements else []
 
 
 # Wrappers.
@@ -81,7 +87,7 @@ def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         shaped = body
     if inner is None:
         if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
-            walk.note(node, Counted())
+            walk.note(node, "counted")
         _repeated(walk, node, shaped, unknown(taints=value.taints))
     else:
         walk.iterate(inner, node, shaped)
@@ -123,25 +129,28 @@ def _weight(value: Value) -> int:
 
 
 @contextlib.contextmanager
-def looping(walk: Walk, head: Step, of: WalkedLoop | None = None) -> Iterator[None]:
-    """Stand on a loop's head; what runs inside leads back to it."""
+def looping(
+    walk: Walk, head: Step, of: WalkedLoop | None = None, *, is_skipped: bool = False
+) -> Iterator[None]:
+    """Stand on a loop's head; what runs inside leads back to it.
+
+    A loop that may be skipped leaves what was there before; the others have a turn.
+    """
     leaving = Leaving(of)
     walk.frame.loops.append(leaving)
     turns = walk.turns
     walk.turns = (*turns, head.node) if of is None else ()
     yield
-    walk.lead([*walk.here, *leaving.continues], head)
+    ends = [*walk.here, *leaving.continues]
+    walk.lead(ends, head)
     walk.frame.loops.pop()
-    walk.here = [head, *leaving.breaks]
+    walk.here = [*([head] if is_skipped or not ends else ends), *leaving.breaks]
     walk.current, walk.turns = head, turns
 
 
 def _repeated(walk: Walk, node: ast.AST, body: Body, element: Value) -> None:
-    head = walk.step(node)
-    with looping(walk, head):
+    with looping(walk, walk.step(node)):
         body(element)
-        inside = walk.graph.steps[head.number + 1 :]
-        walk.graph.repeats.append((head, set(inside)))
 
 
 @contextlib.contextmanager
@@ -195,7 +204,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     given = next(iter((*made.args, *(each.value for each in made.keywords))), None)
     loop = EpochLoop(walk.step(node), walk.turns, given, value.parts[0])
     walk.graph.epochs.append(loop)
-    with looping(walk, loop.step, loop):
+    with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop
         body(unknown("epoch", frozenset(("epoch",))))
         walk.epoch = outer
@@ -217,7 +226,7 @@ def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
 
     def handed_out(element: Value) -> None:
         nonlocal num_yields
-        if num_yields == MAX_YIELDS:
+        if num_yields == BUDGET.yields:
             return
         num_yields += 1
         # The body belongs to the loop's function, not to the generator's.
@@ -264,3 +273,114 @@ def _loop_text(node: ast.AST) -> str:
         else:
             break
     return written(source)[:60]
+
+
+# Loops as they are written.
+
+
+_KINDS: dict[type[ast.expr], Kind] = {
+    ast.ListComp: "list",
+    ast.SetComp: "set",
+    ast.GeneratorExp: "list",
+    ast.DictComp: "dict",
+}
+
+
+def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
+    frame = walk.frame
+    walk.step(node)
+    walk.iterated.add(node.iter)
+    value = walk.evaluate(node.iter)
+    before = dict(frame.env)
+
+    def body(element: Value) -> None:
+        walk.assign(node.target, element, how="target")
+        walk.run(node.body)
+
+    walk.iterate(value, node, body)
+    frame.env = merged(frame.env, before)
+    if node.orelse:
+        walk.run(node.orelse)
+
+
+def _run_while(walk: Walk, node: ast.While) -> None:
+    head = walk.step(node)
+    with looping(walk, head, is_skipped=True):
+        with walk.into(TEST):
+            test = walk.evaluate(node.test)
+        walk.current = head
+        with walk.guarded(walk.guard(node.test, test.taints)):
+            walk.run(node.body)
+    is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
+    if is_endless:
+        walk.here = [each for each in walk.here if each is not head]
+    if node.orelse and walk.here:
+        walk.run(node.orelse)
+
+
+# Comprehensions.
+
+
+def _evaluate_comprehension(
+    walk: Walk, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+) -> Value:
+    result = Value(_KINDS[type(node)])
+
+    def add() -> None:
+        if isinstance(node, ast.DictComp):
+            key, value = walk.evaluate(node.key), walk.evaluate(node.value)
+        else:
+            key, value = unknown(), walk.evaluate(node.elt)
+        result.taints |= key.taints | value.taints
+        if (known := key_of(key)) is not None:
+            result.attrs[known] = value
+        else:
+            result.parts.append(value)
+
+    _nest(walk, node, node.generators, add)
+    result.is_complete = result.kind != "dict" or not result.parts
+    return walk.made(result)
+
+
+def _nest(
+    walk: Walk,
+    node: ast.expr,
+    generators: list[ast.comprehension],
+    add: Callable[[], None],
+) -> None:
+    """Run a comprehension's loops, one within the other, and `add` in the last."""
+    frame = walk.frame
+    env = dict(frame.env)
+
+    def level(depth: int) -> None:
+        if depth == len(generators):
+            add()
+            return
+        generator = generators[depth]
+
+        def body(element: Value) -> None:
+            walk.assign(generator.target, element, how="target")
+            walk.step(node)
+            for test in generator.ifs:
+                walk.evaluate(test)
+            level(depth + 1)
+
+        walk.iterated.add(generator.iter)
+        value = walk.evaluate(generator.iter)
+        walk.iterate(value, node, body)
+
+    level(0)
+    frame.env = env
+
+
+STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
+    ast.For: _run_for,
+    ast.AsyncFor: _run_for,
+    ast.While: _run_while,
+}
+EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
+    ast.ListComp: _evaluate_comprehension,
+    ast.SetComp: _evaluate_comprehension,
+    ast.GeneratorExp: _evaluate_comprehension,
+    ast.DictComp: _evaluate_comprehension,
+}

@@ -3,245 +3,228 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 
-from elasticrun.lint import catalog, roles
-from elasticrun.lint.events import (
-    Backward,
-    Changed,
-    Collective,
-    Draw,
-    FileMoved,
-    FileOpened,
-    FileWritten,
-    Logged,
-    Outside,
-    Saved,
-    Seeded,
+from elasticrun.lint.catalog import (
+    FILE_WRITES,
+    GROWING,
 )
-from elasticrun.lint.graph import LOG, SAVE, TRACK, Sink, flow_to
+from elasticrun.lint.graph import CONTENT, Sink, flow_to
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.values import Value, constant, taints_of, unknown
-from elasticrun.lint.walk import objects, trained
-from elasticrun.lint.walk.arguments import Handle, MethodCall
-from elasticrun.lint.walk.effects import is_seeded
-from elasticrun.lint.walk.externals import call_unknown
-from elasticrun.lint.walk.language import iterator
-from elasticrun.lint.walk.losses import taints_of_method
-from elasticrun.lint.walk.objects import (
-    CHANGING,
-    looks_like_model,
+from elasticrun.lint.values import Arguments, Value, constant, taints_of, unknown
+from elasticrun.lint.walk.arguments import MethodCalled, arguments
+from elasticrun.lint.walk.externals import (
+    call_unknown,
+    is_seeded,
     open_file,
     write_content,
 )
-from elasticrun.lint.walk.trained import loaded, model_method
+from elasticrun.lint.walk.functions import call_function
+from elasticrun.lint.walk.losses import taints_of_method
 from elasticrun.lint.walk.walk import Walk
 
 _TENSOR_DRAWS = named(
     "uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_"
 )
-_FILE_WRITES = frozenset(
-    ("write", "writelines", "writerow", "writerows", "writeheader")
+_HARMLESS_IN_PLACE = named(
+    "requires_grad_ copy_ detach_ zero_grad retain_grad share_memory_ register_"
 )
-_PATH_CHANGES = frozenset(("rename", "replace", "unlink", "rmdir", "mkdir"))
-_ONLY_OF_PATHS = frozenset(("mkdir", "rmdir", "unlink"))  # a text has the others too
-_SENDING = frozenset(("post", "put", "patch", "sendmail", "send_message", "publish"))
-_SENDERS = ("client", "session", "requests", "producer", "smtp", "server", "bot",
-            "webhook", "slack", "notifier", "api", "sqs", "sns")  # fmt: skip
+_PATH_CHANGES = named("rename replace unlink rmdir mkdir")
+_ONLY_OF_PATHS = named("mkdir rmdir unlink")  # a text has the others too
+_PATHS = named("path file dir folder ckpt checkpoint lock marker")
+_SENDING = named("post put patch sendmail send_message publish")
+_SENDERS = named(
+    "client session requests producer smtp server bot webhook slack notifier api sqs "
+    "sns"
+)
 
 
-def call_method(walk: Walk, it: MethodCall) -> Value:
-    """Return what a method returns, noting its effects."""
-    handle = _METHODS.get(_role_of(it.receiver))
-    value = handle(walk, it) if handle is not None else None
-    return _any_method(walk, it) if value is None else value
+def called(
+    walk: Walk, receiver: Value, name: str, node: ast.Call, sink: Sink | None
+) -> MethodCalled:
+    """Return a call whose arguments are evaluated."""
+    if sink == CONTENT:
+        sink = flow_to((receiver.uid, "[]"))
+    given = arguments(walk, node, sink)
+    return MethodCalled(
+        given.args, given.keywords, name=name, node=node, receiver=receiver
+    )
 
 
-def _role_of(value: Value) -> str:
-    """Return what a value is, or what its name suggests where nothing is known."""
-    if value.kind == "instance" and value.cls is not None and value.cls.role:
-        return value.cls.role
-    if value.kind != "unknown":
-        return value.kind
-    return roles.hint(value.name) if value.name else "unknown"
+# Containers and loaders.
 
 
-# Files, trackers, generators.
-
-
-def _file_method(walk: Walk, it: MethodCall) -> Value | None:
-    if it.name not in _FILE_WRITES:
-        return None
-    it.arguments(walk, SAVE)
-    walk.note(it.node, FileWritten(), it.receiver)
+def clear(walk: Walk, it: MethodCalled) -> Value:
+    """Empty a container."""
+    walk.write((it.receiver.uid, "[]"), it.node, "set", None, it.text)
     return constant(None)
 
 
-def _tracker_method(walk: Walk, it: MethodCall) -> Value | None:
-    it.arguments(walk, TRACK)
-    if it.name in catalog.TRACKER_METHODS or it.name in catalog.LOG_METHODS:
-        walk.note(it.node, Logged(), it.receiver)
-    return it.receiver if it.name == "__enter__" else unknown()
+def change(walk: Walk, it: MethodCalled) -> Value:
+    """Add to a container, or change it in another way."""
+    receiver, args, is_growing = it.receiver, it.args, it.name in GROWING
+    how = "grow" if is_growing or receiver.kind == "set" else "weak"
+    is_time = bool(args) and args[-1].taints == frozenset(("time",))
+    content = args[-1] if is_time else None
+    write_content(walk, receiver, it.node, how, it.text, content)
+    if is_growing:
+        _note_grown(walk, it)
+        is_early = walk.loop is None and walk.epoch is None
+        if is_early and it.name == "append":
+            receiver.parts += args
+        receiver.is_complete &= is_early
+    return unknown(taints=receiver.taints)
 
 
-def _rng_method(walk: Walk, it: MethodCall) -> Value | None:
-    args = it.arguments(walk).args
-    if it.name in ("manual_seed", "seed"):
-        walk.note(it.node, Seeded(it.name, args), it.receiver)
-        it.receiver.parts = args
-        return it.receiver
-    if it.name in catalog.RNG_METHODS:
-        draw = Draw(it.name, is_keyed=False, is_seeded=bool(it.receiver.parts))
-        walk.note(it.node, draw, it.receiver)
-        if it.receiver.parts and walk.epoch is None:
-            return unknown(taints=taints_of(it.receiver.parts))
-        return unknown(taints=frozenset(("random",)))
-    return None
+def _note_grown(walk: Walk, it: MethodCalled) -> None:
+    walk.note(it.node, "changed", it.receiver, how="grow", name="[]", text=it.text)
 
 
-def _accumulator_method(walk: Walk, it: MethodCall) -> Value | None:
-    it.arguments(walk)
-    if it.name == "synchronized":
-        walk.note(it.node, Collective("synchronized"))
-        return it.receiver
-    return unknown()
+def items(_: Walk, it: MethodCalled) -> Value:
+    """Return the items of a dictionary, its keys or its values."""
+    made = Value("list", taints=it.receiver.taints)
+    made.is_complete = it.receiver.is_complete and bool(it.receiver.attrs)
+    pairs = [[constant(k), v] for k, v in it.receiver.attrs.items()]
+    if it.name == "items":
+        made.parts = [Value("tuple", parts=pair) for pair in pairs]
+    else:
+        made.parts = [pair[it.name == "values"] for pair in pairs]
+    return made
 
 
-def _loader_method(walk: Walk, it: MethodCall) -> Value | None:
-    it.arguments(walk)
-    if it.name == "enumerate":
-        pair = [unknown("batch_index"), it.receiver]
-        return Value("wrapped", "zip", parts=pair, node=it.node)
-    if it.name == "batches":
-        return Value("wrapped", "batches", parts=[it.receiver], node=it.node)
-    if it.name == "__iter__":
-        return iterator(walk, "iter", it.node, it.receiver)
-    return unknown()
+# Random numbers.
 
 
-_METHODS: Mapping[str, Handle] = {
-    "file": _file_method,
-    "tracker": _tracker_method,
-    "rng": _rng_method,
-    "accumulator": _accumulator_method,
-    "loader": _loader_method,
-    **objects.METHODS,
-    **trained.METHODS,
-}
+def seed(walk: Walk, it: MethodCalled) -> Value:
+    """Give a generator its seed."""
+    given = Arguments(it.args)
+    walk.note(it.node, "seeded", it.receiver, name=it.name, given=given)
+    it.receiver.parts = it.args
+    return it.receiver
+
+
+def draw(walk: Walk, it: MethodCalled) -> Value:
+    """Return what a generator draws."""
+    seeds = it.receiver.parts
+    walk.note(it.node, "drawn", it.receiver, name=it.name, is_seeded=bool(seeds))
+    if seeds and walk.epoch is None:
+        return unknown(taints=taints_of(seeds))
+    return unknown(taints=frozenset(("random",)))
+
+
+# What is trained, and what trains it.
+
+
+def step(walk: Walk, it: MethodCalled) -> Value:
+    """Note a step of an optimizer, and walk through its closure."""
+    walk.note(it.node, "trained", it.receiver, role="optimizer")
+    for closure in it.values:
+        if closure.kind == "func":
+            return call_function(walk, closure, Arguments(), it.node)
+    return constant(None)
+
+
+def step_scaled(walk: Walk, it: MethodCalled) -> Value:
+    """Note the step of the optimizer that a scaler is given."""
+    stepped = it.args[0] if it.args else it.receiver
+    walk.note(it.node, "trained", stepped, role="optimizer")
+    return constant(None)
+
+
+def load(walk: Walk, it: MethodCalled) -> Value:
+    """Mark what `load_state_dict` fills: the program cares for its state itself."""
+    for each in (it.receiver, *it.receiver.parts, *it.receiver.also):
+        each.is_loaded_by_hand = True
+    walk.note(it.node, "trained", it.receiver, role="loaded")
+    return constant(None)
+
+
+def parameters(_: Walk, it: MethodCalled) -> Value:
+    """Return parameters of a model."""
+    return Value("param", it.name, sure=it.receiver.sure, owner=it.receiver)
+
+
+def apply_to_model(walk: Walk, it: MethodCalled) -> Value:
+    """Note that the weights change of the model that has some parameters."""
+    model = it.receiver.owner or it.receiver
+    walk.note(it.node, "trained", model, role="weights", how=it.name)
+    return model
+
+
+def change_parameters(walk: Walk, it: MethodCalled) -> Value:
+    """Note what changes parameters in place."""
+    model = it.receiver.owner or it.receiver
+    if it.name == "backward":
+        walk.note(it.node, "backward", taints=it.receiver.taints)
+    is_in_place = it.name.endswith("_") and not it.name.startswith("_")
+    how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
+    if it.name == "copy_" and _names_itself(it):
+        how = "in place"
+    if how:
+        walk.note(it.node, "trained", model, role="weights", how=how)
+    return it.receiver
+
+
+def _names_itself(it: MethodCalled) -> bool:
+    """Return whether what is copied is made of what it replaces, as averages are."""
+    given = [node for each in it.node.args for node in ast.walk(each)]
+    return any(isinstance(e, ast.expr) and written(e) == it.text for e in given)
 
 
 # Anything.
 
 
-def _any_method(walk: Walk, it: MethodCall) -> Value:
+def keep(walk: Walk, it: MethodCalled) -> Value:
+    """Add to something of which only the method tells that it holds things."""
+    if it.name in GROWING and it.receiver.kind == "unknown":
+        write_content(walk, it.receiver, it.node, "grow", it.text)
+        _note_grown(walk, it)
+    return unknown(taints=it.receiver.taints)
+
+
+def save(walk: Walk, it: MethodCalled) -> Value:
+    """Write or append a file: one that is given, or that the method is called on."""
+    receiver = it.receiver
+    if it.name == "to_csv" and _appends(it.node):
+        walk.note(it.node, "written")
+        return unknown(taints=receiver.taints)
+    walk.note(it.node, "saved", name=it.name)
+    if it.name != "to_csv":
+        file = Value("file", receiver.name, node=it.node, mode="w")
+        path = Arguments([receiver])
+        walk.note(it.node, "opened", file, given=path, text=it.text, how="w")
+    return unknown(taints=receiver.taints)
+
+
+def any_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
     """Return what a method returns of which little but its name is known."""
-    receiver, name = it.receiver, it.name
-    if looks_like_model(receiver) and name not in ("step", "update", "fit"):
-        found = model_method(walk, it)
-        if found is not None:
-            return found
-    if name == "load_state_dict":
-        return loaded(walk, it)
-    if name in ("parameters", "named_parameters") and not it.node.args:
+    if name in ("parameters", "named_parameters") and not node.args:
         return Value("param", name, sure=False, owner=receiver)
     if name == "open" and receiver.kind in ("unknown", "ext"):
-        return open_file(walk, it.node, it.arguments(walk), receiver)
-    _note_any(walk, it)
-    sink = _sink_of(receiver, name, walk.sink)
-    if sink is not None:
-        it.arguments(walk, sink)
-        if name in catalog.GROWING and receiver.kind == "unknown":
-            write_content(walk, receiver, it.node, "grow", it.text)
-            walk.note(it.node, Changed("grow", "[]", it.text), receiver)
-        return unknown(taints=receiver.taints)
-    result = call_unknown(walk, receiver, name, it.node)
+        return open_file(walk, called(walk, receiver, name, node, None), receiver)
+    _note_any(walk, MethodCalled(name=name, node=node, receiver=receiver))
+    result = call_unknown(walk, receiver, name, node)
     if result.kind == "wrapped":
         return result
     taints = receiver.taints | result.taints
     if name == "backward":
-        walk.note(it.node, Backward(taints))
-    taints = taints_of_method(it.node, name, taints)
+        walk.note(node, "backward", taints=taints)
+    taints = taints_of_method(node, name, taints)
     return unknown(taints=_taints_of_path(name, taints))
 
 
-def _note_any(walk: Walk, it: MethodCall) -> None:
+def _note_any(walk: Walk, it: MethodCalled) -> None:
     """Note what a method does, by its name and what it is called on."""
-    receiver, name, node = it.receiver, it.name, it.node
-    if name in catalog.LOG_METHODS:
-        walk.note(node, Logged(), receiver)
-    elif name in catalog.SAVE_METHODS or name in _FILE_WRITES:
-        _note_written(walk, it)
-    elif name in _PATH_CHANGES:
+    if it.name in FILE_WRITES:
+        if it.receiver.kind == "unknown":
+            walk.note(it.node, "written", it.receiver)
+    elif it.name in _PATH_CHANGES:
         _note_moved(walk, it)
-    elif name in _TENSOR_DRAWS:
-        if not any(each.arg == "generator" for each in node.keywords):
-            walk.note(node, Draw(name, False, is_seeded(walk, "torch")))
+    elif it.name in _TENSOR_DRAWS:
+        if not any(each.arg == "generator" for each in it.node.keywords):
+            has_seed = is_seeded(walk, "torch")
+            walk.note(it.node, "drawn", name=it.name, is_seeded=has_seed)
     else:
         _note_sent(walk, it)
-
-
-def _note_moved(walk: Walk, it: MethodCall) -> None:
-    is_sure = _looks_like_path(it.node)
-    if is_sure or _may_be_path(it.receiver, it.name, it.node):
-        is_sure |= "path" in it.receiver.taints
-        keywords = {each.arg for each in it.node.keywords if each.arg}
-        moved = FileMoved(f"Path.{it.name}", keywords, walk.catching)
-        walk.note(it.node, moved, None if is_sure else it.receiver)
-
-
-def _note_written(walk: Walk, it: MethodCall) -> None:
-    receiver, name, node = it.receiver, it.name, it.node
-    if name == "to_csv" and _appends(node):
-        walk.note(node, FileWritten())
-    elif name in catalog.SAVE_METHODS:
-        walk.note(node, Saved(name))
-        if name in ("write_text", "write_bytes"):
-            file = Value("file", receiver.name, node=node, mode="w")
-            walk.note(node, FileOpened(receiver, it.text, "w"), file)
-    elif receiver.kind == "unknown":
-        walk.note(node, FileWritten(), receiver)
-
-
-def _note_sent(walk: Walk, it: MethodCall) -> None:
-    text = written(it.node.func).lower()
-    if it.name in _SENDING and any(each in text for each in _SENDERS):
-        walk.note(it.node, Outside(it.name))
-    elif it.name in ("execute", "executemany") and _is_insert(it.node):
-        walk.note(it.node, Outside("SQL"))
-
-
-def _sink_of(receiver: Value, name: str, sink: Sink) -> Sink | None:
-    """Return where the arguments of a method go that keeps them, or shows them."""
-    if name in catalog.LOG_METHODS:
-        return TRACK if name in catalog.TRACKER_METHODS else LOG
-    if name in catalog.SAVE_METHODS:
-        return SAVE
-    if name not in CHANGING:
-        return None
-    return flow_to((receiver.uid, "[]")) if receiver.kind == "unknown" else sink
-
-
-def _looks_like_path(node: ast.Call) -> bool:
-    text = written(node.func).lower()
-    owner = text.rpartition(".")[0]
-    words = ("path", "file", "dir", "folder", "ckpt", "checkpoint", "lock", "marker")
-    is_path = any(word in owner for word in words)
-    return is_path and not (text.endswith("replace") and len(node.args) != 1)
-
-
-def _taints_of_path(name: str, taints: frozenset[str]) -> frozenset[str]:
-    """Return what a method's result depends on, if it may be one of a path."""
-    if name in ("exists", "is_file", "is_dir"):
-        return taints | {"exists"}
-    return taints - {"path"} if name in ("read_text", "read_bytes") else taints
-
-
-def _may_be_path(receiver: Value, name: str, node: ast.Call) -> bool:
-    if receiver.kind != "unknown":
-        return False
-    if name in _ONLY_OF_PATHS:
-        return True
-    return "path" in receiver.taints and len(node.args) == 1 and not node.keywords
 
 
 def _appends(node: ast.Call) -> bool:
@@ -253,8 +236,53 @@ def _appends(node: ast.Call) -> bool:
     )
 
 
+def _note_sent(walk: Walk, it: MethodCalled) -> None:
+    text = written(it.node.func).lower()
+    if it.name in _SENDING and any(each in text for each in _SENDERS):
+        walk.note(it.node, "sent", name=it.name)
+    elif it.name in ("execute", "executemany") and _is_insert(it.node):
+        walk.note(it.node, "sent", name="SQL")
+
+
 def _is_insert(node: ast.Call) -> bool:
     if not node.args:
         return False
     text = written(node.args[0]).lstrip("fbr'\"( \\n").upper()
     return text.startswith(("INSERT", "UPDATE", "DELETE"))
+
+
+# Paths.
+
+
+def _note_moved(walk: Walk, it: MethodCalled) -> None:
+    is_sure = _looks_like_path(it.node)
+    if is_sure or _may_be_path(it):
+        is_sure |= "path" in it.receiver.taints
+        path, name = None if is_sure else it.receiver, f"Path.{it.name}"
+        given = Arguments([it.receiver])
+        walk.note(
+            it.node, "moved", path, name=name, given=given, catching=walk.catching
+        )
+
+
+def _looks_like_path(node: ast.Call) -> bool:
+    text = written(node.func).lower()
+    owner = text.rpartition(".")[0]
+    is_path = any(word in owner for word in _PATHS)
+    return is_path and not (text.endswith("replace") and len(node.args) != 1)
+
+
+def _may_be_path(it: MethodCalled) -> bool:
+    if it.receiver.kind != "unknown":
+        return False
+    if it.name in _ONLY_OF_PATHS:
+        return True
+    is_path = "path" in it.receiver.taints
+    return is_path and len(it.node.args) == 1 and not it.node.keywords
+
+
+def _taints_of_path(name: str, taints: frozenset[str]) -> frozenset[str]:
+    """Return what a method's result depends on, if it may be one of a path."""
+    if name in ("exists", "is_file", "is_dir"):
+        return taints | {"exists"}
+    return taints - {"path"} if name in ("read_text", "read_bytes") else taints

@@ -1,17 +1,17 @@
-"""Statements: where they lead, and what holds in their branches."""
+"""Statements: where they lead, what holds in branches, and what surrounds them."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import sys
 
-from elasticrun.lint import roles
-from elasticrun.lint.events import Left
-from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, flow_to
-from elasticrun.lint.naming import last_name, written
-from elasticrun.lint.quiet import is_lazy, is_quiet
-from elasticrun.lint.values import Value, join, merged
-from elasticrun.lint.walk.truth import truth
+from elasticrun.lint import catalog, roles
+from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
+from elasticrun.lint.naming import STOPS, last_name, named, written
+from elasticrun.lint.values import Value, join, merged, unknown
+from elasticrun.lint.walk.expressions import call_method
+from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _QUIET_TEST = Sink("quiet_test")  # decides only about a line in a log
@@ -62,7 +62,7 @@ def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
             leaving.continues.append(step)
         else:
             leaving.breaks.append(step)
-            walk.note(node, Left(leaving.of))
+            walk.note(node, "left", loop=leaving.of)
     walk.here = []
 
 
@@ -78,10 +78,6 @@ def _run_if(walk: Walk, node: ast.If) -> None:
         return
     with walk.into(_sink_of_test(node)):
         test = walk.evaluate(node.test)
-    holds = truth(node.test, frame)
-    if holds is not None:
-        walk.run(node.body if holds else node.orelse)
-        return
     guard = walk.guard(node.test, _taints_of_test(node.test, test))
     start, before = walk.here, dict(frame.env)
     with walk.guarded(guard):
@@ -129,12 +125,173 @@ def _is_main_test(test: ast.expr) -> bool:
 
 def _sink_of_test(node: ast.If) -> Sink:
     """Return what a test is to what it reads: a decision, or only about a log line."""
-    if is_lazy(node):
+    if _is_lazy(node):
         return OWN
-    return _QUIET_TEST if is_quiet(node.body) and is_quiet(node.orelse) else TEST
+    return _QUIET_TEST if _is_quiet(node.body) and _is_quiet(node.orelse) else TEST
 
 
-STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
+# `with` and `try`.
+
+
+def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
+    walk.step(node)
+    for item in node.items:
+        value = walk.evaluate(item.context_expr)
+        if value.kind == "generator":
+            value = _entered(walk, value, node)
+        elif value.defines("__enter__"):
+            entered = call_method(walk, value, "__enter__", node)
+            value = entered if entered.kind not in ("unknown", "const") else value
+        if item.optional_vars is not None:
+            walk.assign(item.optional_vars, value)
+    outer, loops, entry = walk.catching, len(walk.graph.loops), walk.current
+    for item in node.items:
+        if "suppress" in written(item.context_expr):
+            walk.catching += (written(item.context_expr),)
+    walk.run(node.body)
+    walk.catching = outer
+    if len(walk.graph.loops) > loops:
+        for item in node.items:
+            if _suppresses_stop(item.context_expr):
+                walk.note(item.context_expr, "suppressed", step=entry)
+
+
+def _entered(walk: Walk, value: Value, node: ast.AST) -> Value:
+    """Walk through a generator that manages a context; return what it gives."""
+    handed: list[Value] = []
+    inner: Frame = value.frame
+    function = inner.function
+    if function in walk.active or not isinstance(function, ast.FunctionDef):
+        return unknown()
+    inner.yields = handed.append
+    run_function(walk, function, inner, node)
+    inner.yields = None
+    return handed[0] if handed else unknown()
+
+
+def _run_try(walk: Walk, node: ast.Try) -> None:
+    entry = walk.step(node)
+    first, before = len(walk.graph.steps), dict(walk.frame.env)
+    loops, outer = len(walk.graph.loops), walk.catching
+    walk.catching += tuple(
+        "" if each.type is None else written(each.type) for each in node.handlers
+    )
+    walk.run(node.body)
+    walk.catching = outer
+    has_loop = len(walk.graph.loops) > loops
+    # Of a body with a dataset loop only the loop is taken to raise.
+    raising = [
+        step
+        for step in walk.graph.steps[first:]
+        if not has_loop or step.loop is not None
+    ]
+    lines = range(node.lineno, (node.end_lineno or 0) + 1)
+    if has_loop or any(each.line in lines for each in walk.graph.epochs):
+        walk.note(node, "guarded", step=entry)
+    if walk.here and node.orelse:
+        walk.run(node.orelse)
+    _run_handlers(walk, node, [entry, *raising], before)
+    if node.finalbody:
+        is_left = not walk.here
+        if is_left:
+            walk.here = [entry]
+        walk.run(node.finalbody)
+        if is_left:
+            walk.here = []
+
+
+def _run_handlers(
+    walk: Walk, node: ast.Try, starts: list[Step], before: dict[str, Value]
+) -> None:
+    """Walk through the handlers, each behind all steps that may raise."""
+    frame = walk.frame
+    ends, env = walk.here, frame.env
+    for handler in node.handlers:
+        walk.here, frame.env = list(starts), merged(dict(env), before)
+        walk.step(handler)
+        if handler.type is not None:
+            walk.evaluate(handler.type)
+        if handler.name:
+            frame.env[handler.name] = unknown(handler.name)
+        walk.run(handler.body)
+        ends = [*ends, *walk.here]
+        if walk.here:
+            env = merged(env, frame.env)
+    walk.here, frame.env = ends, env
+
+
+def _suppresses_stop(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call) or not written(node.func).endswith("suppress"):
+        return False
+    return not STOPS.isdisjoint(map(last_name, node.args))
+
+
+# Which branches only log, and which tests only ask whether something is made yet.
+
+
+_ALSO_QUIET = named(
+    "request_checkpoint flush format item update refresh empty_cache synchronize "
+    "collect write time"
+)
+_SHOWING = named(
+    "display show print report summary summarize progress log echo say status"
+)
+
+
+def _is_quiet(body: list[ast.stmt]) -> bool:
+    """Return whether statements only log, or set what later log lines need."""
+    return all(_is_quiet_statement(each) for each in body)
+
+
+def _is_quiet_statement(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Call) or _is_quiet_call(node.value)
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return all(isinstance(each, ast.Name | ast.Tuple) for each in targets)
+    if isinstance(node, ast.If):
+        return _is_quiet(node.body) and _is_quiet(node.orelse)
+    if isinstance(node, ast.For | ast.With):
+        return _is_quiet(node.body)
+    return isinstance(node, ast.Pass)
+
+
+def _is_quiet_call(node: ast.Call) -> bool:
+    name = last_name(node.func)
+    tracks = name in catalog.TRACKER_METHODS - {"log"} and bool(name)
+    is_logging = name in catalog.LOG_METHODS or name in ("print", "echo", "pprint")
+    words = name.lower().strip("_").split("_")
+    is_named_so = bool(_SHOWING & set(words))
+    return (is_logging and not tracks) or is_named_so or name in _ALSO_QUIET
+
+
+def _is_lazy(node: ast.If) -> bool:
+    """Return whether an `if` only makes what its test finds to be missing."""
+    wanted = _missing(node.test)
+    if wanted is None or node.orelse:
+        return False
+    stored = [
+        written(target)
+        for each in node.body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+    ]
+    return any(each == wanted or each.startswith(f"{wanted}[") for each in stored)
+
+
+def _missing(test: ast.expr) -> str | None:
+    """Return what a test like `x is None`, `not x` or `k not in x` finds missing."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return written(test.operand)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    right = test.comparators[0]
+    if isinstance(test.ops[0], ast.Is) and isinstance(right, ast.Constant):
+        return written(test.left) if right.value is None else None
+    return written(right) if isinstance(test.ops[0], ast.NotIn) else None
+
+
+STATEMENTS: dict[type[ast.stmt], RunStatement] = {
     ast.Expr: _run_expr,
     ast.Return: _run_return,
     ast.Raise: _run_raise,
@@ -145,4 +302,9 @@ STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Nonlocal: lambda walk, node: walk.frame.nonlocals.update(node.names),
     ast.If: _run_if,
     ast.Match: _run_match,
+    ast.With: _run_with,
+    ast.AsyncWith: _run_with,
+    ast.Try: _run_try,
 }
+if sys.version_info >= (3, 11):
+    STATEMENTS[ast.TryStar] = _run_try

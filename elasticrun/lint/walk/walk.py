@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, final
 
-from elasticrun.lint.events import Event
+from elasticrun.lint.events import Event, What
 from elasticrun.lint.graph import (
     VALUE,
     DataLoop,
@@ -29,6 +29,33 @@ from elasticrun.lint.walk.frames import Frame
 Body = Callable[[Value], None]  # binds an element of what is iterated, and runs
 RunStatement = Callable[["Walk", Any], None]  # a statement of one type
 Evaluate = Callable[["Walk", Any], Value]  # an expression of one type
+
+
+class Budget(NamedTuple):
+    """How far a walk goes, which must end soon in any program.
+
+    A program may call itself, or one function from everywhere, and import a whole
+    library. What lies beyond is unknown. Two imports deep, only what is about training
+    is walked through.
+
+    Attributes:
+        depth: Calls, one within the other.
+        calls: Of one function, each of which is walked through.
+        imports: One within the other.
+        elements: Of a container, for each of which a loop's body is walked through.
+        yields: Of one generator, each of which runs the loop's body.
+    """
+
+    steps: int = 15_000
+    depth: int = 24
+    calls: int = 40
+    modules: int = 80
+    imports: int = 12
+    elements: int = 8
+    yields: int = 4
+
+
+BUDGET = Budget()
 
 
 class Handlers(NamedTuple):
@@ -65,6 +92,7 @@ class Walk:
         active: The functions whose bodies it is in.
         visited: The functions that it has been in.
         frames: The frames of the modules that it has been through.
+        begun: The steps at which calls begin, by the numbers of their frames.
         depth: How many imports it is in, one within the other.
         seeded: The packages whose random generators have a seed.
         ways: Whether a value sets or updates a target: found once, and asked for in
@@ -98,6 +126,7 @@ class Walk:
         self.num_guards = 0
         self.num_calls: Counter[ast.AST] = Counter()
         self.frames: dict[Module, Frame | None] = {}
+        self.begun: dict[int, Step] = {}
         self.depth = 0
         self.seeded: set[str] = set()
         self.ways: dict[tuple[ast.AST, ast.AST], str] = {}
@@ -140,6 +169,24 @@ class Walk:
     def iterate(self, value: Value, node: ast.AST, body: Body) -> None:
         """Walk through a loop over a value; `body` binds an element and runs."""
         self.handlers.iterate(self, value, node, body)
+
+    # How far it goes.
+
+    def may_call(self, function: ast.AST) -> bool:
+        """Return whether to walk through a function once more."""
+        return (
+            function not in self.active
+            and len(self.active) <= BUDGET.depth
+            and len(self.graph.steps) <= BUDGET.steps
+            and self.num_calls[function] < BUDGET.calls
+        )
+
+    def may_import(self, module: Module) -> bool:
+        """Return whether to walk through a module."""
+        if self.depth < 2:
+            return True
+        has_room = self.depth < BUDGET.imports and len(self.frames) < BUDGET.modules
+        return has_room and module.is_about_training
 
     # The flow.
 
@@ -205,13 +252,14 @@ class Walk:
     def note(
         self,
         at: ast.AST,
-        what: NamedTuple,
+        what: What,
         value: Value | None = None,
         *,
         step: Step | None = None,
+        **details: Any,
     ) -> None:
-        """Note an event, here if no other step is given."""
-        self.events.append(Event(at, step or self.current, what, value))
+        """Note an event, here if no other step is given; for its details see Event."""
+        self.events.append(Event(what, at, step or self.current, value, **details))
 
     def made(self, value: Value) -> Value:
         """Note where an object was made, so that rules can ask for it."""

@@ -16,20 +16,16 @@ from elasticrun.lint.values import (
     MethodDef,
     Value,
     register_reachable,
-    unknown,
 )
 from elasticrun.lint.walk import (
     assignment,
-    attributes,
     calls,
-    contexts,
     definitions,
     expressions,
     iteration,
-    loops,
     statements,
 )
-from elasticrun.lint.walk.attributes import attribute
+from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.functions import bind, is_generator, run_function
 from elasticrun.lint.walk.walk import Handlers, Walk
@@ -37,15 +33,13 @@ from elasticrun.lint.walk.walk import Handlers, Walk
 _HANDLERS = Handlers(
     statements={
         **statements.STATEMENTS,
-        **loops.STATEMENTS,
-        **contexts.STATEMENTS,
+        **iteration.STATEMENTS,
         **assignment.STATEMENTS,
         **definitions.STATEMENTS,
     },
     expressions={
         **expressions.EXPRESSIONS,
-        **loops.EXPRESSIONS,
-        **attributes.EXPRESSIONS,
+        **iteration.EXPRESSIONS,
         **calls.EXPRESSIONS,
     },
     assign=assignment.assign,
@@ -93,15 +87,8 @@ def _enter_alone(walk: Walk, value: Value) -> None:
         return
     walk.here = []
     walk.step(function)
-    outer, owner, cls = value.frame, value.owner, value.cls
-    module = walk.frame.module
-    inner = Frame(module, function, outer=outer, instance=owner, cls=cls)
+    inner = Frame(walk.frame.module, function, outer=value.frame)
     bind(walk, value, inner, Arguments())
-    # Nobody knows what it will be called with: its defaults are not to be relied on.
-    inner.fixed.clear()
-    for name, each in inner.env.items():
-        if each.kind == "const":
-            inner.env[name] = unknown(name)
     run_function(walk, function, inner, function)
 
 

@@ -1,0 +1,266 @@
+"""Which writes of plain values reach which steps, and what becomes of those values."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator
+from typing import NamedTuple
+
+from elasticrun.lint.graph import DataLoop, EpochLoop, Read, Step, ValuePlace, Write
+from elasticrun.lint.naming import named, written
+from elasticrun.lint.program import Walked
+from elasticrun.lint.values import Value
+
+_NO_NEWS = ("bind", "drop")
+PARTIAL = ("update", "grow")  # writes that make the new value from the old one
+_DECIDING = frozenset(("test", "save", "optimizer"))
+_UNUSED = frozenset(("own", "none"))
+_EMPTY = "empty"  # in place of a constant: a container that is made without items
+# Attributes of these are no plain memory: a state keeps them, if one has the object, or
+# they are none of the program's own.
+_KEPT = named(
+    "model param optimizer param_groups group ext module loader plain_loader "
+    "tracker file opaque scheduler ema scaler"
+)
+
+
+class Turns(NamedTuple):
+    """What has boundaries between its turns: its head, its steps, and the loop.
+
+    Where batches are asked by `next`, the loop is None.
+    """
+
+    head: Step
+    inside: set[Step]
+    loop: EpochLoop | DataLoop | None
+
+
+class Carried(NamedTuple):
+    """A plain place that some turns write, and the writes that reach later turns."""
+
+    place: ValuePlace
+    survivors: list[Write]
+
+
+class Dataflow:
+    """Every place of a program with its reads and writes, and what reaches what."""
+
+    def __init__(self, program: Walked) -> None:
+        self.program = program
+        self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
+        self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
+        for step in program.graph.steps:
+            made = {
+                write.place[0]
+                for write in step.writes
+                if write.how in ("set", "drop") and write.place[1] == "[]"
+            }
+            for read in step.reads:
+                if read.place[0] not in made:  # what is made here is new
+                    self.reads[read.place].append(read)
+            for write in step.writes:
+                self.writes[write.place].append(write)
+
+    def is_volatile(self, place: ValuePlace) -> bool:
+        """Return whether a place is plain Python memory."""
+        base: Value | None = self.program.walk.bases.get(place[0])
+        if base is None:
+            return True
+        return not base.is_durable and base.kind not in _KEPT
+
+    def reached(
+        self, start: Step, place: ValuePlace, inside: Container[Step] | None = None
+    ) -> set[Step]:
+        """Return the steps that may see what a place holds behind a step.
+
+        It is followed up to the steps whose value owes nothing to the old one, and, if
+        some steps are given, as far as these go.
+        """
+        emptied = (place[0], "[]")  # a container made anew loses all its items
+        killers = {
+            write.step
+            for write in [*self.writes[place], *self.writes.get(emptied, ())]
+            if write.how in ("set", "target", "bind", "drop")
+        }
+        begun = self.program.walk.begun.get(place[0])  # each call has its own locals
+        return self.program.graph.forward(
+            [start],
+            lambda step: (
+                step not in killers
+                and step is not begun
+                and (inside is None or step in inside)
+            ),
+        )
+
+    def carried(self, turns: Turns) -> Iterator[Carried]:
+        """Yield what turns write and leave to later ones, if it is a new value."""
+        renewed = {each.place for each in turns.head.writes if each.how == "target"}
+        for place, writes in self._written(turns.inside).items():
+            if place in renewed:  # the loop's own variable
+                continue
+            survivors = [
+                each
+                for each in writes
+                if turns.head in self.reached(each.step, place, turns.inside)
+            ]
+            first = [
+                each for each in self.writes[place] if each.step not in turns.inside
+            ]
+            if survivors and not _are_first_value(first, survivors):
+                yield Carried(place, survivors)
+
+    def _written(self, inside: set[Step]) -> dict[ValuePlace, list[Write]]:
+        """Return the plain places that some steps write and any others read."""
+        places: dict[ValuePlace, list[Write]] = {}
+        for step in self.program.graph.steps:
+            for write in step.writes if step in inside else ():
+                # Of iterators ER203 and ER207 speak.
+                is_iterator = write.value is not None and write.value.kind == "iterator"
+                if write.how in _NO_NEWS or _is_creation(write) or is_iterator:
+                    continue
+                if self.reads.get(write.place):
+                    places.setdefault(write.place, []).append(write)
+        return {
+            place: writes
+            for place, writes in places.items()
+            if self.is_volatile(place) and not is_clock(writes)
+        }
+
+    def seen_from(
+        self, turns: Turns, place: ValuePlace, exposed: set[Step]
+    ) -> list[Read]:
+        """Return where exposed steps read what an earlier turn has left in a place.
+
+        Where the same test stands around a write of the turn and a reading after it,
+        and nothing in the turn changes what it asks, the reading sees that write.
+        """
+        changed = {
+            write.name
+            for step in turns.inside
+            for write in step.writes
+            if write.how not in _NO_NEWS
+        }
+        fresh = [
+            (each.step.number, tests)
+            for each in self.writes[place]
+            if each.step in turns.inside and each.how == "set" and each.step.guards
+            if len(tests := _steady_tests(each.step, changed)) == len(each.step.guards)
+        ]
+
+        def is_old(step: Step) -> bool:
+            known = _steady_tests(step, changed) if fresh else set()
+            return not any(n < step.number and tests <= known for n, tests in fresh)
+
+        reads = (each for each in self.reads[place] if each.step in exposed)
+        return [r for r in reads if r.step not in turns.inside or is_old(r.step)]
+
+    def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
+        """Yield for each plain place its first such write in a loop's body."""
+        seen: set[ValuePlace] = set()
+        for step in self.program.graph.steps:
+            for write in step.writes if step.loop is loop else ():
+                if write.how in hows and write.place not in seen:
+                    seen.add(write.place)
+                    if self.is_volatile(write.place):
+                        yield write
+
+    def is_sum(self, write: Write, loop: DataLoop) -> bool:
+        """Return whether a write in a loop adds to what an earlier batch left."""
+        inside = steps_of(self.program, loop)
+        seeing = self.reached(loop.step, write.place, inside)
+        return write.how in PARTIAL and write.step in seeing
+
+    # What becomes of a value: does it decide, is it saved, or only printed?
+
+    def loudness(self, reads: Iterable[Read]) -> str:
+        """Return `decides`, `shown` or an empty text for what reads lead to."""
+        return self._loudness(reads, set())
+
+    def _loudness(self, reads: Iterable[Read], seen: set[ValuePlace]) -> str:
+        best = ""
+        for read in reads:
+            kind = read.sink.kind
+            if kind in _DECIDING:
+                return "decides"
+            if kind == "flow":
+                for place in read.sink.places:
+                    if place in seen:
+                        continue
+                    seen.add(place)
+                    found = self._of_place(place, seen)
+                    if found == "decides":
+                        return found
+                    best = best or found
+            elif kind not in _UNUSED:
+                best = "shown"
+        return best
+
+    def _of_place(self, place: ValuePlace, seen: set[ValuePlace]) -> str:
+        base = self.program.walk.bases.get(place[0])
+        if base is not None and base.is_durable:
+            return "decides"
+        return self._loudness(self.reads.get(place, []), seen)
+
+    def followed(self, places: set[ValuePlace]) -> set[ValuePlace]:
+        """Return some places and all plain ones that get values from them."""
+        found, todo = set(places), list(places)
+        while todo:
+            for read in self.reads.get(todo.pop(), []):
+                for place in read.sink.places:
+                    if place not in found and self.is_volatile(place):
+                        found.add(place)
+                        todo.append(place)
+        return found
+
+
+def steps_of(program: Walked, loop: DataLoop) -> set[Step]:
+    """Return the steps in a loop's body, or in those of loops inside."""
+    return {step for step in program.graph.steps if step.is_in(loop)}
+
+
+def _steady_tests(step: Step, changed: set[str]) -> set[tuple[str, bool]]:
+    """Return the tests around a step that come out alike in a whole turn."""
+    found = set()
+    for guard in step.guards:
+        may_change = bool(guard.taints - {"rank", "epoch"})
+        if not guard.taints:
+            may_change = any(
+                isinstance(each, ast.Call) or written(each) in changed
+                for each in ast.walk(guard.test)
+                if isinstance(each, ast.Call | ast.Name | ast.Attribute)
+            )
+        if not may_change:
+            found.add((written(guard.test), guard.holds))
+    return found
+
+
+def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
+    """Return whether each turn leaves the constant that is set before the loop."""
+    values = {_constant_of(each) for each in [*first, *survivors]}
+    return bool(first) and len(values) == 1 and None not in values
+
+
+def _constant_of(write: Write) -> str | None:
+    value = write.value
+    if write.how != "set":
+        return None
+    if value is None:
+        return _EMPTY if write.place[1] == "[]" else None
+    if value.kind == "const":
+        return f"{type(value.constant)} {value.constant!r}"
+    return _EMPTY if value.is_empty else None
+
+
+def _is_creation(write: Write) -> bool:
+    """Return whether a write is that of the items with which a container is made."""
+    is_whole = write.value is not None and write.place == (write.value.uid, "[]")
+    return is_whole and write.how == "set"
+
+
+def is_clock(writes: list[Write]) -> bool:
+    """Return whether a place only ever holds the time."""
+    return all(
+        write.value is not None and write.value.taints == frozenset(("time",))
+        for write in writes
+    )
