@@ -30,13 +30,12 @@ def begins(stage: Stage) -> dict[int, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
 def test_a_killed_rank_costs_what_came_after_the_last_checkpoint(
-    stage: Stage, start: str
+    stage: Stage,
 ) -> None:
     job = run(
         stage,
-        *("--replicas", 2, "--save-interval", 0, "--start", start),
+        *("--replicas", 2, "--save-interval", 0),
         *("--", "--at", "0:1:30:kill", "--workers", 1),
     )
     assert job.wait() == 0, job.events

@@ -136,7 +136,7 @@ def test_a_job_ends_says_that_it_has_and_starts_anew(stage: Stage) -> None:
     assert (stage.checkpoints / "checkpoint-00000001").is_dir()
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_are_none_to_trip_over(
     stage: Stage, closed: str
 ) -> None:

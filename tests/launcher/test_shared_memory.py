@@ -91,7 +91,7 @@ def status_of(process: psutil.Process) -> str:
 ORPHANS = """
 import os, subprocess, sys, time
 for session in (False, True):
-    for _ in range(20):
+    for _ in range(5):
         command = "import subprocess; subprocess.Popen(['true'], start_new_session=%s)"
         subprocess.run([sys.executable, "-c", command % session])
 print("forked", flush=True)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from elasticrun.launcher.supervisor.stragglers import Stragglers
 from tests.launcher.running import running
 from tests.support.stage import Stage
 
+# An `elasticrun` that looks at replicas twice a second.
+ATTENTIVE = """
+import sys
+from elasticrun.__main__ import main
+from elasticrun.launcher.supervisor import stragglers
+stragglers._WINDOW_SECONDS = 0.5
+sys.exit(main())
+"""
 SLOW = """
 import time
 import torch
+import torch._dynamo  # In the forkserver; else the optimizer of each replica does.
 import elasticrun
 from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel
 
@@ -18,7 +29,7 @@ class Data:
     def __len__(self):
         return 10**6
     def __getitem__(self, index):
-        time.sleep(0.2 if elasticrun.rank() == 1 else 0.0)
+        time.sleep(0.1 if elasticrun.rank() == 1 else 0.0)
         return torch.ones(1)
 
 net = torch.nn.Linear(1, 1)
@@ -81,5 +92,6 @@ def test_a_window_needs_time() -> None:
 def test_the_launcher_names_it(stage: Stage) -> None:
     script = stage.root / "slow.py"
     script.write_text(SLOW)
-    with running(stage, "--replicas", 3, script=script) as job:
+    command = [sys.executable, "-c", ATTENTIVE]
+    with running(stage, "--replicas", 3, script=script, command=command) as job:
         job.wait_until_said("rank 1 is slower than the others")
