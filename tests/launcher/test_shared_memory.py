@@ -13,6 +13,7 @@ import pytest
 
 from tests.launcher.running import (
     PROGRAM,
+    WITHOUT_TORCH,
     processes_of,
     running,
     scaled,
@@ -102,7 +103,7 @@ time.sleep(1000)
 def test_orphans_that_have_ended_are_forgotten(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(ORPHANS)
-    with running(stage, "--replicas", 2, script=script) as job:
+    with running(stage, "--replicas", 2, *WITHOUT_TORCH, script=script) as job:
         wait_until(lambda: job.output.count("forked") == 2, job.events)
         wait_until(lambda: zombies_of(job.pid) == [], "the end of zombies")
 
