@@ -260,9 +260,10 @@ def learn(*arguments: object) -> None:
     runpy.run_path(str(LEARNING), run_name="__main__")
 
 
-def test_a_crash_on_one_node_restarts_all_which_learn_what_one_machine_does(
+def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
     stage: Stage, start: Start
 ) -> None:
+    """And they learn what one machine does."""
     one, two = stage.root / "one.pt", stage.root / "two.pt"
     alone = {"ELASTICRUN_CHECKPOINT_DIR": str(stage.root / "one")}
     run_generation(learn, 2, one, variables=alone)

@@ -182,7 +182,7 @@ def trained(stage: Stage, start: Start) -> Trained:
     return Trained(stage, start)
 
 
-def test_nodes_join_once_new_replicas_on_all_need_the_job(trained: Trained) -> None:
+def test_a_node_joins_once_new_replicas_on_all_need_the_job(trained: Trained) -> None:
     """Also on one that comes while the others prepare."""
     trained.most = 3
     [stays] = trained.start_all("stays")
