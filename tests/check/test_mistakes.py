@@ -96,7 +96,7 @@ def test_a_script_that_fails_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_hang_names_where_each_replica_waits(tmp_path: Path) -> None:
-    options = ("--at", "0:0:2", "--replicas", 2, "--hang-timeout", 40)
+    options = ("--at", "0:0:2", "--replicas", 2, "--hang-timeout", 20)
     found = check(tmp_path, "hangs.py", *options)
     assert found.code == 5, found.report
     waits = [(w["rank"], w["source"], w["line"]) for w in found.report["waits"]]

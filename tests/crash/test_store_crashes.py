@@ -129,8 +129,9 @@ def kill_at(position: int) -> Callable[[str], None]:
 # Errors
 
 
-@pytest.mark.parametrize("stays_broken", [False, True])
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize(
+    ("code", "stays_broken"), [(errno.EIO, False), (errno.ENOSPC, True)]
+)
 def test_failed_save_leaves_the_last_one(
     tmp_path: Path, code: int, stays_broken: bool
 ) -> None:
@@ -163,13 +164,12 @@ def save_with(failure: FailFrom, directory: Path) -> None:
     store.release()
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_failed_start_can_be_repeated(tmp_path: Path, code: int) -> None:
+def test_failed_start_can_be_repeated(tmp_path: Path) -> None:
     make_old(tmp_path / "old")
     for position in itertools.count(1):
         directory = tmp_path / str(position)
         shutil.copytree(tmp_path / "old", directory)
-        failure = FailFrom(position, code, stays_broken=True)
+        failure = FailFrom(position, errno.EIO, stays_broken=True)
         with before_each_operation(failure), suppress(OSError, CheckpointError):
             start(directory)[0].release()
         assert_survived(directory, newest=(3,))

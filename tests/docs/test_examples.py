@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elasticrun.testing import run_generation
 from tests.docs.documents import ROOT, blocks_of
+from tests.support.forkservers import forks_that_have_imported
 from tests.support.whole_scripts import Leave, Run, printed, run_each
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -38,11 +39,11 @@ def test_example_is_short(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_text_learns() -> None:
-    script = str(ROOT / "examples" / "text.py")
-    command = [sys.executable, script, "--epochs", "1", "--num-bytes", "200000"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (bits,) = re.findall(r"held out  ([\d.]+) bits", output)
+def test_text_learns(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "text.py"
+    argv = str(script), "--epochs=1", "--num-bytes=200000"
+    run_generation(Run(script.read_text(), tmp_path, argv=argv), 1)
+    (bits,) = re.findall(r"held out  ([\d.]+) bits", "\n".join(printed(tmp_path)))
     assert float(bits) < 4.0  # 7 without having learned anything
 
 
@@ -94,22 +95,30 @@ def test_streams_learn_the_same_at_4_2_and_3_replicas(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["accelerated.py", "lightning_digits.py"])
-def test_script_of_a_framework_learns_through_a_stop(tmp_path: Path, name: str) -> None:
-    command = [sys.executable, str(ROOT / "examples" / name)]
-    command += ["--epochs", "6", "--checkpoint-dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
-        assert stopped.stdout is not None
-        output = stopped.stdout.readline()
-        stopped.send_signal(signal.SIGTERM)
-        output += stopped.stdout.read()
-    if stopped.returncode != 0:  # It had not ended before the signal came.
-        assert stopped.returncode == 143
-        output += subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout
-    epochs = re.findall(r"epoch +(\d+)  accuracy ([\d.]+)", output)
-    assert [int(number) for number, _ in epochs] == list(range(6))
+@pytest.mark.parametrize(
+    ("name", "framework"),
+    [("accelerated.py", "accelerate"), ("lightning_digits.py", "lightning.pytorch")],
+)
+def test_script_of_a_framework_learns_the_same_through_a_stop(
+    name: str, framework: str, tmp_path: Path
+) -> None:
+    calm, cut = tmp_path / "calm", tmp_path / "cut"
+    script = ROOT / "examples" / name
+
+    def run(directory: Path, leave: Leave | None = None) -> Any:
+        argv = str(script), "--epochs=4", f"--checkpoint-dir={directory}/own"
+        run = Run(script.read_text(), directory, leave, argv)
+        (ended,) = run_generation(run, 1)
+        return ended
+
+    with forks_that_have_imported(framework):
+        run(calm)
+        assert run(cut, Leave("stop", after=60)) is None
+        run(cut)
+    assert list((cut / "own").glob("checkpoint-*"))
+    assert printed(cut) == printed(calm)
+    epochs = re.findall(r"epoch +(\d+)  accuracy ([\d.]+)", "\n".join(printed(calm)))
+    assert [int(number) for number, _ in epochs] == list(range(4))
     assert float(epochs[-1][1]) > 80
 
 

@@ -42,6 +42,8 @@ successors._LEAST_LIMIT = {DEADLINE}
 sys.exit(main())
 """
 LEISURELY = [sys.executable, "-c", LEISURE]
+# Options for a script that needs no torch: a forkserver would import it all the same.
+WITHOUT_TORCH = ["--start", "exec"]
 # Options of `program.py`: where each of three generations is held.
 HOLDS = ["--hold", "0:9", "--hold", "1:19", "--hold", "2:29"]
 

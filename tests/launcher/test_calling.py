@@ -21,13 +21,13 @@ import pytest
 import elasticrun
 from elasticrun import ElasticRunError
 from tests.launcher import running
+from tests.launcher.called import train
 from tests.launcher.program import NUM_SAMPLES
 from tests.launcher.running import (
     processes_of,
     variables,
     wait_until_nothing_is_left,
 )
-from tests.support.loops import is_stop_due
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -39,28 +39,6 @@ def environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         if os.environ.get(name) != value and name != "PYTHONPATH":
             monkeypatch.setenv(name, value)
     monkeypatch.delenv("ELASTICRUN_CHECKPOINT_DIR")
-
-
-def train(root: Path, num_held: int) -> tuple[int, int, int]:
-    """Be held in the first generations until there is a mark, or a stop is due.
-
-    Each is held a batch later than the one before, which has left its own behind.
-    """
-    import torch
-    from torch.utils.data import TensorDataset
-
-    generation = elasticrun.generation()
-    go = root / f"go-{generation}"
-    loader = elasticrun.AdaptiveDataLoader(
-        TensorDataset(torch.arange(NUM_SAMPLES)), 6, shuffle=True
-    )
-    seen = elasticrun.Variables(number=0)
-    for _ in loader:
-        seen.number += loader.global_batch_size
-        (root / f"seen-{generation}").touch()
-        if generation < num_held and loader.batch_index == 3 + generation:
-            wait_until(lambda: is_stop_due() or go.exists())
-    return elasticrun.rank(), elasticrun.world_size(), seen.number
 
 
 def test_a_function_runs_on_every_replica(
@@ -177,12 +155,11 @@ def test_what_is_no_function_is_refused() -> None:
 
 def test_nothing_is_left_of_a_job_whose_results_nobody_wants(stage: Stage) -> None:
     code = (
-        "import sys, pathlib, elasticrun;"
-        "from tests.launcher.test_calling import train;"
-        "from tests.support.stage import wait_until;"
-        "root = pathlib.Path(sys.argv[1]);"
-        "job = elasticrun.launch(train, root, 1, replicas=1, wait=False);"
-        "wait_until((root / 'seen-0').exists)"
+        "import sys, pathlib, time, elasticrun\n"
+        "from tests.launcher.called import train\n"
+        "root = pathlib.Path(sys.argv[1])\n"
+        "job = elasticrun.launch(train, root, 1, replicas=1, wait=False)\n"
+        "while not (root / 'seen-0').exists(): time.sleep(0.01)"
     )
     folder = stage.root / "temporary"
     folder.mkdir()
@@ -203,7 +180,7 @@ def test_a_job_ends_with_the_process_that_launched_it(
     """Also where a scheduler ends both by the same signal."""
     code = (
         "import sys, pathlib, elasticrun;"
-        "from tests.launcher.test_calling import train;"
+        "from tests.launcher.called import train;"
         "root = pathlib.Path(sys.argv[1]);"
         "elasticrun.launch(train, root, 1, checkpoint_dir=root / 'kept')"
     )

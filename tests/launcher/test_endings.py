@@ -78,7 +78,7 @@ for _, numbers in enumerate(AdaptiveDataLoader(range(4), 1)):
 
 @pytest.mark.parametrize(
     ("start", "ending"),
-    [("fork", "end"), ("fork", "stop"), ("fork", "exception"), ("exec", "stop")],
+    [("fork", "stop"), ("fork", "exception"), ("exec", "end")],
 )
 def test_what_a_program_has_left_is_finalized(
     stage: Stage, start: str, ending: str

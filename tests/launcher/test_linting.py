@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.running import REPOSITORY, WITHOUT_TORCH, running
 from tests.lint.pages import PAGES, PRELUDE
-from tests.launcher.running import REPOSITORY, running
 from tests.support.stage import Stage
 
 # The mistake is in a function that nobody calls.
@@ -30,7 +30,8 @@ def script(stage: Stage) -> Path:
 def test_errors_are_shown_as_warnings(
     stage: Stage, script: Path, options: tuple[str, ...]
 ) -> None:
-    with running(stage, "--replicas", 1, *options, script=script) as job:
+    start = ["--replicas", 1, *WITHOUT_TORCH]
+    with running(stage, *start, *options, script=script) as job:
         assert job.wait() == 0, job.events
     assert "trained" in job.output
     line = SCRIPT.splitlines().index('            file.write(f"{epoch}\\n")') + 1
@@ -83,7 +84,7 @@ def test_a_script_without_elasticrun_is_told_so(
 @pytest.mark.slow
 def test_a_script_that_cannot_be_linted_is_run(stage: Stage, script: Path) -> None:
     script.write_bytes(b"# coding: latin-1\nprint('trained \xe9')  # elasticrun\n")
-    with running(stage, "--replicas", 1, script=script) as job:
+    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         assert job.wait() == 0, job.events
     assert "trained" in job.output
     assert f"warning: {script}" not in job.events  # Nothing of the linter.

@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from tests.launcher.running import PROGRAM, elasticrun, run, running, variables
+from tests.launcher.running import (
+    PROGRAM,
+    WITHOUT_TORCH,
+    elasticrun,
+    run,
+    running,
+    variables,
+)
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -17,7 +24,7 @@ def test_a_second_job_is_kept_out_of_a_live_directory(stage: Stage) -> None:
     """Also while no replica holds the lock: before the first one, or between two."""
     script = stage.root / "script.py"
     script.write_text("import time; time.sleep(1000)")
-    with running(stage, "--replicas", 1, script=script) as job:
+    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         lock = stage.checkpoints / "launcher.lock"
         wait_until(lambda: lock.exists() and lock.read_text())
         for more in ([], ["--fresh"], ["--name", "other"]):

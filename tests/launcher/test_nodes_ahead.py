@@ -81,28 +81,31 @@ class Trained:
 
     Attributes:
         num_held: How many of them do.
+        most: How many nodes may train together; with fewer, torch's rendezvous waits
+            some seconds for others.
     """
 
     def __init__(self, stage: Stage, start: Start) -> None:
         self.stage = stage
         self.num_held = 1
+        self.most = 2
         self._start = start
         self._script = stage.root / "script.py"
         self._script.write_text(SCRIPT)
 
     def start(
-        self, name: str, *options: object, nodes: str = "1:3", **more: object
+        self, name: str, *options: object, least: int = 1, **more: object
     ) -> Running:
         own = ["--max-restarts", 0, *options, "--", name, self.num_held]
         more = {"command": LEISURELY, "script": self._script, **more}
-        return self._start(*own, nodes=nodes, **more)
+        return self._start(*own, nodes=f"{least}:{self.most}", **more)
 
     def start_all(
         self, *names: str, options: tuple[object, ...] = (), **more: object
     ) -> list[Running]:
         """Start nodes whose replicas train together."""
-        nodes = f"{len(names)}:3"
-        started = [self.start(name, *options, nodes=nodes, **more) for name in names]
+        more["least"] = len(names)
+        started = [self.start(name, *options, **more) for name in names]
         self._wait_until_trains(started, 0)
         return started
 
@@ -179,47 +182,42 @@ def trained(stage: Stage, start: Start) -> Trained:
     return Trained(stage, start)
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
-def test_a_node_joins_once_new_replicas_on_all_need_the_job(
-    trained: Trained, method: str
-) -> None:
-    options = ["--start", method]
-    [stays] = trained.start_all("stays", options=tuple(options))
-    comes = trained.start("comes", *options)
-    trained.wait_until_prepares("stays", "comes")
-    check_trains(trained.stage)
-    trained.prepare("stays")
-    trained.check_goes_on(stays)
-    trained.prepare("comes")
-    trained.free()
-    trained.finish(stays, comes, sizes_={0: 1, 1: 2})
-    assert len(trained.pids("stays", 2)) == 2
-    assert len(trained.pids("comes", 1)) == 1
-    output = stays.output + comes.output
-    for rank in (0, 1):
-        assert f"[{rank}] rank {rank} of 2" in output
-        assert f"[{rank}] a child finds rank unknown until" in output
-
-
-def test_another_node_that_joins_meanwhile_is_waited_for(trained: Trained) -> None:
+def test_a_node_joins_once_new_replicas_on_all_need_the_job(trained: Trained) -> None:
+    """Also on one that comes while the others prepare."""
+    trained.most = 3
     [stays] = trained.start_all("stays")
     comes = trained.start("comes")
     trained.wait_until_prepares("stays", "comes")
     late = trained.start("late")
     trained.wait_until_prepares("late")
+    check_trains(trained.stage)
     trained.prepare("stays", "comes")
     trained.check_goes_on(stays)
     trained.prepare("late")
     trained.free()
     trained.finish(stays, comes, late, sizes_={0: 1, 1: 3})
-    assert len(trained.pids("late", 1)) == 1
+    assert len(trained.pids("stays", 2)) == 2
+    assert len(trained.pids("comes", 1)) == len(trained.pids("late", 1)) == 1
+    output = stays.output + comes.output + late.output
+    for rank in range(3):
+        assert f"[{rank}] rank {rank} of 3" in output
+        assert f"[{rank}] a child finds rank unknown until" in output
 
 
 def test_all_nodes_prepare_when_one_is_rescaled(trained: Trained) -> None:
+    """Those that do end on all nodes if that is taken back."""
     nodes = trained.start_all("a", "b")
     with ThreadPoolExecutor(1) as threads:
+        scaling = threads.submit(nodes[0].ask, "scale", 2, nodes[0].pid)
+        pids = {*trained.pids("a", 3)[1:], *trained.pids("b", 2)[1:]}
+        assert nodes[0].ask("scale", 1, nodes[0].pid).returncode == 0
+        assert scaling.result().returncode == 4
+        wait_until(lambda: not pids & {*processes_of(trained.stage)}, "their end")
+        check_trains(trained.stage)
+
         scaling = threads.submit(nodes[1].ask, "scale", 2, nodes[1].pid)
-        trained.wait_until_prepares("a", "b")
+        trained.pids("a", 4)
+        trained.pids("b", 4)
         check_trains(trained.stage)
         trained.prepare("b")
         trained.check_goes_on(nodes[1])
@@ -227,22 +225,7 @@ def test_all_nodes_prepare_when_one_is_rescaled(trained: Trained) -> None:
         trained.free()
         assert scaling.result().returncode == 0, scaling.result().stderr
     trained.finish(*nodes, sizes_={0: 2, 1: 3})
-    assert [len(trained.pids(name, 2)) for name in "ab"] == [2, 3]
-
-
-def test_a_rescaling_taken_back_ends_what_prepares_on_all_nodes(
-    trained: Trained,
-) -> None:
-    nodes = trained.start_all("a", "b")
-    with ThreadPoolExecutor(1) as threads:
-        scaling = threads.submit(nodes[0].ask, "scale", 2, nodes[0].pid)
-        pids = [*trained.pids("a", 3)[1:], *trained.pids("b", 2)[1:]]
-        assert nodes[0].ask("scale", 1, nodes[0].pid).returncode == 0
-        assert scaling.result().returncode == 4
-    wait_until(lambda: not {*pids} & {*processes_of(trained.stage)}, "their end")
-    check_trains(trained.stage)
-    trained.stage.mark("alone")
-    trained.finish(*nodes, sizes_={0: 2})
+    assert [len(trained.pids(name, 4)) for name in "ab"] == [4, 4]
 
 
 def test_new_replicas_that_take_too_long_come_up_while_the_others_save(

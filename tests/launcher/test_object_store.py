@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.checkpoint.storage.claim import Claim, ClaimTiming
+from elasticrun.checkpoint.storage.claim import Claim
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.launcher.directory import local_directory
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> None:
     options = [
-        *("--replicas", 2, "--checkpoint-dir", bucket.url, "--save-interval", 0),
-        *("--", "--at", "0:1:5:kill", "--hold", "1:20"),
+        *("--replicas", 2, "--checkpoint-dir", bucket.url),
+        *("--", "--at", "0:1:8:kill", "--hold", "1:20"),
     ]
-    with running(stage, *options) as job:
+    with running(stage, *options, ELASTICRUN_SAVE_EVERY=5) as job:
         job.wait_until_held(1, 2)
         assert job.status()["checkpoint_dir"] == bucket.url
-        wait_until(lambda: job.status()["checkpoint"] >= 5, "checkpoint 5")
+        wait_until(lambda: job.status()["checkpoint"] >= 3, "checkpoint 3")
         assert scaled(job, 1, job.pid, held=1).returncode == 0
         assert job.wait() == 0, job.events
     assert f"checkpoints in {bucket.url}" in job.events
@@ -84,16 +84,29 @@ def test_a_job_that_cannot_reach_its_store_is_not_started(
     assert not list(stage.root.glob("digits-launcher-*"))
 
 
+SILENCE = 3.0
+# Takes over what is silent for seconds instead of a minute.
+SOON = f"""
+from elasticrun.checkpoint.storage.claim import ClaimTiming, StoreClaim
+StoreClaim.__init__.__kwdefaults__["timing"] = ClaimTiming(silence={SILENCE})
+from tests.launcher.program import main
+main()
+"""
+
+
 def test_a_job_of_a_machine_that_is_gone_is_taken_over_after_a_while(
     stage: Stage, bucket: Bucket
 ) -> None:
     owner = OwnerProcess("gone", 12, 0.0, "2026-01-01 00:00:00 UTC")
     claim = Claim("token", "gone", owner, time=time.time())
     Content(bucket.url).write("claim-00000001", claim.encode())
+    script = stage.root / "digits.py"
+    script.write_text(SOON)
     begun = time.monotonic()
-    job = run(stage, "--replicas", 2, "--checkpoint-dir", bucket.url)
+    options = ["--replicas", 2, "--checkpoint-dir", bucket.url, "--", stage.root]
+    job = run(stage, *options, script=script)
     assert job.process.returncode == 0, job.events
-    assert time.monotonic() - begun > ClaimTiming().silence
+    assert time.monotonic() - begun > SILENCE
     assert f"{bucket.url} is taken over from process 12 on gone" in job.events
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 

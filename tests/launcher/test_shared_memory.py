@@ -13,6 +13,7 @@ import pytest
 
 from tests.launcher.running import (
     PROGRAM,
+    WITHOUT_TORCH,
     processes_of,
     running,
     scaled,
@@ -91,7 +92,7 @@ def status_of(process: psutil.Process) -> str:
 ORPHANS = """
 import os, subprocess, sys, time
 for session in (False, True):
-    for _ in range(20):
+    for _ in range(5):
         command = "import subprocess; subprocess.Popen(['true'], start_new_session=%s)"
         subprocess.run([sys.executable, "-c", command % session])
 print("forked", flush=True)
@@ -102,7 +103,7 @@ time.sleep(1000)
 def test_orphans_that_have_ended_are_forgotten(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(ORPHANS)
-    with running(stage, "--replicas", 2, script=script) as job:
+    with running(stage, "--replicas", 2, *WITHOUT_TORCH, script=script) as job:
         wait_until(lambda: job.output.count("forked") == 2, job.events)
         wait_until(lambda: zombies_of(job.pid) == [], "the end of zombies")
 

@@ -14,7 +14,7 @@ from elasticrun import (
     rank,
     remaining_epochs_until,
 )
-from elasticrun.data import alike
+from elasticrun.data import same_on_replicas
 from elasticrun.testing import GenerationFailed, run_generation
 from tests.support.data import Numbers
 from tests.support.stage import DEADLINE, wait_until
@@ -29,7 +29,7 @@ class Looping:
         self.by_rank = by_rank
 
     def __call__(self) -> str:
-        alike._WAIT_SECONDS = DEADLINE  # However late one of them comes.
+        same_on_replicas._WAIT_SECONDS = DEADLINE  # However late one of them comes.
         return self.loop()
 
     def loop(self) -> str:
@@ -104,7 +104,7 @@ class ComingOneByOne(Looping):
         self.has_looped = directory / "has looped"
 
     def __call__(self) -> str:
-        alike._WAIT_SECONDS = 0.0
+        same_on_replicas._WAIT_SECONDS = 0.0
         if rank() != self.first:
             wait_until(self.has_looped.exists)
         refusal = self.loop()

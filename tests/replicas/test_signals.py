@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
@@ -22,8 +20,8 @@ import pytest
 from elasticrun.replicas.signals import (
     STOP_SIGNALS,
     SignalPipe,
-    ignore_stop_signals_in_worker,
 )
+from tests.replicas.workers import serve_pings, wait_for_ever
 from tests.support.stage import DEADLINE, wait_until
 
 
@@ -256,19 +254,6 @@ def _is_writing(process: psutil.Process) -> bool:
 # In a DataLoader worker
 
 
-def _serve_pings(pipe: Connection) -> None:
-    ignore_stop_signals_in_worker()
-    while True:
-        pipe.send(pipe.recv())
-
-
-def _wait_for_ever(pipe: Connection) -> None:
-    ignore_stop_signals_in_worker()
-    pipe.send(os.getpid())
-    while True:
-        time.sleep(3600)
-
-
 @pytest.fixture(params=["fork", "spawn", "forkserver"])
 def context(request: pytest.FixtureRequest) -> multiprocessing.context.BaseContext:
     if request.param == "fork" and sys.version_info >= (3, 12):
@@ -281,7 +266,7 @@ def test_a_worker_outlives_the_signals_of_its_group(
     context: multiprocessing.context.BaseContext,
 ) -> None:
     here, there = context.Pipe()
-    worker = context.Process(target=_serve_pings, args=(there,), daemon=True)
+    worker = context.Process(target=serve_pings, args=(there,), daemon=True)
     worker.start()
     here.send("ready")
     assert here.recv() == "ready"
@@ -299,7 +284,7 @@ def test_a_worker_ends_when_its_parent_terminates_it(
     context: multiprocessing.context.BaseContext,
 ) -> None:
     here, there = context.Pipe()
-    worker = context.Process(target=_wait_for_ever, args=(there,), daemon=True)
+    worker = context.Process(target=wait_for_ever, args=(there,), daemon=True)
     worker.start()
     assert here.recv() == worker.pid
     worker.terminate()
@@ -313,11 +298,11 @@ def test_a_stalled_worker_ends_with_a_killed_parent(method: str) -> None:
     script = f"""
 import multiprocessing, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_signals import _wait_for_ever
+from workers import wait_for_ever
 if __name__ == "__main__":
     context = multiprocessing.get_context({method!r})
     here, there = context.Pipe()
-    context.Process(target=_wait_for_ever, args=(there,), daemon=True).start()
+    context.Process(target=wait_for_ever, args=(there,), daemon=True).start()
     print(here.recv(), flush=True)
     sys.stdin.readline()
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,17 @@ import torch
 
 from elasticrun.testing import run_generation
 from elasticrun.testing.replicas import GenerationFailed
+from tests.support.forkservers import forks_that_have_imported
 
 TIMEOUT = 600.0  # Of what hangs: importing torchmetrics may take a minute.
 
 pytest.importorskip("torchmetrics", reason="requirements-dev.txt installs it")
+
+
+@pytest.fixture(autouse=True)
+def _metrics_in_forks() -> Iterator[None]:
+    with forks_that_have_imported("tests.support.metrics"):
+        yield
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,7 @@ def die_in_last_batch(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lightning_in_forks")
 @pytest.mark.parametrize(("kind", "calm_kind"), [("plain", "plain"), ("cut", "whole")])
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, calm: Any, kind: str, calm_kind: str
@@ -252,6 +253,7 @@ class EndsAfter:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lightning_in_forks")
 @pytest.mark.parametrize("kind", ["paired", "shortest", "longest"])
 def test_loaders_that_train_together_do_so_at_1_to_2_replicas(
     tmp_path: Path, kind: str
@@ -267,6 +269,7 @@ def test_loaders_that_train_together_do_so_at_1_to_2_replicas(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lightning_in_forks")
 def test_padding_counts_in_no_average_and_no_sum(tmp_path: Path) -> None:
     """The last batch has one sample, and one of the two replicas padding."""
     script = partial(validate_by_steps, str(tmp_path / "one"))
@@ -280,6 +283,7 @@ def test_padding_counts_in_no_average_and_no_sum(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("lightning_in_forks")
 # In which steps float16 overflows depends on the sizes of micro-batches.
 @pytest.mark.parametrize("kind", [each for each in KINDS if each != "overflowing"])
 def test_signals_at_random_at_1_to_3_replicas_do_not_show(

@@ -222,25 +222,34 @@ def both(*every: Ended) -> Ended:
     return Ended(seen, every[0].is_before_validation)
 
 
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    """What is seen of each case that is not interrupted."""
+    directory = tmp_path_factory.mktemp("wholes")
+    jobs = [(case, directory / name) for name, case in OF_SEVERAL.items()]
+    return fit_in_turn(jobs, "off")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.usefixtures("lightning_in_forks")
+@pytest.mark.parametrize(("before", "sizes"), [(2, (1, 2)), (1, (2,))])
 def test_a_validation_begins_at_another_number_of_replicas(
-    tmp_path: Path, before: int, after: int
+    tmp_path: Path, before: int, sizes: tuple[int, ...], wholes: list[Ended]
 ) -> None:
     cases = OF_SEVERAL
-    expected = fit_in_turn([(c, tmp_path / n) for n, c in cases.items()], "off")
     run = tmp_path / "run"
     begun = Fits([(case, run / name) for name, case in cases.items()], 0)
     run_generation(begun, before, timeout=TIMEOUT)
-    jobs, calm = [], []
-    for (name, case), whole in zip(cases.items(), expected, strict=True):
-        for copy in telling(run / name, tmp_path / "copies" / name):
-            jobs.append((case, copy))
-            calm.append(whole)
-    every = run_generation(Fits(jobs, "off"), after, timeout=TIMEOUT)
-    for number in range(len(jobs)):
-        ended = both(*(each[number] for each in every))
-        assert_goes_on(ended, calm[number].seen)
+    for after in sizes:
+        jobs, calm = [], []
+        for (name, case), whole in zip(cases.items(), wholes, strict=True):
+            for copy in telling(run / name, tmp_path / f"{after}" / name):
+                jobs.append((case, copy))
+                calm.append(whole)
+        every = run_generation(Fits(jobs, "off"), after, timeout=TIMEOUT)
+        for number in range(len(jobs)):
+            ended = both(*(each[number] for each in every))
+            assert_goes_on(ended, calm[number].seen)
 
 
 # Stops that are asked for in a validation.
@@ -327,12 +336,16 @@ def calm(tmp_path: Path) -> dict[str, float]:
 
 @pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stop_waits_for_the_end_of_a_validation(
-    tmp_path: Path, calm: dict[str, float], num_replicas: int
+    tmp_path: Path,
+    calm: dict[str, float],
+    num_replicas: int,
+    request: pytest.FixtureRequest,
 ) -> None:
     fit = Stopped(tmp_path, how="request")
     if num_replicas == 1:
         left = [run_once(fit.run, tmp_path / "job")]
     else:
+        request.getfixturevalue("lightning_in_forks")
         named = {"ELASTICRUN_JOB": JOB}
         left = run_generation(fit, num_replicas, timeout=TIMEOUT, variables=named)
     assert left == [None] * num_replicas
@@ -343,6 +356,7 @@ def test_a_stop_waits_for_the_end_of_a_validation(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lightning_in_forks")
 def test_a_stop_that_cannot_wait_repeats_the_validation_alone(
     tmp_path: Path, calm: dict[str, float]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -43,6 +44,7 @@ from tests.integrations.transformers.training import (
     net,
 )
 from tests.support.foreign import delivered, deliveries
+from tests.support.forkservers import forks_that_have_imported
 from tests.support.generations import JOB, Crash, run_once
 from tests.support.programs import Leave, StopOnce, request_stop_and_wait
 
@@ -56,6 +58,13 @@ EVERY_STEP = range(1, NUM_BATCHES * NUM_EPOCHS + 1)
 def run(directory: Path, training: Training, **options: Any) -> Any:
     trace = str(directory / "trace")
     return run_once(training.run, directory, trace_dir=trace, **options)
+
+
+@pytest.fixture
+def trainer_in_forks() -> Iterator[None]:
+    """Let replicas not import the Trainer each, which takes seconds."""
+    with forks_that_have_imported("tests.integrations.transformers.training"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +178,7 @@ def die_in_last_step(state: Any) -> None:
 FULL = {"dataloader_drop_last": True, "logging_steps": 4}
 
 
+@pytest.mark.usefixtures("trainer_in_forks")
 @pytest.mark.parametrize(
     ("changes", "died_at", "ended_at"),
     [
@@ -196,6 +206,7 @@ def test_a_stop_and_a_kill_at_1_to_3_replicas_do_not_show(
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("trainer_in_forks")
 @pytest.mark.parametrize("seed", range(8))
 def test_stops_and_kills_at_random_do_not_show(tmp_path: Path, seed: int) -> None:
     random = Random(seed)

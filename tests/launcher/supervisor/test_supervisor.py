@@ -107,19 +107,6 @@ def test_bounds_are_kept(stage: Stage) -> None:
         assert "0 replicas: give a number from 1 up" in nonsense.stderr
 
 
-def test_stop_saves_and_the_same_command_goes_on(stage: Stage) -> None:
-    with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
-        job.wait_until_held(0, 2)
-        stage.mark("stop-0")
-        answer = job.ask("stop")
-        assert answer.stdout == "saving and ending\nended\n"
-        assert job.wait() == 75
-        assert "stopped; checkpoint 1 is saved" in job.events
-        wait_until_nothing_is_left(stage)
-    assert run(stage, "--replicas", 1).wait() == 0
-    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
-
-
 @pytest.mark.parametrize("request_", ["stop", "scale", "none"])
 def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
     options = ["--replicas", 2, "--", "--at", "0:0:3:fill", "--hold", "0:9"]

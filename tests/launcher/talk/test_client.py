@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.running import Running, elasticrun, running, temporary
+from tests.launcher.running import (
+    WITHOUT_TORCH,
+    Running,
+    elasticrun,
+    running,
+    temporary,
+)
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -35,7 +41,7 @@ def connect(caller: socket.socket, path: Path) -> None:
 
 
 def test_two_jobs_of_one_name_are_told_apart(stage: Stage) -> None:
-    options = ["--replicas", 1, "--checkpoint-dir"]
+    options = ["--replicas", 1, *WITHOUT_TORCH, "--checkpoint-dir"]
     script = stage.root / "script.py"
     script.write_text("import time; time.sleep(1000)")
     with (
@@ -72,7 +78,7 @@ def test_a_place_without_sockets_is_refused_before_anything_starts(
 def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text("import time; time.sleep(1000)")
-    with running(stage, "--replicas", 1, script=script) as job:
+    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         folder, path = folder_of(stage), socket_of(job)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

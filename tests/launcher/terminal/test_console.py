@@ -18,7 +18,13 @@ import pytest
 
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen, only_colours
-from tests.launcher.running import ELASTICRUN, elasticrun, running, variables
+from tests.launcher.running import (
+    ELASTICRUN,
+    WITHOUT_TORCH,
+    elasticrun,
+    running,
+    variables,
+)
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
 
@@ -59,7 +65,7 @@ def test_a_job_whose_output_nobody_reads_comes_to_its_end(stage: Stage) -> None:
     )
     reader, writer = os.pipe()
     job = subprocess.Popen(
-        [*ELASTICRUN, "run", "--replicas", "1", str(script)],
+        [*ELASTICRUN, "run", "--replicas", "1", *WITHOUT_TORCH, str(script)],
         env=variables(stage),
         cwd=stage.root,
         stdin=subprocess.DEVNULL,
@@ -147,7 +153,7 @@ def test_a_terminal_shows_a_traceback_once(stage: Stage) -> None:
     script.write_text("raise ValueError('the loss is not a number')")
     master, slave = pty.openpty()
     with subprocess.Popen(
-        [*ELASTICRUN, "run", "--replicas", "1", str(script)],
+        [*ELASTICRUN, "run", "--replicas", "1", *WITHOUT_TORCH, str(script)],
         env=variables(stage, TERM="xterm", COLUMNS=200),
         cwd=stage.root,
         stdin=subprocess.DEVNULL,
@@ -171,7 +177,7 @@ def test_a_terminal_shows_a_traceback_once(stage: Stage) -> None:
 def test_a_launcher_that_does_not_answer_is_named(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text("import time; time.sleep(1000)")
-    with running(stage, "--replicas", 1, script=script) as job:
+    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         job.wait_until_said("started")
         freeze(job.pid)
         commands: list[list[object]] = [

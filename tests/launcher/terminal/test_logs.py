@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launcher.running import elasticrun, run, running
+from tests.launcher.running import (
+    WITHOUT_TORCH,
+    elasticrun,
+    run,
+    running,
+)
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -28,7 +33,7 @@ def test_logs_of_a_running_job_come_before_a_folder_of_its_name(stage: Stage) ->
     (stage.root / "test").mkdir()
     script = stage.root / "script.py"
     script.write_text("import time; print('up', flush=True); time.sleep(1000)")
-    with running(stage, "--replicas", 1, script=script) as job:
+    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         wait_until(lambda: "up" in job.output)
         assert job.ask("logs", "test").stdout == "[0] up\n"
     assert job.ask("logs", stage.checkpoints).stdout == "[0] up\n"

@@ -1,6 +1,7 @@
 """Train a small linear model, and be held, slow or dead where a test wants it.
 
-    python linear.py STAGE [--own-group] [--hold GENERATION:BATCH] [--kill RANK:BATCH]
+    python linear.py STAGE [--own-group] [--hold GENERATION:BATCH] ...
+                  [--kill GENERATION:RANK:BATCH] ...
 
 A held replica waits for the marks that `hold` in tests/support/loops.py names. All
 write `pid-GENERATION-RANK` when they train, and rank 0 the trained `parameters.pt`.
@@ -39,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("stage", type=lambda text: Stage(Path(text)))
     parser.add_argument("--own-group", action="store_true")
     parser.add_argument("--hold", action="append", default=[])
-    parser.add_argument("--kill")
+    parser.add_argument("--kill", action="append", default=[])
     return parser.parse_args()
 
 
@@ -64,7 +65,7 @@ def main() -> None:
     (stage.root / f"pid-{generation()}-{rank()}").write_text(str(os.getpid()))
     for _ in remaining_epochs_until(NUM_EPOCHS):
         for inputs, targets in loader:
-            if f"{rank()}:{loader.batch_index}" == options.kill and generation() == 0:
+            if f"{generation()}:{rank()}:{loader.batch_index}" in options.kill:
                 os.kill(os.getpid(), signal.SIGKILL)
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()
