@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lint.pages import PAGES, PRELUDE
 from tests.launcher.running import REPOSITORY, running
+from tests.lint.pages import PAGES, PRELUDE
 from tests.support.stage import Stage
 
 # The mistake is in a function that nobody calls.
