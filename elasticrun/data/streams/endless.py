@@ -88,7 +88,7 @@ class Endless(Streams):
         if self._seed is not None:
             key = derive_seed(self._seed, lane, number)
             own = own[Permutation(len(own), key).take(np.arange(len(own)))]
-        return own.tolist()  # type: ignore[no-any-return]
+        return own.tolist()
 
     def _length(self, stream: int) -> int | None:
         """Return how long a stream is, if a replica has ever come to its end."""

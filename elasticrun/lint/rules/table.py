@@ -38,7 +38,7 @@ RETIRED: dict[str, str] = {
     "ER102": f"counter updated from its own value in replayed code; {_UNDONE}",
     "ER103": f"saved container grows in replayed code; {_UNDONE}",
     "ER108": f"saved value multiplied or added in replayed code; {_UNDONE}",
-    "ER505": "order that draws each time it is read; retired: nothing was found by it",
+    "ER505": "order that draws each time it is read; retired: it found next to nothing",
 }
 
 CHECKS: tuple[Callable[[Walked], Iterator[Finding]], ...] = tuple(
