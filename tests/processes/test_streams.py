@@ -18,9 +18,9 @@ from elasticrun import (
     rank,
     remaining_epochs_until,
     request_checkpoint,
-    request_stop,
 )
 from elasticrun.testing import GenerationFailed, run_generation
+from tests.support.programs import request_stop_and_wait
 from tests.support.streams import KINDS, LENGTHS
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def script(
                 if loader.is_step:
                     count.batches += 1
                     if count.batches == stop_in:
-                        request_stop()
+                        request_stop_and_wait()
                     elif count.batches % 7 == 0:
                         request_checkpoint()
     return f"{count.batches} batches"
