@@ -90,6 +90,7 @@ def test_batches_are_the_same_through_stops_a_kill_and_rescaling(
 ) -> None:
     files = tmp_path / "files"
     files.mkdir()
+    KINDS[kind](files)  # Replicas find them whole.
     calm, shaken = tmp_path / "calm", tmp_path / "shaken"
     run_generation(script, 1, str(calm), str(files), kind)
     [expected] = delivered(calm).values()

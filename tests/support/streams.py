@@ -30,13 +30,18 @@ def rows() -> Iterator[list[dict[str, Any]]]:
         yield [{"n": next(count), "text": next(lines)} for _ in range(length)]
 
 
+def to_write(folder: Path) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Return the records of each file; none if another process has written them."""
+    return [] if any(folder.iterdir()) else list(enumerate(rows()))
+
+
 def json_lines(folder: Path, suffix: str = "") -> TextLines:
     opened: Callable[..., Any] = open
     if suffix == ".gz":
         opened = gzip.open
     elif suffix == ".zst":
         opened = pytest.importorskip("zstandard", reason="an extra").open
-    for number, records in enumerate(rows()):
+    for number, records in to_write(folder):
         with opened(folder / f"{number}.jsonl{suffix}", "wt") as file:
             file.writelines(f"{json.dumps(record)}\n" for record in records)
     return TextLines(folder / f"*.jsonl{suffix}", parse=json.loads)
@@ -48,7 +53,7 @@ def by_url(folder: Path) -> TextLines:
 
 
 def tar_shards(folder: Path) -> TarShards:
-    for number, records in enumerate(rows()):
+    for number, records in to_write(folder):
         with tarfile.open(folder / f"{number}.tar", "w") as shard:
             for record in records:
                 name = f"a.b/{'long' * (record['n'] % 50)}{record['n']}"
@@ -72,7 +77,7 @@ def parquet(folder: Path) -> ParquetRows:
     from pyarrow import parquet
 
     kinds = arrow.schema([("n", arrow.int64()), ("text", arrow.string())])
-    for number, records in enumerate(rows()):
+    for number, records in to_write(folder):
         table = arrow.Table.from_pylist(records, schema=kinds)
         parquet.write_table(table, folder / f"{number}.parquet", row_group_size=100)
     return ParquetRows(folder / "*.parquet")
