@@ -32,7 +32,7 @@ def rows() -> Iterator[list[dict[str, Any]]]:
 
 def to_write(folder: Path) -> list[tuple[int, list[dict[str, Any]]]]:
     """Return the records of each file; none if another process has written them."""
-    return [] if any(folder.iterdir()) else list(enumerate(rows()))
+    return [] if any(folder.glob("0.*")) else list(enumerate(rows()))
 
 
 def json_lines(folder: Path, suffix: str = "") -> TextLines:
