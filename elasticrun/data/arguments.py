@@ -53,10 +53,10 @@ def check_sizes(
             f"that of a checkpoint: {_WHAT_A_PLAN_IS}"
         )
     else:
-        plan = ((0, _check_size("batch_size", batch_size)),)
+        plan = ((0, check_size("batch_size", batch_size)),)
     if max_local_batch_size is None:
         return plan, None
-    return plan, _check_size("max_local_batch_size", max_local_batch_size)
+    return plan, check_size("max_local_batch_size", max_local_batch_size)
 
 
 def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
@@ -67,13 +67,14 @@ def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
     if not are_counts or 0 not in sizes:
         raise ValueError(f"batch_size={dict(sizes)!r}: {_WHAT_A_PLAN_IS}")
     checked = {
-        index(samples): _check_size(f"batch_size[{samples}]", size)
+        index(samples): check_size(f"batch_size[{samples}]", size)
         for samples, size in sizes.items()
     }
     return tuple(sorted(checked.items()))
 
 
-def _check_size(name: str, value: Any) -> int:
+def check_size(name: str, value: Any) -> int:
+    """Return a whole number from 1 up, or refuse what is none."""
     is_whole = not isinstance(value, bool) and hasattr(value, "__index__")
     if not is_whole or index(value) < 1:
         raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")

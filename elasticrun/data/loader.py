@@ -31,7 +31,7 @@ from elasticrun.data.order.plan import LoopPlan, Order, Seeding
 from elasticrun.data.order.shares import Cuts, EvenShares, LaneShares, LoopShares
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.mixed import Mixed
-from elasticrun.data.streams.streams import lanes_of
+from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.workers.device import is_read_ahead, on_device
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.job.current import current_job
@@ -279,6 +279,13 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
         order = self._order
+        dataset = self.dataset
+        if isinstance(dataset, InLanes) and not (dataset.has_end or loop.is_endless):
+            raise ValueError(
+                f"a loop over `{self.name}` would have no end: "
+                f"{type(dataset).__name__} goes on for ever. Loop over its batches(n); "
+                "a Mixed may be given num_samples."
+            )
         by_key = order.endless_order if loop.is_endless else order.order
         return self._read(loop, by_key(loop.key))
 

@@ -113,7 +113,7 @@ def trace_batch(
     """
     start = loop.start
     assert start is not None
-    _, indices, part = loop.current
+    _, indices, part, places = loop.current
     trace.write(
         epoch=start.epoch,
         loop=start.num_loops,
@@ -122,5 +122,6 @@ def trace_batch(
         micro=part.micro,
         indices=indices.tolist() if isinstance(indices, torch.Tensor) else indices,
         num_valid=part.num_valid,
+        places=places,
         member=member,
     )

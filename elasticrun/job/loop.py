@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -38,11 +38,14 @@ class MicroBatch(NamedTuple):
         number: Of the global batch in the loop.
         indices: Of its samples in the data set, padding included.
         part: Its place in the global batch.
+        places: Where each of its samples is in the global batch, if these are no
+            neighbours.
     """
 
     number: int
     indices: Any
     part: Part
+    places: Sequence[int] = ()
 
 
 # The indices, and what is delivered, of a global batch without a sample for a replica.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Trace:
         micro: int,
         indices: list[int],
         num_valid: int,
+        places: Sequence[int] = (),
         inside: tuple[int, ...] = (),
         member: str | None = None,
     ) -> None:
@@ -40,6 +41,7 @@ class Trace:
 
         Args:
             indices: The real samples first, then the padding.
+            places: Where they are in the global batch, if they are no neighbours there.
             inside: Of a loop in the body of another one, what tells it from the others
                 there.
             member: Which loader of a combined one delivers them.
@@ -52,6 +54,7 @@ class Trace:
             "micro": micro,
             "indices": indices,
             "num_valid": num_valid,
+            **({"places": list(places)} if places else {}),
             **({"inside": inside} if inside else {}),
             **({} if member is None else {"member": member}),
         }
@@ -102,7 +105,16 @@ def samples_of_loop(
     def place(line: dict[str, Any]) -> tuple[str, int, int]:
         return line.get("member", ""), line["rank"], line["micro"]
 
+    places: dict[int, list[int]] = {}
     for line in sorted(own, key=place):
-        if line["generation"] == newest[line["batch"]]:
-            batches[line["batch"]] += line["indices"][: line["num_valid"]]
+        batch = line["batch"]
+        if line["generation"] == newest[batch]:
+            batches[batch] += line["indices"][: line["num_valid"]]
+            places.setdefault(batch, []).extend(
+                line.get("places", ())[: line["num_valid"]]
+            )
+    for batch, own_places in places.items():
+        if len(own_places) == len(batches[batch]):  # Of streams, which interleave.
+            found = zip(own_places, batches[batch], strict=True)
+            batches[batch] = [sample for _, sample in sorted(found)]
     return batches

@@ -98,6 +98,11 @@ TEXTS = [
     ),
     ("torch.autograd.graph", "t_outputs", ROOTS),
     ("torch.library", "weakref.finalize(", SLOW_END),
+    (
+        "datasets.iterable_dataset",
+        "self._distributed = ",
+        "A streamed data set that was split by node loses samples silently.",
+    ),
     (RENDEZVOUS, "self._op_executor.run(exit_op, deadline)", LEAVING),
     (
         "torch.utils.data.sampler",

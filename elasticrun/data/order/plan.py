@@ -109,7 +109,8 @@ class LoopPlan:
             for share in shares:
                 part = share.part
                 indices = next(pieces)
-                self.in_flight.append(MicroBatch(number, indices, part))
+                places = share.places if share.lanes else ()
+                self.in_flight.append(MicroBatch(number, indices, part, places))
                 if self.seeding is None:
                     yield indices
                     continue

@@ -30,19 +30,25 @@ class Endless(Streams):
     again when all are read; lanes come to their ends at different times. Where a lane
     is, is its number of samples; how long streams are is learned at their ends, and
     kept beside the checkpoints. A resume reads the stream that each lane is in from its
-    beginning; without a directory to keep lengths in, all streams before it, too.
+    beginning; where no lengths are kept, all streams before it, too.
 
     Args:
         streams: `Streams`, or an `IterableDataset`; its lanes, window and index are
             taken.
         seed: What the order of each pass depends on; None for the streams' own order.
+        name: What lengths are kept under. An `IterableDataset` needs one for that, and
+            another one whenever it changes.
 
     Raises:
         ElasticRunError: While it is read: a lane has no sample at all.
     """
 
     def __init__(
-        self, streams: Streams | IterableDataset[Any], *, seed: int | None = 0
+        self,
+        streams: Streams | IterableDataset[Any],
+        *,
+        seed: int | None = 0,
+        name: str | None = None,
     ) -> None:
         self._streams = streams if isinstance(streams, Streams) else streams_of(streams)
         options = self._streams.options()
@@ -56,7 +62,13 @@ class Endless(Streams):
         )
         self._seed = seed
         self._learned: dict[int, int] = {}  # Lengths of streams.
-        self._kept_in = directory_of(options["index"])
+        kind = name or self._streams.kind
+        self._kept_as = f"Endless {kind}"
+        self._kept_in = None if kind is None else directory_of(options["index"])
+
+    @property
+    def has_end(self) -> bool:
+        return False
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         """Return an iterator over a lane's samples from number `first` on."""
@@ -106,4 +118,4 @@ class Endless(Streams):
 
     def _as_kept(self, stream: int) -> Stream:
         name = self._streams.names[stream]
-        return Stream(f"Endless {self._streams.kind}", name, stamp_of(name))
+        return Stream(self._kept_as, name, stamp_of(name))

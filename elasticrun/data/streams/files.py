@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -12,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elasticrun.data.arguments import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
 from elasticrun.data.streams.streams import Paths, Streams, paths_of
 from elasticrun.errors import ElasticRunError
 
 _BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
 _NEWLINE = 10
+_ROWS_AT_ONCE = 512
 
 
 def open_file(name: str) -> IO[bytes]:
@@ -88,14 +91,24 @@ class TextLines(Streams):
             try:
                 for line in itertools.islice(lines, first - number, None):
                     text = line.rstrip("\r\n")
-                    yield text if parse is None else parse(text)
+                    yield text if parse is None else self._parsed(text, stream, first)
                     first += 1
-            except ValueError as error:
+            except UnicodeDecodeError as error:
                 raise ElasticRunError(
-                    f"line {first + 1} of {self.names[stream]} cannot be parsed: "
-                    f"{error}. Mend the file, or let `parse` return something for such "
-                    "lines."
+                    f"{self.names[stream]}, behind line {first}: {error}. The text "
+                    "must be UTF-8."
                 ) from error
+
+    def _parsed(self, text: str, stream: int, number: int) -> Any:
+        assert self._parse is not None
+        try:
+            return self._parse(text)
+        except Exception as error:
+            raise ElasticRunError(
+                f"line {number + 1} of {self.names[stream]} cannot be parsed: "
+                f"{error!r}. Mend the file, or let `parse` return something for such "
+                "lines."
+            ) from error
 
 
 class TarShards(Streams):
@@ -146,6 +159,11 @@ class TarShards(Streams):
                         if len(sample) > 1:
                             yield begin, sample
                         begin, sample = member.offset, {"__key__": key}
+                    if kind in sample:
+                        raise ElasticRunError(
+                            f"{self.names[stream]} has two members {member.name} in a "
+                            "row, which would be one sample. Name them differently."
+                        )
                     content = shard.extractfile(member) if are_read else None
                     sample[kind] = None if content is None else content.read()
                     shard.members = []  # type: ignore[attr-defined]  # It would grow.
@@ -181,12 +199,20 @@ class ParquetRows(Streams):
 
         with open_file(self.names[stream]) as file:
             rows = parquet.ParquetFile(file)
+            missing = set(self._columns or ()) - set(rows.schema_arrow.names)
+            if missing:
+                raise ElasticRunError(
+                    f"{self.names[stream]} has no columns {sorted(missing)}. It has "
+                    f"{rows.schema_arrow.names}."
+                )
             group = 0
             while first and first >= rows.metadata.row_group(group).num_rows:
                 first -= rows.metadata.row_group(group).num_rows
                 group += 1
             groups = range(group, rows.num_row_groups)
-            for batch in rows.iter_batches(row_groups=groups, columns=self._columns):
+            for batch in rows.iter_batches(
+                _ROWS_AT_ONCE, row_groups=groups, columns=self._columns
+            ):
                 if first >= batch.num_rows:
                     first -= batch.num_rows
                     continue
@@ -201,7 +227,7 @@ class TokenFiles(Streams):
     the last one; what is left at the end of a file is left out.
 
     Args:
-        paths: Files of one NumPy type, nothing else in them.
+        paths: Files of one NumPy type, nothing else in them; no URLs.
         length: Tokens in a sequence, without that one more.
         dtype: The type of a token.
         options: Those of `Streams`.
@@ -211,7 +237,7 @@ class TokenFiles(Streams):
         self, paths: Paths, length: int, *, dtype: Any = np.uint16, **options: Any
     ) -> None:
         super().__init__(paths_of(paths), **options)
-        self._length = length
+        self._length = check_size("length", length)
         self._dtype = np.dtype(dtype)
 
     @property
@@ -231,4 +257,7 @@ class TokenFiles(Streams):
             yield torch.from_numpy(sequence.astype(np.int64))
 
     def _tokens(self, stream: int) -> Any:
-        return np.memmap(self.names[stream], self._dtype, mode="r")
+        name = self.names[stream]
+        if os.path.getsize(name) == 0:  # Which cannot be mapped.
+            return np.empty(0, self._dtype)
+        return np.memmap(name, self._dtype, mode="r")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticrun.checkpoint.files.replacing import replace_file
+from elasticrun.errors import ElasticRunError
 
 STRIDE = 512  # Samples from one mark to the next.
 _NUM_THREADS = 8
@@ -54,9 +54,10 @@ class Stream(NamedTuple):
 
 
 def scan_all(
-    streams: Sequence[Stream],
+    names: Sequence[str],
     scan: Callable[[int], Scan],
     *,
+    kind: str,
     directory: Path | None,
     rank: int,
     world_size: int,
@@ -67,29 +68,42 @@ def scan_all(
     they share the work without waiting for each other.
 
     Args:
-        scan: Reads the stream of a number through.
+        names: Of the streams.
+        scan: Reads the stream of a number through; called in several threads.
+        kind: How it counts.
         directory: Where scans are kept; None to read all streams at each start.
     """
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
 
     def scan_one(number: int) -> Scan:
-        kept = None if directory is None else read_scan(directory, streams[number])
-        if kept is not None:
-            return kept
-        made = scan(number)
-        if directory is not None:
-            write_scan(directory, streams[number], made)
-        return made
+        if directory is None:
+            return _named(names[number], scan, number)
+        stream = Stream(kind, names[number], stamp_of(names[number]))
+        kept = read_scan(directory, stream)
+        if kept is None:
+            kept = _named(names[number], scan, number)
+            write_scan(directory, stream, kept)
+        return kept
 
-    first = rank * len(streams) // world_size
-    numbers = [*range(first, len(streams)), *range(first)]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool, _bar(len(streams), rank) as bar:
+    first = rank * len(names) // world_size
+    numbers = [*range(first, len(names)), *range(first)]
+    with ThreadPoolExecutor(_NUM_THREADS) as pool, _bar(len(names), rank) as bar:
         scans: dict[int, Scan] = {}
         for number, made in zip(numbers, pool.map(scan_one, numbers), strict=True):
             scans[number] = made
             bar.update()
-    return [scans[number] for number in range(len(streams))]
+    return [scans[number] for number in range(len(names))]
+
+
+def _named(name: str, scan: Callable[[int], Scan], number: int) -> Scan:
+    """Return a scan, or an error that names the stream."""
+    try:
+        return scan(number)
+    except ElasticRunError:
+        raise
+    except Exception as error:
+        raise ElasticRunError(f"{name} cannot be read through: {error!r}") from error
 
 
 def stamp_of(name: str) -> str:
@@ -115,17 +129,14 @@ def read_scan(directory: Path, stream: Stream) -> Scan | None:
             if str(kept["stamp"]) != stream.stamp:
                 return None
             return Scan(int(kept["length"]), kept["marks"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
         return None  # None yet, or one that was torn: it is made anew.
 
 
 def write_scan(directory: Path, stream: Stream, scan: Scan) -> None:
-    """Keep what is known of a stream."""
-
-    def write(file: Any) -> None:
+    """Keep what is known of a stream; a file that is torn is not taken for one."""
+    with open(directory / stream.file_name, "wb") as file:
         np.savez(file, stamp=stream.stamp, name=stream.name, **scan._asdict())
-
-    replace_file(directory / stream.file_name, write)
 
 
 def _bar(total: int, rank: int) -> Any:

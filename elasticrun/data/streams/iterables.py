@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from elasticrun.data.streams.index import STRIDE, Scan
@@ -24,24 +23,27 @@ def streams_of(dataset: Any) -> Streams:
     Raises:
         TypeError: It shares itself out among ranks or workers.
     """
+    if getattr(dataset, "_distributed", None) is not None:
+        raise TypeError(
+            "the data set was split by split_dataset_by_node, and the loader shares it "
+            "out, too: samples would be lost. Give the whole of it to every replica."
+        )
     is_of_hugging_face = hasattr(dataset, "num_shards") and hasattr(dataset, "shard")
     return Shards(dataset) if is_of_hugging_face else Iterated(dataset)
 
 
 class _Given(Streams):
-    """Streams of a data set that is known by what it pickles as.
+    """Streams of a data set that nothing tells from others, so no counts are kept.
 
     Attributes:
         dataset: What was given.
     """
 
+    kind = None
+
     def __init__(self, dataset: Any, names: list[str], **options: Any) -> None:
         super().__init__(names, **options)
         self.dataset = dataset
-
-    @property
-    def kind(self) -> str:
-        return hashlib.sha256(cloudpickle.dumps(self.dataset)).hexdigest()
 
 
 class Shards(_Given):
@@ -81,12 +83,10 @@ class Iterated(_Given):
                 "__iter__), and the loader does so, too: samples would be lost. Let "
                 "__iter__ yield all samples, whoever reads."
             )
-        has_length = hasattr(dataset, "__len__")
-        super().__init__(
-            dataset,
-            [type(dataset).__name__],
-            lengths=[len(dataset)] if has_length else None,
-        )
+        length = None
+        with contextlib.suppress(TypeError):  # Torch's ChainDataset has a len without.
+            length = [len(dataset)]
+        super().__init__(dataset, [type(dataset).__name__], lengths=length)
 
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the data set's state as JSON, if it has one."""
@@ -102,12 +102,14 @@ class Iterated(_Given):
 
     def _state(self, samples: Any) -> str:
         holder = samples if hasattr(samples, "state_dict") else self.dataset
-        if not hasattr(holder, "load_state_dict"):
+        if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
             return ""
+        state = holder.state_dict()
         try:
-            return json.dumps(holder.state_dict())
+            text = json.dumps(state)
         except TypeError:
             return ""
+        return text if json.loads(text) == state else ""
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number = 0

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
+from elasticrun.data.arguments import check_size
 from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.loop_orders import Passes
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
+from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.streams import InLanes
 
 _Numbers = NDArray[np.int64]
@@ -56,10 +59,21 @@ class Mixed(InLanes):
         num_samples: int | None = None,
         block: int = 1000,
     ) -> None:
-        self.sources = dict(sources)
+        if not sources:
+            raise ValueError("Mixed has no sources. Give one or more data sets.")
+        self.sources = {
+            key: streams_of(source) if isinstance(source, IterableDataset) else source
+            for key, source in sources.items()
+        }
         self._plan = _checked_plan(list(self.sources), weights)
         self._num_samples = num_samples
-        self._block = block
+        if num_samples is not None:
+            check_size("num_samples", num_samples)
+        self._block = check_size("block", block)
+
+    @property
+    def has_end(self) -> bool:
+        return self._num_samples is not None
 
     @cached_property
     def lanes(self) -> MixedLanes:
@@ -96,7 +110,7 @@ class Mixed(InLanes):
 
     @cached_property
     def _offsets(self) -> list[int]:
-        return self.lanes.offsets[:-1].tolist()  # type: ignore[no-any-return]
+        return [int(offset) for offset in self.lanes.offsets[:-1]]
 
 
 class MixedLanes:
@@ -139,7 +153,6 @@ class MixedLanes:
         self._stretches: list[tuple[int, _Numbers, _Numbers]] = []
         for samples, weights in sorted(plan.items()):
             self._add_stretch(-(-samples // block), _counts(weights, block))
-        self._table = lru_cache(maxsize=4)(self._new_table)
         own = [s.lanes.checksum for s in sources if isinstance(s, InLanes)]
         text = repr((plan, block, num_samples, self.lengths, own))
         self.checksum = zlib.crc32(text.encode())
@@ -181,27 +194,27 @@ class MixedLanes:
             own = blocks == block
             at = bisect_right(self._stretches, int(block), key=lambda each: each[0]) - 1
             first, counts, had = self._stretches[at]
-            of_place, before = self._table(int(block), at)
+            of_place, before = _table(int(block), tuple(counts.tolist()))
             numbers[own] = of_place[places[own]]
             earlier = had + (block - first) * counts
             samples[own] = before[places[own]] + earlier[numbers[own]]
         return numbers, samples
 
-    def _new_table(self, block: int, stretch: int) -> tuple[_Numbers, _Numbers]:
-        """Return the source of each place in a block, and how many come before it."""
-        _, counts, _ = self._stretches[stretch]
-        of_place = np.repeat(np.arange(len(counts)), counts)
-        places = np.arange(self._block)
-        of_place = of_place[Permutation(self._block, derive_seed(block)).take(places)]
-        before = np.empty_like(of_place)
-        for number in range(len(counts)):
-            own = of_place == number
-            before[own] = np.arange(np.count_nonzero(own))
-        return of_place, before
-
     def order(self, key: int | None) -> MixedOrder:
         """Return the order that has a key; without one, that of the sources."""
         return MixedOrder(self, key)
+
+
+@lru_cache(maxsize=8)
+def _table(block: int, counts: tuple[int, ...]) -> tuple[_Numbers, _Numbers]:
+    """Return the source of each place in a block, and how many come before it."""
+    size = sum(counts)
+    of_place = np.repeat(np.arange(len(counts)), counts)
+    of_place = of_place[Permutation(size, derive_seed(block)).take(np.arange(size))]
+    before = np.empty_like(of_place)
+    for number, count in enumerate(counts):
+        before[of_place == number] = np.arange(count)
+    return of_place, before
 
 
 class MixedOrder:

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
+from elasticrun.data.arguments import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
+from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.streams import Streams
 
 NO_DOCUMENT = -1
@@ -38,29 +41,38 @@ class Packed(Streams):
 
     def __init__(
         self,
-        streams: Streams,
+        streams: Streams | IterableDataset[Any],
         tokens: Callable[[Any], Any],
         length: int,
         *,
         pad: int | None = None,
         name: str = "",
     ) -> None:
+        if isinstance(streams, IterableDataset):
+            streams = streams_of(streams)
+        if not isinstance(streams, Streams):
+            raise TypeError(
+                f"Packed takes streams of documents, not {type(streams).__name__}. "
+                "Give TextLines, another of Streams, or an IterableDataset; Mixed "
+                "takes several Packed."
+            )
         super().__init__(**streams.options())
         self._streams = streams
         self._tokens = tokens
-        self._length = length
+        self._length = check_size("length", length)
         self._pad = pad
         self._tokenizer = name or getattr(tokens, "__qualname__", "")
 
     first_mark = (0, 0)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str | None:
+        own = self._streams.kind
         how = f"{self._tokenizer} {self._length} {self._pad}"
-        return f"Packed {how} {self._streams.kind}"
+        return None if own is None else f"Packed {how} {own}"
 
     def scan_all(self) -> list[Scan]:
-        self._streams.scans  # noqa: B018  (that documents can be entered by)
+        self._streams.count_all()  # By whose marks documents can be entered.
         return super().scan_all()
 
     def scan(self, stream: int) -> Scan:

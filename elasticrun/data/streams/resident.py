@@ -18,8 +18,9 @@ class ResidentShards(Streams):
 
     Which ones these are depends on the rank and the world size alone, so that each
     replica holds its share of the data in all epochs. They are loaded when a loader is
-    made: by replicas that prepare for a rescaling, while the others still train. With
-    fewer lanes than replicas each loads all of it.
+    made: by replicas that prepare for a rescaling, while the others still train. In a
+    batch without a sample of its own, at the end of unequal shards, a replica also
+    loads another one's shard. With fewer lanes than replicas each loads all of it.
 
     Args:
         load: From the number of a shard to its samples, in something that is indexed.

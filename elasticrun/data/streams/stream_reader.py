@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
 import time
@@ -20,6 +21,7 @@ _LASTING = (
     IsADirectoryError,
     NotADirectoryError,
     PermissionError,
+    gzip.BadGzipFile,
     io.UnsupportedOperation,
 )
 
@@ -34,7 +36,9 @@ class StreamReader:
         name: What messages call the stream.
         length: Samples in it.
         open_at: Returns an iterator over its samples from any one on.
-        window: How far from the furthest one a sample may be asked for later.
+        window: How far from the furthest one a sample may be asked for later. A stream
+            of up to that many samples is read at once.
+        is_counted: Whether it ends after its length.
     """
 
     def __init__(
@@ -44,11 +48,13 @@ class StreamReader:
         open_at: Callable[[int], Iterator[Any]],
         *,
         window: int,
+        is_counted: bool = True,
     ) -> None:
         self._name = name
         self._length = length
         self._open_at = open_at
         self._window = window
+        self._is_counted = is_counted
         self._samples: Iterator[Any] | None = None
         self._next = 0
         self._kept: dict[int, Any] = {}
@@ -73,10 +79,12 @@ class StreamReader:
             self._enter(max(0, number - self._window + 1), number)
         self._keep_before(number)
         sample = self._advance()
+        if self._length <= self._window:
+            self._keep_before(self._length)
         gone = number - self._window
         while kept and (oldest := next(iter(kept))) <= gone:
             del kept[oldest]
-        if self._next == self._length:
+        if self._next == self._length and self._samples is not None:
             self._check_end()
         return sample
 
@@ -135,11 +143,11 @@ class StreamReader:
 
     def _check_end(self) -> None:
         """Refuse a stream that has more samples than were counted."""
-        assert self._samples is not None
-        if next(self._samples, self) is not self:
+        samples, self._samples = self._samples, None
+        assert samples is not None
+        if self._is_counted and next(samples, self) is not self:
             raise ElasticRunError(
                 f"{self._name} goes on after its {self._length} samples. It has "
                 "changed since they were counted. Start anew with another checkpoint "
                 "directory."
             )
-        self._samples = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,15 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from elasticrun.checkpoint.storage.place import parse_place
+from elasticrun.data.arguments import check_size
 from elasticrun.data.order.lanes import DealtLanes, Lanes
-from elasticrun.data.streams.index import STRIDE, Scan, Stream, scan_all, stamp_of
+from elasticrun.data.streams.index import STRIDE, Scan, scan_all
 from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.job.current import current_job
 
 logger = logging.getLogger(__name__)
+
+_UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -33,6 +37,11 @@ class InLanes(Dataset[Any], ABC):
     @abstractmethod
     def lanes(self) -> DealtLanes:
         """How its samples are dealt to lanes."""
+
+    @property
+    def has_end(self) -> bool:
+        """Whether one loop over it ends."""
+        return True
 
     @abstractmethod
     def describe(self, index: int) -> str:
@@ -77,8 +86,8 @@ class Streams(InLanes):
             more, the replicas' shares are nearly even; more cost open files, and memory
             for their windows.
         window: Samples of a lane that are mixed. That many of each lane are in memory.
-        transform: From what is read to the sample, where it is delivered; random draws
-            in it are seeded.
+        transform: From what is read to the sample, where it is delivered; its random
+            draws are seeded as those of any data set (`seed_each`).
         lengths: Samples of each stream, if they are known.
         index: A directory to keep counted lengths in; beside the checkpoints, if these
             are in a directory, without one. A file with another size or time is
@@ -100,23 +109,25 @@ class Streams(InLanes):
         lengths: Sequence[int] | None = None,
         index: str | os.PathLike[str] | None = None,
     ) -> None:
+        if isinstance(names, str):
+            raise TypeError(f"names={names!r} is one text. Give a list of the streams.")
         self.names = list(names)
         if not self.names:
             raise ValueError(
                 f"{type(self).__name__} has no streams. Look at the paths it was given."
             )
-        for what, value in {"lanes": lanes, "window": window}.items():
-            if value < 1:
-                raise ValueError(f"{what}={value} must be a whole number from 1 up.")
         if lengths is not None and len(lengths) != len(self.names):
             raise ValueError(
                 f"{len(lengths)} lengths were given for {len(self.names)} streams. "
                 "Give one for each."
             )
+        if lengths is not None and min(lengths) < 0:
+            raise ValueError(f"a length is {min(lengths)}: give numbers from 0 up.")
         self.transform = transform
-        self._num_lanes = lanes
-        self._window = window
+        self._num_lanes = check_size("lanes", lanes)
+        self._window = check_size("window", window)
         self._scans = None if lengths is None else [Scan(int(n)) for n in lengths]
+        self._are_counted = lengths is None
         self._index = index
         self._forget_readers()
 
@@ -146,8 +157,11 @@ class Streams(InLanes):
         return Scan(self.count(stream))
 
     @property
-    def kind(self) -> str:
-        """How streams are counted: scans of another kind are not taken for these."""
+    def kind(self) -> str | None:
+        """How streams are counted: scans of another kind are not taken for these.
+
+        None if nothing tells these streams from others: then no scans are kept.
+        """
         return type(self).__qualname__
 
     # What it knows by then.
@@ -155,18 +169,24 @@ class Streams(InLanes):
     @property
     def scans(self) -> list[Scan]:
         """The length and the marks of each stream; counted at the first use."""
+        self.count_all()
+        assert self._scans is not None
+        return self._scans
+
+    def count_all(self) -> None:
+        """Count the streams, unless that was done."""
         if self._scans is None:
             self._scans = self.scan_all()
-        return self._scans
 
     def scan_all(self) -> list[Scan]:
         """Return the scan of each stream, kept or made now."""
         job = current_job()
-        streams = [Stream(self.kind, name, stamp_of(name)) for name in self.names]
+        kind = self.kind
         return scan_all(
-            streams,
+            self.names,
             self.scan,
-            directory=directory_of(self._index),
+            kind=kind or "",
+            directory=None if kind is None else directory_of(self._index),
             rank=job.rank,
             world_size=job.world_size,
         )
@@ -174,21 +194,25 @@ class Streams(InLanes):
     @cached_property
     def lanes(self) -> Lanes:
         lengths = np.array([scan.length for scan in self.scans], np.int64)
-        return Lanes(lengths, self._num_lanes, window=self._window)
+        lanes = Lanes(lengths, self._num_lanes, window=self._window)
+        names = "\0".join(name.rpartition("/")[2] for name in self.names)
+        lanes.checksum = zlib.crc32(names.encode(), lanes.checksum)
+        return lanes
 
     @cached_property
     def _starts(self) -> list[int]:
-        return self.lanes.starts.tolist()  # type: ignore[no-any-return]
+        return [int(start) for start in self.lanes.starts]
 
     def mark(self, stream: int, first: int) -> tuple[int, Any]:
         """Return the last mark at or before a sample: its number, and its row.
 
         In streams that were not counted, that of the beginning.
         """
-        if self._scans is None:
+        marks = () if self._scans is None else self._scans[stream].marks
+        if not len(marks):
             return 0, self.first_mark
         row = first // STRIDE
-        return row * STRIDE, self.scans[stream].marks[row]
+        return row * STRIDE, marks[row]
 
     def describe(self, index: int) -> str:
         stream = bisect_right(self._starts, index) - 1
@@ -207,33 +231,42 @@ class Streams(InLanes):
             stream = bisect_right(starts, index) - 1
             reader = readers.get(stream) or self._new_reader(stream)
             samples.append(reader.read(index - starts[stream]))
+            if reader.is_at_end:
+                del readers[stream]
+                self._long.pop(stream, None)
         transform = self.transform
         return samples if transform is None else [transform(each) for each in samples]
 
     # Readers of streams that are open, in this process.
 
     def _new_reader(self, stream: int) -> StreamReader:
-        """Return what reads a stream that is not open; a few may be open too many."""
-        readers = self._readers
-        if len(readers) >= 2 * self.lanes.num_lanes:
-            for other in [each for each in readers if readers[each].is_at_end]:
-                del readers[other]
-        if len(readers) >= 4 * self.lanes.num_lanes:
-            readers.clear()
-        readers[stream] = StreamReader(
+        """Return what reads a stream that is not open yet.
+
+        Those of up to a window are read at once, and hold no file open. Of longer ones
+        few are open in each lane; what a resume has passed over may leave some behind.
+        """
+        length = self.scans[stream].length
+        if length > self._window:
+            if len(self._long) >= 4 * self.lanes.num_lanes:
+                oldest = next(iter(self._long))
+                del self._long[oldest], self._readers[oldest]
+            self._long[stream] = None
+        reader = self._readers[stream] = StreamReader(
             self.names[stream],
-            self.scans[stream].length,
+            length,
             lambda first: self.open(stream, first),
             window=self._window,
+            is_counted=self._are_counted,
         )
-        return readers[stream]
+        return reader
 
     def _forget_readers(self) -> None:
         self._readers: dict[int, StreamReader] = {}
+        self._long: dict[int, None] = {}  # Of these the long ones, oldest first.
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": {}}
+        return {**self.__dict__, "_readers": {}, "_long": {}}
 
 
 def directory_of(index: str | os.PathLike[str] | None) -> Path | None:
@@ -250,14 +283,21 @@ def paths_of(given: Paths) -> list[str]:
     if not isinstance(given, (str, os.PathLike)):
         return [name for each in given for name in paths_of(each)]
     text = os.fspath(given)
-    if not glob.has_magic(text):
+    is_url = "://" in text
+    if not is_url:
+        text = os.path.expanduser(text)
+    if not glob.has_magic(text) or os.path.exists(text):
         return [text]
-    if "://" not in text:
-        return sorted(glob.glob(text, recursive=True))
-    import fsspec
+    if not is_url:
+        found = sorted(glob.glob(text, recursive=True))
+    else:
+        import fsspec
 
-    found = fsspec.open_files(text)
-    return sorted(file.fs.unstrip_protocol(file.path) for file in found)
+        files = fsspec.open_files(text)
+        found = sorted(file.fs.unstrip_protocol(file.path) for file in files)
+    if not found:
+        raise ValueError(f"{text!r} matches no file. Look at the pattern.")
+    return found
 
 
 def lanes_of(
@@ -277,6 +317,15 @@ def lanes_of(
             "shuffle=True; for shares of several data sets, Mixed."
         )
     lanes = dataset.lanes
+    if rank == 0:
+        _warn_of_uneven(dataset, world_size)
+    dataset.prepare(rank, world_size)
+    return lanes
+
+
+def _warn_of_uneven(dataset: InLanes, world_size: int) -> None:
+    """Warn where lanes do not divide well among the replicas."""
+    lanes = dataset.lanes
     if lanes.num_lanes < world_size:
         logger.warning(
             "%s has %d lanes for %d replicas, so each of them reads every stream and "
@@ -285,5 +334,15 @@ def lanes_of(
             lanes.num_lanes,
             world_size,
         )
-    dataset.prepare(rank, world_size)
-    return lanes
+    elif isinstance(lanes, Lanes):
+        owners = np.arange(lanes.num_lanes) % world_size
+        own = np.bincount(owners, weights=lanes.totals)
+        if own.max() > _UNEVEN * own.mean():
+            logger.warning(
+                "%s: one of %d replicas reads %.1f times its share, since lanes are "
+                "few or streams differ in length. Cut the data into more streams of "
+                "like lengths.",
+                type(dataset).__name__,
+                world_size,
+                own.max() / own.mean(),
+            )

@@ -25,7 +25,10 @@ def joined(pieces: Sequence[Any], places: Sequence[Sequence[int]]) -> Any:
         return torch.empty_like(whole).index_copy_(0, order, whole)
     if isinstance(first, Mapping):
         merged = {key: joined([p[key] for p in pieces], places) for key in first}
-        return merged if type(first) is dict else type(first)(merged)  # type: ignore[call-arg]
+        kind: Any = type(first)
+        return merged if kind is dict else kind(merged)
+    if not first:
+        return first
     if isinstance(first[0], (str, bytes)):
         samples: list[Any] = [None] * sum(map(len, places))
         for piece, own in zip(pieces, places, strict=True):

@@ -145,11 +145,11 @@ def test_batches_are_the_same_at_any_number_of_replicas(run: dict[str, Any]) -> 
         plans = [plan_of(run, rank, world_size, first) for rank in range(world_size)]
         asked = [list(plan) for plan in plans]
         assert asked == [
-            [indices for _, indices, part in plan.in_flight if part.num_read]
+            [indices for _, indices, part, _ in plan.in_flight if part.num_read]
             for plan in plans
         ]
         counts = {
-            tuple((number, part.is_step) for number, _, part in plan.in_flight)
+            tuple((number, part.is_step) for number, _, part, _ in plan.in_flight)
             for plan in plans
         }
         assert len(counts) == 1 or not run["is_padded"]
@@ -163,17 +163,18 @@ def check_batch(
 ) -> None:
     start, size = plans[0].batches.start(number), plans[0].batches.size(number)
     expected = plans[0].order(np.arange(start, start + size)).tolist()
-    delivered: list[int] = []
+    delivered: list[tuple[int, int]] = []  # Each sample with its place.
     weight = 0.0
     for rank, plan in enumerate(plans):
         micros = [each for each in plan.in_flight if each[0] == number]
-        own = [i for _, indices, p in micros for i in indices[: p.num_valid]]
+        own = [i for _, indices, p, _ in micros for i in indices[: p.num_valid]]
         streams = np.searchsorted(lanes.starts, own, side="right") - 1
         if lanes.num_lanes >= len(plans):
             assert set(lanes.lane_of_stream[streams] % len(plans)) <= {rank}
-        delivered += own
-        weight += sum(part.weight for _, _, part in micros) / len(plans)
-        assert all(len(p) <= (run["max_local"] or size) for _, p, _ in micros)
-        assert [part.is_step for _, _, part in micros][-1]
-    assert sorted(delivered) == sorted(expected)
+        places = [at for *_, p, places in micros for at in places[: p.num_valid]]
+        delivered += zip(places, own, strict=True)
+        weight += sum(part.weight for _, _, part, _ in micros) / len(plans)
+        assert all(len(p) <= (run["max_local"] or size) for _, p, _, _ in micros)
+        assert [part.is_step for _, _, part, _ in micros][-1]
+    assert sorted(delivered) == list(enumerate(expected))
     assert weight == pytest.approx(1)

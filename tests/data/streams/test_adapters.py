@@ -21,8 +21,9 @@ from elasticrun import (
     TokenFiles,
 )
 from elasticrun.data.streams.index import STRIDE
+from elasticrun.data.streams.iterables import streams_of
 from tests.support.generations import run_once
-from tests.support.streams import KINDS, LENGTHS, json_lines, rows
+from tests.support.streams import KINDS, LENGTHS, Resumable, json_lines, rows
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -113,6 +114,33 @@ class SharesItselfOut(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         worker = torch.utils.data.get_worker_info()
         return iter(range(0 if worker is None else worker.id, 10, 2))
+
+
+class Split(IterableDataset[int]):
+    """As `split_dataset_by_node` leaves one."""
+
+    _distributed = (0, 2)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 10, 2))
+
+
+class StateWithNumbers(Resumable):
+    """Its state has keys that JSON would make texts of."""
+
+    def state_dict(self) -> Any:
+        return {0: self.at}
+
+
+def test_a_state_that_json_changes_is_not_used(job: Any) -> None:
+    streams = streams_of(StateWithNumbers())
+    assert not len(streams.scans[0].marks)
+    assert streams[STRIDE + 5] == [*itertools.chain.from_iterable(rows())][STRIDE + 5]
+
+
+def test_what_was_split_by_node_is_refused() -> None:
+    with pytest.raises(TypeError, match="split_dataset_by_node"):
+        AdaptiveDataLoader(Split(), 4)
 
 
 def test_what_shares_itself_out_is_refused() -> None:

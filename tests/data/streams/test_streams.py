@@ -23,6 +23,7 @@ from elasticrun import (
     ElasticRunError,
     Endless,
     Mixed,
+    Packed,
     ResidentShards,
     Streams,
     TextLines,
@@ -31,6 +32,9 @@ from elasticrun import (
 )
 from elasticrun.data.streams import stream_reader
 from elasticrun.data.streams.stream_reader import StreamReader
+from elasticrun.data.streams.streams import lanes_of
+from elasticrun.job.trace import Trace
+from elasticrun.testing import read_trace, samples_of_loop
 from tests.support.generations import generation, run_once
 
 
@@ -157,6 +161,93 @@ def test_empty_and_missing_streams_are_refused(job: Any) -> None:
         AdaptiveDataLoader(Numbers(0, 0), 4)
     with pytest.raises(ValueError, match="window=0"):
         Numbers(1, window=0)
+
+
+def test_streams_within_a_window_are_opened_once_each() -> None:
+    streams = Numbers(*[7] * 200, lanes=4, window=100)
+    with generation():
+        loader = AdaptiveDataLoader(streams, 16, shuffle=True)
+        assert sorted(flat(loader)) == list(range(1400))
+    assert sorted(streams.opened) == [(number, 0) for number in range(200)]
+    assert not streams._readers
+
+
+def test_long_streams_are_opened_once_each() -> None:
+    streams = Numbers(*[700] * 9, lanes=2, window=10)
+    with generation():
+        assert len(flat(AdaptiveDataLoader(streams, 16, shuffle=True))) == 6300
+    assert sorted(streams.opened) == [(number, 0) for number in range(9)]
+
+
+def test_a_trace_has_the_samples_of_streams_in_their_order(tmp_path: Path) -> None:
+    """As replicas deliver them, lane by lane."""
+    for rank, (indices, places) in enumerate([([7, 9, 5], [0, 3, 1]), ([8], [2])]):
+        trace = Trace(str(tmp_path), generation=0, rank=rank, world_size=2)
+        trace.write(
+            epoch=0,
+            loop=0,
+            batch=0,
+            micro=0,
+            indices=indices,
+            num_valid=len(indices),
+            places=places,
+        )
+        trace.close()
+    lines = read_trace(tmp_path)
+    assert samples_of_loop(lines, epoch=0, loop=0) == {0: [7, 5, 8, 9]}
+
+
+def test_other_names_of_streams_are_no_resume(tmp_path: Path) -> None:
+    def script(first: str, second: str) -> None:
+        lines = TextLines([tmp_path / first, tmp_path / second])
+        for _ in AdaptiveDataLoader(lines, 4):
+            request_stop()
+
+    for name in "abc":
+        (tmp_path / name).write_text("x\n" * 9)
+    run_once(lambda: script("a", "b"), tmp_path / "job")
+    with pytest.raises(CheckpointError, match="lengths, lanes and window"):
+        run_once(lambda: script("b", "a"), tmp_path / "job")
+
+
+def test_given_lengths_need_no_end_and_no_marks(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x\n" * 9)
+    lines = TextLines(tmp_path / "a", lengths=[5])
+    assert [lines[number] for number in range(5)] == ["x"] * 5
+    assert sorted(AdaptiveDataLoader(lines, 5, shuffle=True)) == [["x"] * 5]
+
+
+def test_a_loop_without_an_end_is_refused(job: Any) -> None:
+    mix = Mixed({"a": range(5)}, {"a": 1})
+    with pytest.raises(ValueError, match="would have no end: Mixed goes on for ever"):
+        next(iter(AdaptiveDataLoader(mix, 2)))
+    with pytest.raises(ValueError, match="Endless goes on for ever"):
+        next(iter(AdaptiveDataLoader(Endless(Numbers(3)), 2)))
+
+
+def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'.*zz\*' matches no file"):
+        TextLines([tmp_path, f"{tmp_path}/zz*"])
+    with pytest.raises(ValueError, match="length=0 must be a whole number"):
+        Packed(Numbers(3), lambda n: [n], 0)
+    with pytest.raises(TypeError, match="Packed takes streams of documents, not list"):
+        Packed([1, 2], lambda n: [n], 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is one text"):
+        Numbers.__mro__[1].__init__(Numbers(1), "file.txt")
+    with pytest.raises(ElasticRunError, match="nowhere cannot be read through"):
+        AdaptiveDataLoader(TextLines(tmp_path / "nowhere"), 4)
+
+
+def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        lanes_of(Numbers(90, 30), None, None, rank=0, world_size=2)
+        lanes_of(Numbers(50, 50), None, None, rank=0, world_size=2)
+        lanes_of(Numbers(50, 50), None, None, rank=0, world_size=3)
+        lanes_of(Numbers(50, 50), None, None, rank=1, world_size=3)
+    assert [record.message.split(",")[0] for record in caplog.records] == [
+        "Numbers: one of 2 replicas reads 1.5 times its share",
+        "Numbers has 2 lanes for 3 replicas",
+    ]
 
 
 # What is counted.
@@ -326,6 +417,13 @@ def test_a_lane_without_samples_is_an_error(job: Any) -> None:
 
 
 # Mixing.
+
+
+def test_a_mix_can_be_sent_to_another_process() -> None:
+    mix = Mixed(SOURCES, {"a": 3, "b": 1}, num_samples=40, block=20)
+    assert len(mix) == 40  # Which makes its lanes.
+    assert pickle.loads(pickle.dumps(mix))[53] == -1
+
 
 SOURCES = {"a": Numbers(40, 13, lanes=2, window=5), "b": [-n for n in range(1, 11)]}
 

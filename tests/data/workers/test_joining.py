@@ -24,6 +24,7 @@ KINDS = {
     "tuples": lambda n: (n, str(n)),
     "lists": lambda n: [str(n), torch.tensor(n)],
     "dictionaries": lambda n: {"a": n, "b": {"c": (str(n), n > 3)}},
+    "empty lists": lambda n: {"tags": [], "n": n},
     "ordered": lambda n: OrderedDict(x=n),
     "named": lambda n: Pair(n, bytes([n])),
 }
