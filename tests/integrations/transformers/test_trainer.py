@@ -60,6 +60,14 @@ def run(directory: Path, training: Training, **options: Any) -> Any:
     return run_once(training.run, directory, trace_dir=trace, **options)
 
 
+@pytest.fixture(autouse=True)
+def _handler_given_back() -> Iterator[None]:
+    """Take back the handler of SIGTERM that a Trainer may leave for the next tests."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture
 def trainer_in_forks() -> Iterator[None]:
     """Let replicas not import the Trainer each, which takes seconds."""
