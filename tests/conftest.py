@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,6 @@ _VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 
-
 # A shell that starts the tests in its background lets them ignore SIGINT, `nohup` lets
 # them ignore SIGHUP, and with them every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -54,6 +54,21 @@ settings.load_profile("elasticrun")
 # One forkserver serves the replicas and the workers of loaders. Whoever starts it first
 # must have it import torch, or every replica would take seconds to do so itself.
 multiprocessing.set_forkserver_preload(["elasticrun.testing.preloaded"])
+
+
+def _is_fit_for_tests(folder: str) -> bool:
+    """Return whether there is room for what tests write, some of which they execute."""
+    return (
+        os.access(folder, os.W_OK)
+        and shutil.disk_usage(folder).free > 4 << 30
+        and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    )
+
+
+# Many tests save at each boundary, and would mostly wait until a disk has it. Whoever
+# wants one says where: PYTEST_DEBUG_TEMPROOT=/tmp.
+if sys.platform == "linux" and _is_fit_for_tests("/dev/shm"):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 
 @pytest.hookimpl(optionalhook=True)

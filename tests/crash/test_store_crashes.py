@@ -133,8 +133,9 @@ def kill_at(position: int) -> Callable[[str], None]:
     ("code", "stays_broken"), [(errno.EIO, False), (errno.ENOSPC, True)]
 )
 def test_failed_save_leaves_the_last_one(
-    tmp_path: Path, code: int, stays_broken: bool
+    tmp_path: Path, code: int, stays_broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local, "_PAUSES", (0.0, 0.0))
     make_old(tmp_path / "old")
     found = []
     for position in itertools.count(1):
@@ -164,7 +165,10 @@ def save_with(failure: FailFrom, directory: Path) -> None:
     store.release()
 
 
-def test_failed_start_can_be_repeated(tmp_path: Path) -> None:
+def test_failed_start_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_PAUSES", (0.0, 0.0))
     make_old(tmp_path / "old")
     for position in itertools.count(1):
         directory = tmp_path / str(position)

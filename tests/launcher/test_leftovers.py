@@ -16,7 +16,6 @@ from elasticrun.launcher.stop_signals import StopSignals
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
-    WITHOUT_TORCH,
     Running,
     forkserver_of,
     impatient,
@@ -88,7 +87,7 @@ def test_a_signal_to_one_replica_is_told_from_a_stop_of_the_program(
 def test_signals_that_come_at_the_end_do_not_change_the_code(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text("import time; time.sleep(1000)")
-    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
+    with running(stage, "--replicas", 1, script=script) as job:
         job.wait_until_said("logs in")
         job.process.send_signal(signal.SIGINT)
         job.wait_until_said("nothing was trained since the start")

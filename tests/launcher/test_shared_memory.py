@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,14 @@ from tests.launcher.running import (
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """A stage outside of /dev/shm, which is hidden from jobs here."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Stage(Path(folder))
+
 
 SHARING = PROGRAM.with_name("sharing.py")
 PRIVATE = "mount -t tmpfs none /dev/shm && echo ready && exec sleep 1000"

@@ -152,7 +152,14 @@ def signal_everything(stage: Stage, agent: psutil.Popen) -> None:
 # One machine
 
 
-@pytest.mark.parametrize("by", [signal_rank, signal_agent, signal_everything])
+@pytest.mark.parametrize(
+    "by",
+    [
+        signal_rank,
+        pytest.param(signal_agent, marks=pytest.mark.soak),
+        signal_everything,
+    ],
+)
 def test_a_signal_saves_once_and_the_same_command_goes_on(
     stage: Stage, uninterrupted: Stage, by: Callable[[Stage, psutil.Popen], None]
 ) -> None:
