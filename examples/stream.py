@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sysconfig
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def write_shards(folder: Path) -> None:
         for shard in range(8):
             path = folder / f"{name}-{shard}.jsonl"
             lines = [json.dumps({"text": text}) + "\n" for text in texts[shard::8]]
-            unfinished = path.with_suffix(f".{os.getpid()}")  # whole or not at all
+            unfinished = folder / f"{name}-{shard}.{elasticrun.rank()}"  # then whole
             unfinished.write_text("".join(lines))
             unfinished.replace(path)
 

@@ -232,22 +232,22 @@ def test_each_of_many_replicas_has_ends_of_its_own() -> None:
         starter.fork(size, forked.extend)
         while not forked:
             loop.run_once()
-    assert [each.rank for each in forked] == list(range(size))
-    assert [len(each.ports) for each in forked] == [2] + [0] * (size - 1)
-    for each in forked:
-        outputs = [f"pipe:[{os.fstat(output).st_ino}]" for output in each.outputs]
-        ports = [f"port {port}" for port in ("unix", *each.ports)]
-        assert held_by(each.pid) == [*outputs, *ports]
-    running = [os.pidfd_open(each.pid) for each in forked]
-    for each in reversed(forked):
-        each.channel.close()
-        ended, _, _ = select.select(running, [], [], DEADLINE)
-        assert ended == [running.pop()]
-        os.close(*ended)
-        for output in each.outputs:
-            os.set_blocking(output, False)
-            assert os.read(output, 1) == b""  # No other replica has its end of it.
-            os.close(output)
+        assert [each.rank for each in forked] == list(range(size))
+        assert [len(each.ports) for each in forked] == [2] + [0] * (size - 1)
+        for each in forked:
+            outputs = [f"pipe:[{os.fstat(output).st_ino}]" for output in each.outputs]
+            ports = [f"port {port}" for port in ("unix", *each.ports)]
+            assert held_by(each.pid) == [*outputs, *ports]
+        running = [os.pidfd_open(each.pid) for each in forked]
+        for each in reversed(forked):
+            each.channel.close()
+            ended, _, _ = select.select(running, [], [], DEADLINE)
+            assert ended == [running.pop()]
+            os.close(*ended)
+            for output in each.outputs:
+                os.set_blocking(output, False)
+                assert os.read(output, 1) == b""  # No other replica has its end of it.
+                os.close(output)
 
 
 def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
