@@ -36,9 +36,9 @@ def write_shards(folder: Path) -> None:
         for shard in range(8):
             path = folder / f"{name}-{shard}.jsonl"
             lines = [json.dumps({"text": text}) + "\n" for text in texts[shard::8]]
-            unfinished = folder / f"{name}-{shard}.{elasticrun.rank()}"  # then whole
-            unfinished.write_text("".join(lines))
-            unfinished.replace(path)
+            by_rank = Path(f"{path}.{elasticrun.rank()}")
+            by_rank.write_text("".join(lines))
+            by_rank.replace(path)  # whole or not at all
 
 
 def tokens(document: dict[str, str]) -> list[int]:
