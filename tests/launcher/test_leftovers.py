@@ -314,10 +314,10 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def test_who_ignored_the_ends_of_children_does_not_hide_them(stage: Stage) -> None:
     before = (sys.executable, "-c", IGNORING)
-    options = ["--replicas", 2, "--start", "exec", "--", "--at", "0:1:5:exit"]
+    options = ["--replicas", 1, "--start", "exec", "--", "--at", "0:0:5:exit"]
     job = run(stage, *options, before=before)
     assert job.wait() == 0, job.events
-    assert "rank 1 exited with code 3" in job.events
+    assert "rank 0 exited with code 3" in job.events
 
 
 def test_what_keeps_a_program_from_beginning_is_shown(stage: Stage) -> None:
