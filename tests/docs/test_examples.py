@@ -72,7 +72,7 @@ def test_steps_learn_the_same_through_a_stop(
     assert printed(cut) == printed(calm)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_streams_learn_the_same_at_4_2_and_3_replicas(tmp_path: Path) -> None:
     script = ROOT / "examples" / "stream.py"
     calm, shaken = tmp_path / "calm", tmp_path / "shaken"
@@ -122,7 +122,7 @@ def test_script_of_a_framework_learns_the_same_through_a_stop(
     assert float(epochs[-1][1]) > 80
 
 
-@pytest.mark.slow
+@pytest.mark.slow(120)
 def test_demo_passes(tmp_path: Path) -> None:
     """Its forkservers import what the optimizer of each replica would otherwise."""
     script = tmp_path / "digits.py"
@@ -171,7 +171,7 @@ def test_demo_sees_a_repeated_sample() -> None:
     assert demo.repeated_samples(loop)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(60)
 def test_readme_shows_what_the_terminal_shows(tmp_path: Path) -> None:
     (shown,) = [
         block.code

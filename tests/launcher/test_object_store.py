@@ -21,6 +21,7 @@ from tests.support.stage import Stage, wait_until
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow(50)
 def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> None:
     options = [
         *("--replicas", 2, "--checkpoint-dir", bucket.url),

@@ -152,6 +152,7 @@ def signal_everything(stage: Stage, agent: psutil.Popen) -> None:
 # One machine
 
 
+@pytest.mark.slow(50)
 @pytest.mark.parametrize(
     "by",
     [
@@ -193,6 +194,7 @@ def test_a_signal_saves_once_and_the_same_command_goes_on(
     stage.check_exactly_once(linear.NUM_SAMPLES, num_epochs=linear.NUM_EPOCHS)
 
 
+@pytest.mark.slow(60)
 @pytest.mark.parametrize(
     "attempt", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 51))]
 )

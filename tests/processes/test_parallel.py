@@ -253,7 +253,7 @@ def go_on(stage: Stage, world_size: int) -> list[Results]:
     return run_generation(program, world_size, timeout=TIMEOUT, variables=variables)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(50)
 def test_a_stop_and_a_kill_change_no_bit(stage: Stage) -> None:
     leave(stage, 2, (None, 1))
     for size in (None, 2):
@@ -262,7 +262,7 @@ def test_a_stop_and_a_kill_change_no_bit(stage: Stage) -> None:
         assert_same(result, {key: uninterrupted[key] for key in result})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(35)
 def test_restarts_at_other_world_sizes_end_alike(stage: Stage) -> None:
     leave(stage, 2, (None, 1))
     leave(stage, 1, (2, 1))

@@ -54,6 +54,7 @@ def interrupted(
                 return
 
 
+@pytest.mark.slow(45)
 @given(program=programs, stops=stops)
 @settings(max_examples=40)
 @example([Epochs(2, (Loop(0), Loop(0), Loop(2)))], [4, 1, 1, 1, 6])
