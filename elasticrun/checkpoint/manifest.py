@@ -35,6 +35,7 @@ class Manifest:
         job: The job's name; another job's checkpoints are refused.
         position: Where the job stood: finished epochs, finished loops, index.
         time: When it was committed, in seconds since 1970.
+        rescue: Which rank wrote it alone, and why; left out of any other one.
         files: Each state's file; nothing else in the directory counts.
         values: What the best checkpoint is told by, each by its state's name and its
             own, `state.name`; left out if there are none.
@@ -54,13 +55,15 @@ class Manifest:
     time: float
     torch_version: str
     elasticrun_version: str
+    rescue: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
     files: tuple[FileRecord, ...]
 
     def __post_init__(self) -> None:
         for count in (self.number, self.generation, self.world_size):
             _count(count)
-        for text in (self.job, self.torch_version, self.elasticrun_version):
+        texts = self.job, self.torch_version, self.elasticrun_version, self.rescue
+        for text in texts:
             _typed(text, str)
         _typed(self.position, dict)
         if not 0 <= _typed(self.time, int, float) < _END_OF_TIME:
@@ -112,8 +115,9 @@ class Manifest:
                 for record in self.files
             ],
         }
-        if not self.values:
-            del fields["values"]
+        for name in ("rescue", "values"):
+            if not fields[name]:
+                del fields[name]
         text = json.dumps(fields, indent=2, allow_nan=False)
         body = text.removesuffix("\n}").encode()
         return body + _trailer(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.position import Position
@@ -65,6 +66,15 @@ class LoaderState(BaseState):
         if self.plan is None:
             return dict(self._fingerprint)
         return {_SIZES: _encode_plan(self.plan), **self._fingerprint}
+
+    def remember(self) -> Callable[[], None]:
+        put_cursor_back, run = self.cursor.remember(), self.run
+
+        def put_back() -> None:
+            put_cursor_back()
+            self.run = run
+
+        return put_back
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the fingerprint as JSON, and what else there is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -286,6 +286,10 @@ class _InOrder(Generic[T]):
             "epoch": self._epoch,
         }
 
+    def copy(self) -> _InOrder[T]:
+        """Return one that holds the same things."""
+        return self.decode(self.encode())
+
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> _InOrder[T]:
         made = cls()
@@ -312,11 +316,30 @@ class _Sums(BaseState):
 
     def sync(self) -> None:
         """Add what every replica has added to the common sums. Collective."""
-        own = [(key, change.encode()) for key, change in self.own.items()]
-        self.own = {}
-        for changes in gather(own):  # As JSON, in which keys of a dict become text.
+        own, self.own = self._encode_own(), {}
+        self.add_parts(gather(own))
+
+    def _encode_own(self) -> list[Any]:
+        # As JSON, in which keys of a dictionary would become text.
+        return [(key, change.encode()) for key, change in self.own.items()]
+
+    def own_part(self) -> Any:
+        return self._encode_own() or None
+
+    def add_parts(self, parts: Iterable[Any]) -> None:
+        for changes in parts:
             for key, change in changes:
                 self.totals.setdefault(key, ExactSum()).merge(ExactSum.decode(change))
+
+    def remember(self) -> Callable[[], None]:
+        totals = [(key, total.encode()) for key, total in self.totals.items()]
+        blocks = self.blocks_seen.copy()
+
+        def put_back() -> None:
+            self.totals = {key: ExactSum.decode(total) for key, total in totals}
+            self.own, self.blocks_seen = {}, blocks
+
+        return put_back
 
     def save(self, fileobj: BinaryIO) -> None:
         totals = {key: total.encode() for key, total in self.totals.items()}

@@ -26,6 +26,7 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import STOPPED, AgreementError, JobStopped
 from elasticrun.job.progress import Progress
+from elasticrun.job.rescue import Rescue
 from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.saver import Saver
@@ -54,6 +55,7 @@ class Boundary:
 
     Attributes:
         exit_code: The exit code with which the job has stopped, or None.
+        rescue: Remembers each boundary; None without another replica.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Boundary:
         self._stepped_outside_at = -1  # After which boundary.
         self._has_warned = False
         self.exit_code: int | None = None
+        self.rescue: Rescue | None = None
         if saver is not None:
             saver.on_end = self._note_flight_ended
 
@@ -151,6 +154,10 @@ class Boundary:
         """
         if self.exit_code is not None:
             self.check_not_stopped()
+        if self.rescue is not None:  # First: the gate may say that a replica is gone.
+            is_whole = not any(reason() for reason in self._reasons)
+            position = self._progress.position
+            self.rescue.note(self._gate.number + 1, position, is_whole=is_whole)
         decision = self._gate.arrive()
         if self._has_flight_ended:
             self._settle()

@@ -66,6 +66,7 @@ def init(
     keep_every: int | None = None,
     keep_best: tuple[str, str] | str | None = None,
     async_save: bool | None = None,
+    rescue: bool | str | None = None,
     trust_pickle: Iterable[str] = (),
     backend: str = "auto",
     timeout: float | timedelta | None = None,
@@ -92,6 +93,11 @@ def init(
         async_save: Whether training goes on while a checkpoint is written, which takes
             memory for a copy of all states; False lets it wait. Default:
             ELASTICRUN_ASYNC_SAVE, or True.
+        rescue: Whether the states are remembered at each boundary, so that a survivor
+            saves the last one when another replica dies. Where that takes more than 50
+            microseconds and than 1 % of a step, it is left out, and a line in the log
+            says so; "always" does it nevertheless. Default: ELASTICRUN_RESCUE ("on",
+            "off", "always"), or True.
         trust_pickle: Names of states (of `register` and `Variables`) that may hold any
             object. Loading them executes whatever is in their files, so trust all who
             can write to the checkpoint directory.
@@ -207,8 +213,15 @@ def loader_if_any() -> LoopedLoader | None:
 
 def note_step() -> None:
     """Note that a registered optimizer steps; makes no job where there is none."""
+    note_change()
     if _job is not None and _job.loader is None:
         _job.boundary.note_step_outside()
+
+
+def note_change() -> None:
+    """Note that what changes in a step is about to: boundaries before it are gone."""
+    if _job is not None and _job.rescue is not None:
+        _job.rescue.num_steps += 1
 
 
 def load_state(state: BaseState) -> bool:

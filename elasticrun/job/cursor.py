@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from elasticrun.errors import CheckpointError
@@ -59,6 +61,10 @@ class Cursor:
         """Leave the loop; the next one begins at `end`."""
         self.end = end
         self.is_complete = is_complete
+
+    def remember(self) -> Callable[[], None]:
+        """Return what puts it back to where it is now."""
+        return partial(vars(self).update, dict(vars(self)))
 
     def encode(self) -> dict[str, Any]:
         """Return the cursor as plain values for a checkpoint."""

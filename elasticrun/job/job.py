@@ -19,11 +19,13 @@ from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
 from elasticrun.job.progress import Progress
 from elasticrun.job.replay import ReplayedStates
+from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
 from elasticrun.replicas.environment import Environment, read_environment
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gate import Gate
 from elasticrun.replicas.membership import join
+from elasticrun.replicas.records import Records
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.opening import (
     Start,
@@ -62,6 +64,7 @@ class Job:
             watcher's and the reporter's threads.
         loops: All loops that are open.
         is_in_epoch: Whether an epoch loop's body is running.
+        rescue: Remembers boundaries for a rescue; None if there is nobody to rescue.
         num_loaders: Loaders made so far without a name.
         num_forward_passes: For training, through a DDP, of those that have ended.
         deferred_error: What could not be raised where it happened.
@@ -127,6 +130,7 @@ class Job:
             grace=self.settings.grace,
             before_save=self._replayed.put_back,
         )
+        self.rescue = self.boundary.rescue = self._make_rescue()
         self._watcher.start()
         log_start(start, self.environment, is_saving=self._saver is not None)
 
@@ -147,6 +151,28 @@ class Job:
             is_async=self.settings.async_save,
         )
         return start
+
+    def _make_rescue(self) -> Rescue | None:
+        """Return what saves the last boundary when another replica dies. Collective."""
+        store = self._membership.store
+        if self._saver is None or store is None:
+            return None
+        environment = self.environment
+        first = environment.rank - environment.local_rank
+        neighbours = range(max(0, first), first + environment.local_world_size)
+        records = Records(self.rank, neighbours, store)
+        if not self.settings.rescue or self.device.type != "cpu":
+            records.close()
+            return None
+        return Rescue(
+            self.states,
+            self._saver,
+            records,
+            world_size=self.world_size,
+            grace=self.settings.grace / 2,
+            may_cost=self.settings.rescue == "always",
+            has_lost=lambda: self._watcher.has_lost,
+        )
 
     def _make_watcher(self) -> Watcher:
         return Watcher(
@@ -415,6 +441,12 @@ class Job:
         if self.is_closed or os.getpid() != self.pid:
             return
         self.is_closed = True
+        if self.rescue is not None:
+            if self.boundary.exit_code is None:
+                position = self.progress.position
+                is_in_loop = position.in_epoch or position.loader != ""
+                self.rescue.attempt(is_in_loop=is_in_loop)
+            self.rescue.close()
         with self.deferred_error.keeping():
             self.boundary.close()
         self._watcher.close()

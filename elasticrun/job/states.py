@@ -211,6 +211,10 @@ class _KeysSeen(BaseState):
         self._keys[epoch].append(key)
         return True
 
+    def remember(self) -> Callable[[], None]:
+        keys = {epoch: list(keys) for epoch, keys in self._keys.items()}
+        return lambda: setattr(self, "_keys", keys)
+
     def save(self, fileobj: BinaryIO) -> None:
         save_values({"keys": self._keys}, fileobj)
 

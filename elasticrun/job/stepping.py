@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import loader_if_any, note_step
+from elasticrun.job.current import loader_if_any, note_change, note_step
 
 # What is called instead of a method: takes (method, target, *args, **kwargs), of which
 # the first is the method as a function of the rest.
@@ -109,7 +109,7 @@ def _replacements_for(target: Any) -> dict[str, Replacement]:
     if isinstance(target, LRScheduler):
         return {"step": _act}
     if isinstance(target, torch.amp.GradScaler):
-        return {"unscale_": _act, "step": _step_scaler, "update": _act}
+        return {"unscale_": _act, "step": _step_scaler, "update": _update_scaler}
     if isinstance(target, torch.optim.swa_utils.AveragedModel):
         return {"update_parameters": _act}
     names = [name for name in _STEPS if callable(getattr(type(target), name, None))]
@@ -120,6 +120,13 @@ def _act(method: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     if is_between_micro_batches():
         return None
     return method(target, *args, **kwargs)
+
+
+def _update_scaler(method: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_between_micro_batches():
+        return None
+    note_change()  # The scale changes also where an optimizer has left its step out.
+    return method(scaler, *args, **kwargs)
 
 
 def _act_on_model(method: Any, target: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 from typing import BinaryIO
@@ -102,6 +102,9 @@ class _StepsState(BaseState):
     def __init__(self) -> None:
         super().__init__("remaining-steps")
         self.cursor = Cursor()
+
+    def remember(self) -> Callable[[], None]:
+        return self.cursor.remember()
 
     def save(self, fileobj: BinaryIO) -> None:
         fileobj.write(json.dumps(self.cursor.encode()).encode())

@@ -27,6 +27,7 @@ class Verdict:
         where: The position.
         code: The exit code of a program that stopped by itself.
         newest: The number of the newest checkpoint.
+        rescued: What a survivor has saved alone, if one has.
         has_trained: Whether a batch was trained.
         is_unsaved: Whether the last save of what finished or stopped has failed.
         is_own_fault: Whether the crash did not follow from another one.
@@ -43,6 +44,7 @@ class Verdict:
     where: str = ""
     code: int = 0
     newest: int = 0
+    rescued: str = ""
     has_trained: bool = False
     is_unsaved: bool = False
     is_own_fault: bool = False
@@ -89,6 +91,11 @@ def merged(verdicts: Sequence[Verdict], gone: str) -> Verdict:
         chosen = max(stopped or verdicts, key=lambda verdict: verdict.code)
     has_trained = any(verdict.has_trained for verdict in verdicts)
     is_unsaved = any(verdict.is_unsaved for verdict in verdicts)
+    rescued = next((each.rescued for each in verdicts if each.rescued), "")
     return replace(
-        chosen, newest=newest, has_trained=has_trained, is_unsaved=is_unsaved
+        chosen,
+        newest=newest,
+        rescued=rescued,
+        has_trained=has_trained,
+        is_unsaved=is_unsaved,
     )

@@ -77,6 +77,9 @@ class Watcher:
         stuck_seconds: How long a loop may go on without a boundary once a replica is
             gone, since collectives on GPUs wait for it; infinite where they fail.
         is_in_loop: Whether boundaries are to come.
+
+    Attributes:
+        has_lost: Whether another replica has died; from any thread.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Watcher:
         self._stuck_seconds = stuck_seconds
         self._is_in_loop = is_in_loop
         self._lost: _Lost | None = None
+        self.has_lost = False
         self._clock = StopClock(grace, describe)
         self._pipe = SignalPipe(stop_signals)
         self._links = links  # As long as they stand.
@@ -371,6 +375,7 @@ class Watcher:
 
     def _lose(self, why: str) -> None:
         """Have the program fail at its next boundary, if it ever comes there."""
+        self.has_lost = True
         self._gate.fail(why)
         look_at = time.monotonic() + self._stuck_seconds
         self._lost = self._lost or _Lost(why, self._gate.number, look_at)

@@ -24,7 +24,6 @@ from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointWarning, text_of, warn_at_program
-from elasticrun.replicas.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +125,7 @@ class Capturer:
     """Captures this rank's states.
 
     Args:
+        rank: Of what to capture a rank's part; 0 in a rescue, on whatever rank.
         best: The value by which the best checkpoint is told, "max" or "min"; or None.
         is_async: Whether to keep memory for all that this rank writes; else states
             write their files themselves, while training waits.
@@ -134,14 +134,15 @@ class Capturer:
     def __init__(
         self,
         registry: Registry,
-        membership: Membership,
         *,
+        rank: int,
+        world_size: int,
         best: tuple[str, str] | None,
         is_async: bool,
     ) -> None:
         self._registry = registry
-        self._rank = membership.rank
-        self._world_size = membership.world_size
+        self._rank = rank
+        self._world_size = world_size
         self._best = best
         self._memory = Memory() if is_async else None
         self._has_warned = False

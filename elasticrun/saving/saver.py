@@ -22,8 +22,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
@@ -89,9 +90,14 @@ class Saver:
     ) -> None:
         self._registry = registry
         self._rank = membership.rank
-        self._capturer = Capturer(
-            registry, membership, best=checkpoints.policy.best, is_async=is_async
+        self._checkpoints = checkpoints
+        self._capture_as = partial(
+            Capturer,
+            registry,
+            world_size=membership.world_size,
+            best=checkpoints.policy.best,
         )
+        self._capturer = self._capture_as(rank=self._rank, is_async=is_async)
         self._writer = CheckpointWriter(
             checkpoints, membership, generation=start.generation
         )
@@ -322,6 +328,46 @@ class Saver:
                 "look at their logs. The checkpoint before it is untouched."
             )
         self.settle()
+
+    def save_alone(
+        self,
+        position: dict[str, Any],
+        gathered: Mapping[str, Mapping[int, bytes]],
+        *,
+        why: str,
+        is_owner: bool,
+        timeout: float,
+    ) -> Checkpoint:
+        """Save on this replica alone, which is not collective; see job/rescue.py.
+
+        Args:
+            position: Where the states are now, encoded.
+            gathered: The small states of the ranks that live, by name and rank.
+            why: What the checkpoint says about itself.
+            is_owner: Whether this machine's rank 0 has the directory, and lives.
+            timeout: Seconds to wait for a save in flight.
+
+        Returns:
+            The checkpoint; the newest one if that is of the same position.
+
+        Raises:
+            CheckpointError: The directory is another's.
+            OSError: It could not be written.
+        """
+        try:
+            self.finish(timeout=timeout)
+        except Exception as error:  # It has lost a replica, too.
+            logger.info("the save in flight has ended: %s", error)
+        newest = self.newest
+        is_new = newest is None or newest.number < self._start.number
+        if newest is not None and not is_new and newest.manifest.position == position:
+            return newest
+        if not is_owner:
+            self._checkpoints.acquire()
+        capturer = self._capture_as(rank=0, is_async=False)
+        capture = capturer.capture(self._take_number(), position, newest)
+        self.newest = self._writer.write_alone(capture, newest, gathered, why=why)
+        return self.newest
 
     def close(self, *, timeout: float) -> None:
         """Finish what is in flight, for `timeout` seconds at most; end its thread.

@@ -75,8 +75,8 @@ def parse_save_interval(value: float | str, *, setting: str) -> float | Literal[
     return seconds
 
 
-def parse_async_save(value: bool | str, *, setting: str) -> bool:
-    """Return whether checkpoints are written while training goes on: "on" or "off".
+def parse_switch(value: bool | str, *, setting: str) -> bool:
+    """Return whether something is on: True and False, or "on" and "off".
 
     Raises:
         ValueError: `value` is something else.
@@ -89,6 +89,15 @@ def parse_async_save(value: bool | str, *, setting: str) -> bool:
             "'off'."
         )
     return value == "on"
+
+
+def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]:
+    """Return whether to be ready for a rescue: as `parse_switch`, or "always".
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    return "always" if value == "always" else parse_switch(value, setting=setting)
 
 
 def parse_trust_pickle(value: str | Iterable[str], *, setting: str) -> frozenset[str]:
@@ -182,6 +191,8 @@ class Settings:
         keep_every: Checkpoints of which numbers stay for ever: its multiples.
         keep_best: The value that is best in a checkpoint that stays, "max" or "min".
         async_save: Whether training goes on while a checkpoint is written.
+        rescue: Whether a survivor saves the last boundary when a replica dies;
+            "always" if also where that costs more than it may.
         trust_pickle: States that may hold any object; loading them executes code.
         grace: Seconds that a stop may take before a replica leaves without saving.
         stop_signals: The signals that mean to save and stop.
@@ -208,7 +219,10 @@ class Settings:
         default=None, metadata=_read(parse_keep_best, "ELASTICRUN_KEEP_BEST")
     )
     async_save: bool = field(
-        default=True, metadata=_read(parse_async_save, "ELASTICRUN_ASYNC_SAVE")
+        default=True, metadata=_read(parse_switch, "ELASTICRUN_ASYNC_SAVE")
+    )
+    rescue: bool | Literal["always"] = field(
+        default=True, metadata=_read(parse_rescue, "ELASTICRUN_RESCUE")
     )
     trust_pickle: frozenset[str] = field(
         default=frozenset(), metadata=_read(parse_trust_pickle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -185,6 +185,38 @@ class CheckpointWriter:
                 self._draft, name, each, world_size=self._world_size
             )
 
+    def write_alone(
+        self,
+        capture: Capture,
+        newest: Checkpoint | None,
+        gathered: Mapping[str, Mapping[int, bytes]],
+        *,
+        why: str,
+    ) -> Checkpoint:
+        """Write and commit everything on this rank, in a rescue.
+
+        Args:
+            capture: As rank 0 has it.
+            newest: Where files come from that are carried over.
+            gathered: The small states that are known, by name and rank.
+
+        Raises:
+            Exception: Why that is not possible; nothing is left of it.
+        """
+        draft = self._checkpoints.begin(capture.number)
+        try:
+            files = [own.write(draft) for own in capture.files]
+            if newest is not None:
+                files += [draft.copy(newest, name) for name in capture.carried]
+            for name, parts in gathered.items():
+                known = partial(_some_of, parts)
+                files += write_gathered(draft, name, known, world_size=self._world_size)
+            _check_complete(capture, files)
+            return draft.commit(self._manifest(capture, files, rescue=why))
+        except BaseException:
+            draft.abandon()
+            raise
+
     def committed(self, number: int, told: dict[str, Any]) -> Checkpoint:
         """Return the checkpoint that rank 0 has committed, of which it has told this.
 
@@ -233,8 +265,11 @@ class CheckpointWriter:
                 "wrong: add the replicas up in an Accumulator first."
             )
 
-    def _manifest(self, capture: Capture, files: list[FileRecord]) -> Manifest:
+    def _manifest(
+        self, capture: Capture, files: list[FileRecord], *, rescue: str = ""
+    ) -> Manifest:
         return Manifest(
+            rescue=rescue,
             job=self._checkpoints.job,
             number=capture.number,
             generation=self._generation,
@@ -301,6 +336,10 @@ def _gathered(
     found = {0: own} if 0 in ranks else {}
     found.update(zip(others, map(b64decode, fetch(name, others)), strict=True))
     return found
+
+
+def _some_of(parts: Mapping[int, bytes], ranks: range) -> dict[int, bytes]:
+    return {rank: parts[rank] for rank in ranks if rank in parts}
 
 
 def _check_same_parameters(

@@ -62,7 +62,7 @@ class ActiveRun:
         self._leg = 0
         self._generation: Generation | None = None
         self._clock = HangClock(None)
-        self._watchdog = Watchdog(loop, lambda _: None, self._clock)
+        self._watchdog = Watchdog(loop, lambda _: None, self._clock, grace=0.0)
 
     @property
     def _size(self) -> int:

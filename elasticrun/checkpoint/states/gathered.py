@@ -31,7 +31,7 @@ class GatheredState(BaseState):
 
     @abstractmethod
     def derive(self, fileobj: BinaryIO, rank: int) -> None:
-        """Begin on a rank that did not exist before, from what rank 0 has saved."""
+        """Begin on a rank of which nothing was saved, from what the first one has."""
 
     def capture(self) -> bytes:
         """Return this rank's state as bytes, which rank 0 fetches and writes."""
@@ -50,20 +50,30 @@ class GatheredState(BaseState):
         """
         if (own := self._open(checkpoint, rank)) is not None:
             self.load(own)
-        elif (first := self._open(checkpoint, 0)) is not None:
+        elif (first := self._open(checkpoint, 0, or_next=True)) is not None:
             self.derive(first, rank)
         else:
             return False
         return True
 
-    def _open(self, checkpoint: Checkpoint, rank: int) -> BinaryIO | None:
-        """Return what a rank has saved, None if there was no such rank."""
+    def _open(
+        self, checkpoint: Checkpoint, rank: int, *, or_next: bool = False
+    ) -> BinaryIO | None:
+        """Return what a rank has saved, None if it has saved nothing.
+
+        Args:
+            or_next: Whether to return what the next rank has that has saved something:
+                a rescue has nothing of the replica that died.
+        """
         name = self.file_name(rank)
         if not checkpoint.has(name):
             name = replica_file_name(self.name, rank)  # As format 1 has it.
             return checkpoint.open(name) if checkpoint.has(name) else None
         with checkpoint.open(name) as file:
-            content = parts_of(load_values(file)).get(rank)
+            parts = parts_of(load_values(file))
+        if or_next:
+            rank = min(parts, default=rank)
+        content = parts.get(rank)
         return None if content is None else io.BytesIO(content)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import struct
 import zlib
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,6 +15,8 @@ import torch
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.values import load_values, save_values
+
+_MT19937_BYTES = 2500  # 624 words and a position, as NumPy's C code has them.
 
 
 class Generators(GatheredState):
@@ -29,6 +34,7 @@ class Generators(GatheredState):
         self._device = device
         self._loaded: dict[str, Any] | None = None
         self._seed: int | None = None
+        self._glance = _Glance()
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
@@ -53,28 +59,36 @@ class Generators(GatheredState):
         """Remember a seed of this rank's own: the checkpoint has nothing of it."""
         self._seed = derive_seed(zlib.crc32(fileobj.read()), rank)
 
+    def remember(self) -> Callable[[], None]:
+        if self._loaded is not None or self._seed is not None:
+            return lambda: None  # What is yet to be restored stays as it is.
+        values = self._glance.look(self._device)
+        return lambda: _apply_all(values, self._device)
+
     def restore(self) -> None:
         """Put back what was remembered, once."""
         if self._loaded is not None:
-            _apply(self._loaded, random, np.random, torch.default_generator)
-            _apply_to_gpus(self._loaded, self._device)
+            _apply_all(self._loaded, self._device)
         elif self._seed is not None:
             seed_all(self._seed)
         self._loaded = self._seed = None
 
 
-def capture(device: torch.device) -> dict[str, Any]:
-    """Return the generators' states as plain values and tensors."""
-    kind, words, position, has_gauss, gauss = np.random.get_state()
+def capture(
+    device: torch.device,
+    *,
+    python_state: tuple[Any, ...] | None = None,
+    numpy_state: tuple[Any, ...] | None = None,
+) -> dict[str, Any]:
+    """Return the generators' states as plain values and tensors.
+
+    Args:
+        python_state: That of Python's, if it is known.
+        numpy_state: That of NumPy's, if it is known.
+    """
     values: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (
-            kind,
-            torch.from_numpy(np.asarray(words).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(gauss),
-        ),
+        "python": python_state or random.getstate(),
+        "numpy": numpy_state or _numpy_state(),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_initialized():  # Or nobody has drawn there.
@@ -91,6 +105,89 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+class _Glance:
+    """Reads the generators at each boundary, and only those that were drawn from.
+
+    To read Python's and NumPy's takes longer than all else. Both are a Mersenne Twister
+    in memory: a look at its 2,500 bytes tells whether it was drawn from. Both may also
+    keep a second normal number for the next call, and are read as long as they do.
+    """
+
+    def __init__(self) -> None:
+        self._python = _Seen(_address_of_python(), random.getstate)
+        self._numpy = _Seen(_address_of_numpy(), _numpy_state)
+
+    def look(self, device: torch.device) -> dict[str, Any]:
+        """Return what `capture` does."""
+        return capture(
+            device,
+            python_state=self._python.read(has_kept=lambda state: state[2] is not None),
+            numpy_state=self._numpy.read(has_kept=lambda state: bool(state[3])),
+        )
+
+
+class _Seen:
+    """A generator's state, read again only if its memory has changed.
+
+    Args:
+        address: Where that is; None where it is not known.
+        read: Reads the state.
+    """
+
+    def __init__(
+        self, address: int | None, read: Callable[[], tuple[Any, ...]]
+    ) -> None:
+        self._address = address
+        self._read = read
+        self._bytes = b""
+        self._state: tuple[Any, ...] | None = None
+
+    def read(self, *, has_kept: Callable[[tuple[Any, ...]], bool]) -> tuple[Any, ...]:
+        """Return the state.
+
+        Args:
+            has_kept: Whether it has a number for the next call, which then changes
+                nothing else.
+        """
+        if self._address is None:
+            return self._read()
+        now = ctypes.string_at(self._address, _MT19937_BYTES)
+        if self._state is None or now != self._bytes or has_kept(self._state):
+            self._bytes, self._state = now, self._read()
+        return self._state
+
+
+def _address_of_python() -> int | None:
+    """Return where the memory of Python's generator begins.
+
+    CPython has it behind the object's header: the position, then the words. None where
+    that is not so.
+    """
+    generator: Any = random.getstate.__self__  # type: ignore[attr-defined]
+    address = id(generator) + object.__basicsize__
+    *words, position = random.getstate()[1]
+    found = struct.unpack("<i624I", ctypes.string_at(address, _MT19937_BYTES))
+    return address if found == (position, *words) else None
+
+
+def _address_of_numpy() -> int | None:
+    """Return where the memory of NumPy's generator begins; before NumPy 1.24, None."""
+    bits: Any = getattr(np.random, "get_bit_generator", lambda: None)()
+    is_known = type(bits).__name__ == "MT19937"
+    return int(bits.ctypes.state_address) if is_known else None
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    kind, words, position, has_gauss, gauss = np.random.get_state()
+    tensor = torch.from_numpy(np.asarray(words).astype(np.int64))
+    return kind, tensor, int(position), int(has_gauss), float(gauss)
+
+
+def _apply_all(values: dict[str, Any], device: torch.device) -> None:
+    _apply(values, random, np.random, torch.default_generator)
+    _apply_to_gpus(values, device)
 
 
 def _apply(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elasticrun.checkpoint.states.state import CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.errors import CheckpointError
@@ -51,6 +52,7 @@ class MetricState(StatefulState):
         super().__init__(name, target)
         self._module = target if module is None else module
         self._merged: dict[str, Any] = {}
+        self._found: list[Any] | None = None  # Its metrics: boundaries do not search.
         for key, metric, state in self._states():
             kind = _kind_of(metric, state)
             if num_replicas() > 1 and kind not in _MERGED and kind != "list":
@@ -89,6 +91,16 @@ class MetricState(StatefulState):
 
     def after_save(self) -> None:
         self._merged = {}
+
+    def remember(self) -> Callable[[], None] | None:
+        if self._found is None:
+            self._found = [metric for _, metric in find_metrics(self._module)]
+        if any(metric._update_count for metric in self._found):
+            raise CannotRescueError(
+                f"each replica has a part of the metric {self.name!r}; add up in an "
+                "Accumulator instead"
+            )
+        return super().remember()
 
     def current(self) -> Any:
         return {

@@ -8,7 +8,7 @@ another one, and torch would not notice.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import NoneType
 from typing import Any
@@ -28,7 +28,7 @@ from elasticrun.checkpoint.states.parameter_names import (
     name_parameters,
     parameters_of,
 )
-from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import CheckpointError
 
@@ -53,6 +53,22 @@ class OptimizerState(StatefulState):
 
     def note_states(self, states: Iterable[BaseState]) -> None:
         self._registered = states  # Also those that will be registered after this one.
+
+    def remember(self) -> Callable[[], None]:
+        """Remember the options of its groups: all else changes in its step alone."""
+        if self._consolidate is not None:
+            raise CannotRescueError(f"each replica has a part of {self.name!r}")
+        before = [_options_of(group) for group in self._optimizer.param_groups]
+        num_parameters = _count(self._optimizer.param_groups)
+
+        def put_back() -> None:
+            groups = self._optimizer.param_groups
+            if len(groups) != len(before) or _count(groups) != num_parameters:
+                raise CannotRescueError(f"{self.name!r} has other parameters since")
+            for group, options in zip(groups, before, strict=True):
+                group.update(options)
+
+        return put_back
 
     def values_to_save(self) -> Any:
         """Return the optimizer's state, by names if each parameter has one."""
@@ -207,6 +223,16 @@ def _misfit(key: str, value: Any, parameter: Tensor) -> str:
     if value.shape == parameter.shape:
         return ""
     return f"but the parameter is {list(parameter.shape)}"
+
+
+def _options_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a group's options, such as its learning rate."""
+    options = dict(group)
+    del options["params"]
+    tensors = [key for key, value in options.items() if isinstance(value, Tensor)]
+    for key in tensors:
+        options[key] = options[key].clone()
+    return options
 
 
 def _is_number(value: Any) -> bool:

@@ -17,7 +17,7 @@ _MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are 
 _MOST_VALUES = 1 << 14  # In one container, if not all of them are plain.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, type(None)})
+PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _MISSING = object()
 
 
@@ -181,7 +181,7 @@ class _Row:
 
 def _remember(values: Any, depth: int = 0) -> Any:
     kind = type(values)
-    if kind in (list, tuple) and _PLAIN_TYPES.issuperset(map(type, values)):
+    if kind in (list, tuple) and PLAIN_TYPES.issuperset(map(type, values)):
         return _Row(values)
     is_container = kind in (dict, OrderedDict, list, tuple)
     if is_container and len(values) <= _MOST_VALUES and depth < _DEEPEST:

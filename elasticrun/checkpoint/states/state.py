@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.manifest import MANIFEST_NAME
-from elasticrun.errors import StateNameError
+from elasticrun.errors import ElasticRunError, StateNameError
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 _REPLICA_SUFFIX = re.compile(r"(?P<name>.+)\.rank(?P<has_many>s?)-\d+")
@@ -30,6 +30,10 @@ def check_state_name(name: str) -> None:
             "Use at most 100 letters, digits, '_', '-' and '.', and do not begin with "
             f"a dot or {MANIFEST_NAME!r}, nor end in '.rank-', '.ranks-' and a number."
         )
+
+
+class CannotRescueError(ElasticRunError):
+    """Raised where a state is not known as it was at the last boundary."""
 
 
 class BaseState(ABC):
@@ -126,6 +130,31 @@ class BaseState(ABC):
     def put_back(self, values: Any) -> None:
         """Set values that `current` has returned before code was replayed."""
         raise NotImplementedError(f"{self.name} has no values that could be put back")
+
+    # For a rescue: what one replica saves alone after another one's death.
+
+    def remember(self) -> Callable[[], None] | None:
+        """Remember the state as it is at a boundary; return what puts it back.
+
+        Called at each boundary, so it takes microseconds. None if all that there is to
+        it is what `current` returns.
+
+        Raises:
+            CannotRescueError: It cannot be remembered; or, when it is put back, more
+                has changed than was remembered.
+        """
+        return None
+
+    def own_part(self) -> Any:
+        """Return what this replica alone has of a sum over replicas, as JSON has it.
+
+        None if it has nothing. Called at each boundary.
+        """
+        return None
+
+    def add_parts(self, parts: Iterable[Any]) -> None:
+        """Add what `own_part` returned on each replica, as `sync` would."""
+        raise NotImplementedError(f"{self.name} has no parts")
 
     @property
     def overwrites(self) -> object:

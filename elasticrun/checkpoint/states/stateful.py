@@ -15,10 +15,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.dtypes import keeping_dtypes
+from elasticrun.checkpoint.states.module_memory import ModuleMemory
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, read_whole_state
-from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.values import (
     SHARDED_KINDS,
     begin_to_save,
@@ -63,6 +64,9 @@ class StatefulState(BaseState):
         self.target: Stateful = target
         self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = StateCopier()
+        self._memory = (
+            ModuleMemory(name, target) if isinstance(target, nn.Module) else None
+        )
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the object's state dictionary with `torch.save`."""
@@ -107,6 +111,13 @@ class StatefulState(BaseState):
         if self._consolidate is None:
             with keeping_dtypes(self.target):
                 self.target.load_state_dict(values)
+
+    def remember(self) -> Callable[[], None] | None:
+        if self._consolidate is not None or self.takes_shards:
+            raise CannotRescueError(f"each replica has a part of {self.name!r}")
+        if isinstance(self.target, torch.amp.GradScaler):
+            return lambda: None  # It changes in a step, and reading it waits for GPUs.
+        return None if self._memory is None else self._memory.remember()
 
     def values_to_save(self) -> Any:
         """Return what is written."""

@@ -30,6 +30,7 @@ from elasticrun.launcher.replica.reporter import (
     code_of_stop,
     has_failed_save,
     modules_of_program,
+    rescued,
 )
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.replicas.process_end import close_files, wait_for_threads
@@ -92,7 +93,9 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     code = _end_threads(code)
     reporter.end()
-    end = to_line({"type": "end", "has_failed_save": has_failed_save()})
+    end = to_line(
+        {"type": "end", "has_failed_save": has_failed_save(), "rescued": rescued()}
+    )
     _release([*modules_of_program(after=last)])  # What it has replaced fails from here.
     close_files()
     stores.clear()

@@ -138,6 +138,7 @@ class Reporter:
             "gpu_memory": gpu_memory,
             "gpu_utilization": gpu_utilization,
             "num_forward_passes": job.num_forward_passes,
+            "can_rescue": job.rescue is not None and job.rescue.is_possible,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
         }
@@ -214,6 +215,12 @@ def has_failed_save() -> bool:
     """Return whether the last save of this process's job came to nothing."""
     job = _find_job()
     return job is not None and job.has_failed_save
+
+
+def rescued() -> str:
+    """Return what this process has saved after another one's death, if it has."""
+    job = _find_job()
+    return "" if job is None or job.rescue is None else job.rescue.outcome
 
 
 def _find_job() -> Job | None:

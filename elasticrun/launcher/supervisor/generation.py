@@ -62,6 +62,7 @@ class Member:
         moved_at: When its position changed last.
         failure: The exception that it raised, if it did.
         has_failed_save: Whether it ended after a last save that came to nothing.
+        rescued: What it has saved alone after another one's death, if it has.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class Member:
     failed_at: float = 0.0
     has_dumped: bool = False
     has_failed_save: bool = False
+    rescued: str = ""
     ending: Ending | None = None
 
 
@@ -140,6 +142,16 @@ class Generation:
     def has_trained(self) -> bool:
         """Whether every program on this node has trained a batch in it."""
         return all(m.report.get("has_trained") for m in self.members)
+
+    @property
+    def may_rescue(self) -> bool:
+        """Whether one that runs here may save what was trained."""
+        return any(member.report.get("can_rescue") for member in self.running)
+
+    @property
+    def rescued(self) -> str:
+        """What one of them has saved alone after another one's death, if one has."""
+        return next((m.rescued for m in self.members if m.rescued), "")
 
     @property
     def uses_gpus(self) -> bool:
@@ -259,6 +271,7 @@ class Generation:
             member.failed_at = message["time"]
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
+            member.rescued = message["rescued"]
         elif message["type"] == "failed":
             self._subscriber.on_trouble()
 

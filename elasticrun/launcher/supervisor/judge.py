@@ -69,6 +69,7 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         trace=cause.failure.trace[-_MAX_TRACE:] if cause.failure else "",
         where=where,
         newest=newest,
+        rescued=generation.rescued,
         is_own_fault=bool(reason) or cause.is_own_fault,
         is_by_launcher=cause.is_by_launcher and not reason,
         is_from_outside=cause.is_from_outside and not reason,
@@ -188,7 +189,9 @@ class Judge:
         if self._has_finished():
             return self._finish(is_first=False)
         self._console.event(
-            f"generation {number} has lost a node: {verdict.text}; going on "
+            f"generation {number} has lost a node: {verdict.text}; "
+            + (f"{verdict.rescued}; " if verdict.rescued else "")
+            + "going on "
             f"{start_from(verdict.newest)}"
         )
         return NextAction()
@@ -212,6 +215,7 @@ class Judge:
     def _restart(self, verdict: Verdict, number: int) -> NextAction:
         self._console.event(
             f"generation {number} crashed at {verdict.where}: {verdict.text}"
+            + (f"; {verdict.rescued}" if verdict.rescued else "")
         )
         delay, text = self._crashes.decide(verdict, number)
         if delay is None:

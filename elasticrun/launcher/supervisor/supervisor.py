@@ -105,6 +105,7 @@ class Supervisor:
             loop,
             console.event,
             HangClock(options.hang_timeout),
+            grace=options.settings.grace,
             on_hang=lambda: self.nodes.note_trouble(is_hang=True),
         )
         self._starter = Starter(
@@ -415,7 +416,10 @@ class Supervisor:
         """End a generation that has lost a node."""
         if self.generation is not None and not self.generation.is_killed:
             self._console.event(f"generation {self.generation.number} ends: {text}")
-            self.generation.kill()
+            if self.generation.may_rescue:
+                self._watchdog.on_trouble()
+            else:
+                self.generation.kill()
 
     def on_closed(self) -> None:
         """End: the job has, on the other nodes."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop, Timer
 from elasticrun.launcher.options import AUTO
 from elasticrun.launcher.supervisor.generation import Generation, Member
@@ -64,6 +65,7 @@ class Watchdog:
     """Watches one generation after another.
 
     Args:
+        grace: Seconds that survivors have to save what was trained.
         on_hang: Called when a replica hangs, before it is ended.
 
     Attributes:
@@ -77,12 +79,14 @@ class Watchdog:
         say: Callable[[str], None],
         hang: HangClock,
         *,
+        grace: float,
         on_hang: Callable[[], None] = lambda: None,
     ) -> None:
         self.reason = ""
         self._loop = loop
         self._say = say
         self._hang = hang
+        self._grace = grace
         self._on_hang = on_hang
         self._generation: Generation | None = None
         self._timer: Timer | None = None
@@ -113,10 +117,17 @@ class Watchdog:
     def on_trouble(self) -> None:
         """End the generation, once it is clear what the trouble began with.
 
-        A replica that has raised finalizes what its program has left before.
+        Those that may save what was trained have the grace for it: they come to an end
+        of themselves. A replica that has raised finalizes what its program has left
+        before.
         """
         generation = self._generation
         if generation is None or generation.is_killed:
+            return
+        if generation.may_rescue:
+            if not self._is_in_trouble:
+                self._is_in_trouble = True
+                self._set_timer(self._grace, generation.kill)
             return
         if any(member.failure for member in generation.running):
             self._is_in_trouble = True  # It calls again when that one has ended.
@@ -146,8 +157,13 @@ class Watchdog:
             self._say(f"{why}: printing the stacks")
             generation.dump_stacks()
 
-    def _dump_and_kill(self, why: str) -> None:
-        """Let every replica print its stacks before it is killed."""
+    def _dump_and_kill(self, why: str, *, culprit: Member | None = None) -> None:
+        """Let every replica print its stacks before it is killed.
+
+        Args:
+            culprit: The one that hangs. If another one may save what was trained, only
+                this one is killed, and the others come to an end of themselves.
+        """
         generation = self._generation
         if generation is None or generation.is_killed or self.reason:
             return
@@ -155,6 +171,14 @@ class Watchdog:
         self._say(f"{why}: printing the stacks, then ending the replicas")
         generation.dump_stacks()
         deadline = time.monotonic() + _MOST_STACKS_SECONDS
+
+        def kill() -> None:
+            others = [each for each in generation.running if each is not culprit]
+            if culprit is not None and others and generation.may_rescue:
+                self._set_timer(self._grace, generation.kill)
+                processes.kill_groups([culprit.pid])
+            else:
+                generation.kill()
 
         def look() -> None:
             if generation.has_dumped or time.monotonic() > deadline:
@@ -164,7 +188,7 @@ class Watchdog:
                     _STACKS_END_SECONDS
                     if self._is_alone
                     else _STACKS_ELSEWHERE_SECONDS,
-                    generation.kill,
+                    kill,
                 )
             else:
                 self._set_timer(_LOOK_SECONDS, look)
@@ -188,17 +212,22 @@ class Watchdog:
             if self._hang.is_hung(silence, is_in_loop=is_in_loop):
                 self._hang.note_hang()
                 self._on_hang()
-                self._dump_and_kill(self._explain_hang(generation.running, silence))
+                culprit = self._find_culprit(generation.running, silence)
+                why = self._explain_hang(culprit, silence)
+                self._dump_and_kill(why, culprit=culprit)
                 return
             if member.report.get("has_trained") and is_in_loop:
                 self._hang.note_gap(silence)
 
-    def _explain_hang(self, running: Sequence[Member], silence: float) -> str:
+    def _find_culprit(self, running: Sequence[Member], silence: float) -> Member | None:
         # The others may have fallen silent a moment later, when they began to wait.
         since = time.monotonic() - silence / 2
         silent = [member for member in running if member.moved_at < since]
-        culprit = find_hanging(silent)
-        if culprit is not None and (self._is_alone or len(running) > 1):
+        is_known = self._is_alone or len(running) > 1
+        return find_hanging(silent) if is_known else None
+
+    def _explain_hang(self, culprit: Member | None, silence: float) -> str:
+        if culprit is not None:
             return f"rank {culprit.rank} passed no boundary for {silence:.0f} s"
         where = "" if self._is_alone else " on this node"
         return f"no rank{where} passed a boundary for {silence:.0f} s"

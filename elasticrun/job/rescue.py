@@ -1,0 +1,400 @@
+"""A rescue: a survivor writes the checkpoint of the last boundary, alone.
+
+In data-parallel training, whoever has made a step has made it with the whole global
+batch. So after the death of a replica each of the others holds all that the job has,
+except for what that one alone had: its part of the sums over replicas. All replicas of
+one machine record their parts where the others can read them (replicas/records.py).
+
+    note         each boundary: remember the states at it, record the parts   [training]
+    attempt      the program has ended with a replica missing: offer the
+                 boundaries that this one can put its states back to          [training]
+                 all on this machine have offered, or are dead: the furthest
+                 boundary for which every part is known is chosen, and the
+                 lowest rank that offers it                                   [training]
+                 that one puts its states back, adds all parts, and saves     [training]
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.gathered import GatheredState
+from elasticrun.checkpoint.states.generators import Generators
+from elasticrun.checkpoint.states.replayed import PLAIN_TYPES, Change, Remembered
+from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
+from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.errors import text_of
+from elasticrun.replicas.records import Records, RecordTooLargeError
+from elasticrun.saving.saver import Saver
+
+logger = logging.getLogger(__name__)
+
+_MOST_SECONDS = 50e-6  # That a boundary may take for it, or this part of a step.
+_MOST_OF_STEP = 0.01
+_NUM_WARM_UP = 20
+_NUM_MEASURED = 50
+_MOST_WAITED = 10.0  # For what other survivors offer.
+_LOSS_SECONDS = 1.0  # Until it is known that another replica has died.
+_LOOK_SECONDS = 0.005
+
+
+class Kept(NamedTuple):
+    """A boundary that this replica can put its states back to.
+
+    Attributes:
+        number: As the gate counts it.
+        put_back: For each state.
+        parts: What this replica alone has of sums, by the states' names, as JSON.
+    """
+
+    number: int
+    position: Position
+    put_back: list[tuple[BaseState, Callable[[], None]]]
+    parts: str
+
+
+class Rescue:
+    """Remembers each boundary, and saves the last one if another replica dies.
+
+    Everything here is for the training thread.
+
+    Args:
+        has_lost: Whether another replica is known to have died.
+        grace: Seconds to wait for the other survivors.
+        may_cost: Whether to go on where boundaries take too long for it.
+
+    Attributes:
+        num_steps: How often an optimizer has stepped, or what else changes in a step.
+        outcome: What this replica has saved, for people; empty if it has not.
+    """
+
+    def __init__(
+        self,
+        states: Registry,
+        saver: Saver,
+        records: Records,
+        *,
+        world_size: int,
+        grace: float,
+        may_cost: bool,
+        has_lost: Callable[[], bool],
+    ) -> None:
+        self._states = states
+        self._saver = saver
+        self._records = records
+        self._world_size = world_size
+        self._grace = grace
+        self._may_cost = may_cost
+        self._has_lost = has_lost
+        self.num_steps = 0
+        self._steps_at = -1  # As of the boundaries that are kept.
+        self._kept: list[Kept] = []  # The first one since the last step, and the last.
+        self._cost = _Cost()
+        self._is_off = False
+        self._has_explained = False
+        self.outcome = ""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a boundary is kept; from any thread."""
+        return bool(self._kept)
+
+    # At each boundary.
+
+    def note(self, number: int, position: Position, *, is_whole: bool) -> None:
+        """Remember the boundary that the program is at, before anything is saved.
+
+        Args:
+            is_whole: Whether the states are all there is: no gradients wait for a step.
+        """
+        if self._is_off:
+            return
+        begun = time.perf_counter()
+        if self.num_steps != self._steps_at:
+            self._kept, self._steps_at = [], self.num_steps
+        del self._kept[1:]
+        try:
+            if is_whole:
+                self._kept.append(self._keep(number, position))
+                self._record()
+        except (CannotRescueError, RecordTooLargeError) as error:
+            self._kept = []
+            self._explain(str(error))
+        is_too_much = self._cost.is_too_much(begun, time.perf_counter())
+        if is_too_much and not self._may_cost:
+            self._turn_off()
+
+    def _keep(self, number: int, position: Position) -> Kept:
+        put_back, parts = [], {}
+        for state in self._states:
+            put_back.append((state, remember(state)))
+            part = state.own_part()
+            if part is not None:
+                parts[state.name] = part
+        return Kept(number, position, put_back, json.dumps(parts) if parts else "{}")
+
+    def _record(self, offer: Mapping[int, Any] | None = None) -> None:
+        """Record the parts of the boundaries that are kept, and what is offered."""
+        parts = ",".join(f'"{kept.number}":{kept.parts}' for kept in self._kept)
+        offered = "null" if offer is None else json.dumps(offer)
+        self._records.write(f'{{"parts":{{{parts}}},"offer":{offered}}}')
+
+    def _explain(self, why: str) -> None:
+        if not self._has_explained:
+            self._has_explained = True
+            if self._records.rank == 0:
+                logger.info(
+                    "%s, so when a replica dies, the job goes back to the last "
+                    "checkpoint",
+                    why,
+                )
+
+    def _turn_off(self) -> None:
+        costs = {}
+        for state in self._states:
+            begun = time.perf_counter()
+            remember(state)
+            costs[state.name] = time.perf_counter() - begun
+        dearest = max(costs, key=costs.__getitem__)
+        self._explain(
+            "to remember all states at each boundary takes "
+            f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
+            "which is more than 1 % of a step"
+        )
+        self._is_off, self._kept = True, []
+
+    # After a death.
+
+    def attempt(self, *, is_in_loop: bool) -> None:
+        """Save the furthest boundary that is known, if another replica has died.
+
+        Args:
+            is_in_loop: Whether the program has ended in the middle of a loop, so that a
+                death may be about to be noticed.
+        """
+        if self._is_off or not self._is_somebody_dead(is_in_loop=is_in_loop):
+            return
+        dead = ", ".join(map(str, self._dead())) or "on another machine"
+        try:
+            self._records.break_off()
+            self._offer()
+            told = self._hear()
+            chosen = self._choose(told)
+            if chosen is not None:
+                self._save(chosen, told, why=f"the death of rank {dead}")
+        except Exception as error:
+            # The death is what the program has ended with; this must not hide it.
+            logger.warning(
+                "what was trained since the last checkpoint could not be saved: %s",
+                text_of(error),
+                exc_info=not isinstance(error, CannotRescueError),
+            )
+
+    def _is_somebody_dead(self, *, is_in_loop: bool) -> bool:
+        deadline = time.monotonic() + _LOSS_SECONDS * is_in_loop
+        while not (self._has_lost() or self._dead()):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def _dead(self) -> list[int]:
+        """Return who of this machine's replicas is dead."""
+        return [r for r in self._records.ranks if not self._records.is_alive(r)]
+
+    def _offer(self) -> None:
+        """Tell the others which boundaries this replica can put its states back to.
+
+        With its random generators, which the one that saves writes for all.
+        """
+        offer = {}
+        if self._kept and self.num_steps != self._steps_at:
+            self._kept = []
+            logger.info("no rescue by this replica: it has made a part of a step since")
+        for kept in [*self._kept]:
+            try:
+                for _, put_back in kept.put_back:
+                    put_back()
+            except CannotRescueError as error:
+                self._kept.remove(kept)
+                logger.info("no rescue by this replica: %s", error)
+                continue
+            offer[kept.number] = {
+                state.name: base64.b64encode(state.capture()).decode()
+                for state, _ in kept.put_back
+                if isinstance(state, GatheredState)
+            }
+        self._record(offer)
+
+    def _choose(self, told: Mapping[int, Any]) -> Kept | None:
+        """Return the boundary that this replica is to save; None if it is not to."""
+        offers = {rank: _by_number(each["offer"]) for rank, each in told.items()}
+        numbers = sorted({n for offer in offers.values() for n in offer}, reverse=True)
+        for number in numbers:
+            lacking = self._lacking(number, told)
+            if lacking:
+                logger.info(
+                    "no rescue at boundary %d: what rank %s had added up there is lost",
+                    number,
+                    ", ".join(map(str, lacking)),
+                )
+                continue
+            writer = min(rank for rank, offer in offers.items() if number in offer)
+            if writer != self._records.rank or not self._records.claim():
+                return None
+            return next(kept for kept in self._kept if kept.number == number)
+        return None
+
+    def _hear(self) -> dict[int, Any]:
+        """Return what each replica of this machine has recorded; survivors with offers.
+
+        Who lives and has none by the end of some seconds is as good as dead.
+        """
+        deadline = time.monotonic() + min(_MOST_WAITED, self._grace)
+        while True:
+            told = {rank: self._records.read(rank) for rank in self._records.ranks}
+            told = {rank: each for rank, each in told.items() if each is not None}
+            waits = any(
+                each["offer"] is None and self._records.is_alive(rank)
+                for rank, each in told.items()
+            )
+            if not waits or time.monotonic() >= deadline:
+                return told
+            time.sleep(_LOOK_SECONDS)
+
+    def _lacking(self, number: int, told: Mapping[int, Any]) -> list[int]:
+        """Return the ranks whose parts of this boundary are needed, and lost."""
+        parts = {rank: _by_number(each["parts"]) for rank, each in told.items()}
+        is_used = any(each for own in parts.values() for each in own.values())
+        if not is_used:
+            return []
+        return [r for r in range(self._world_size) if number not in parts.get(r, {})]
+
+    def _save(self, kept: Kept, told: Mapping[int, Any], *, why: str) -> None:
+        parts = [
+            _by_number(each["parts"]).get(kept.number, {}) for each in told.values()
+        ]
+        for state, put_back in kept.put_back:
+            put_back()
+            if own := [each[state.name] for each in parts if state.name in each]:
+                state.add_parts(own)
+        gathered: dict[str, dict[int, bytes]] = {}
+        for rank, each in told.items():
+            for name, text in _by_number(each["offer"]).get(kept.number, {}).items():
+                gathered.setdefault(name, {})[rank] = base64.b64decode(text)
+        why = f"by rank {self._records.rank} after {why}"
+        checkpoint = self._saver.save_alone(
+            kept.position.encode(),
+            gathered,
+            why=why,
+            is_owner=0 in told and self._records.is_alive(0),
+            timeout=self._grace,
+        )
+        self.outcome = f"rank {self._records.rank} saved {kept.position}"
+        logger.warning("saved %s at %s %s", checkpoint.path, kept.position, why)
+
+    def close(self) -> None:
+        """Give the records back."""
+        self._kept = []
+        self._records.close()
+
+
+def remember(state: BaseState) -> Callable[[], None]:
+    """Remember a state as it is; return what puts it back.
+
+    Raises:
+        CannotRescueError: It cannot be remembered; or, when it is put back, more has
+            changed than was remembered.
+    """
+    put_back = state.remember()
+    if put_back is not None:
+        return put_back
+    _check_can_be_alone(state)
+    values = state.current()
+    if values is None:
+        raise CannotRescueError(f"{state.name!r} cannot be known as it was")
+    if (copy := _copy_of_plain(values)) is not None:
+        return partial(_put_back_plain, state, copy)
+    remembered = Remembered(values)
+
+    def put_back_values() -> None:
+        now = state.current()
+        change = remembered.compare(now)
+        if change is Change.MORE:
+            raise CannotRescueError(f"{state.name!r} has changed since")
+        if change is Change.REMEMBERED:
+            state.put_back(remembered.put_back(now))
+
+    return put_back_values
+
+
+def _copy_of_plain(values: Any) -> dict[str, Any] | None:
+    """Return a copy of a dictionary of numbers, text and rows of these; else None."""
+    copy = {}
+    for key, value in values.items() if type(values) is dict else ():
+        if type(value) in PLAIN_TYPES:
+            copy[key] = value
+        elif type(value) in (list, tuple) and PLAIN_TYPES.issuperset(map(type, value)):
+            copy[key] = type(value)(value)
+        else:
+            return None
+    return copy or None
+
+
+def _put_back_plain(state: BaseState, values: dict[str, Any]) -> None:
+    now = state.current()
+    for key in now.keys() - values.keys():
+        del now[key]
+    state.put_back(values)
+
+
+def _check_can_be_alone(state: BaseState) -> None:
+    """Refuse a state of which each replica has its own, or that all save together."""
+    is_own = state.is_per_replica and not isinstance(state, Generators)
+    syncs = type(state).sync not in (BaseState.sync, StatefulState.sync)
+    if is_own or syncs:
+        raise CannotRescueError(f"each replica has a part of {state.name!r}")
+
+
+def _by_number(values: Mapping[str, Any] | None) -> dict[int, Any]:
+    """Return what JSON has by text."""
+    return {int(number): each for number, each in (values or {}).items()}
+
+
+class _Cost:
+    """Measures what boundaries take for it, and steps."""
+
+    def __init__(self) -> None:
+        self._spent: list[float] = []
+        self._gaps: list[float] = []
+        self._ended = 0.0
+        self._num_seen = 0
+        self.microseconds = 0.0
+
+    def is_too_much(self, begun: float, ended: float) -> bool:
+        """Return whether the median of some boundaries is more than it may be."""
+        self._num_seen += 1
+        if self._num_seen <= _NUM_WARM_UP or len(self._spent) >= _NUM_MEASURED:
+            self._ended = ended
+            return False
+        self._spent.append(ended - begun)
+        self._gaps.append(begun - self._ended)
+        self._ended = ended
+        if len(self._spent) < _NUM_MEASURED:
+            return False
+        spent, gap = _median(self._spent), _median(self._gaps)
+        self.microseconds = spent * 1e6
+        return spent > max(_MOST_SECONDS, _MOST_OF_STEP * gap)
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

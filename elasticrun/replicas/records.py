@@ -1,0 +1,185 @@
+"""What each replica records at its boundaries, for others to read if it dies.
+
+A record is memory without a name (`memfd_create`), which the replicas of one machine
+open when the job starts. It stays while one of them has it open, so it outlives a
+replica that is killed, and nothing is left when all have ended. Replicas of other
+machines have no access to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+import psutil
+
+from elasticrun.replicas.store import JobStore
+
+_TOKEN = slice(0, 16)
+_CURRENT = 16  # The byte that says which of two slots was written last.
+_SLOTS = 64, (1 << 20) + 64
+_SIZE = (1 << 21) + 64
+_HEADER = struct.Struct("<II")  # Of a slot: the size and the checksum of its text.
+_MOST = (1 << 20) - _HEADER.size
+
+
+class RecordTooLargeError(ValueError):
+    """Raised for values that take more than 1 MiB."""
+
+
+class _Other(NamedTuple):
+    memory: mmap.mmap
+    descriptor: int
+    process: int  # A descriptor that becomes readable when the process ends.
+    pid: int
+
+
+class Records:
+    """This replica's record, and those of the others on this machine.
+
+    Args:
+        rank: This replica's.
+        neighbours: The other ranks on this machine.
+        store: At which they tell each other where their records are.
+    """
+
+    def __init__(self, rank: int, neighbours: range, store: JobStore) -> None:
+        self.rank = rank
+        self._descriptor = os.memfd_create("elasticrun-record")
+        os.ftruncate(self._descriptor, _SIZE)
+        self._memory = mmap.mmap(self._descriptor, _SIZE)
+        token = secrets.token_bytes(16)
+        self._memory[_TOKEN] = token
+        self._next = 1
+        store.put(_key(rank), [os.getpid(), self._descriptor, token.hex()])
+        self._others: dict[int, _Other] = {}
+        for other in neighbours:
+            if other != rank:
+                found = _open(*store.take(_key(other)))
+                if found is not None:
+                    self._others[other] = found
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks whose records can be read, this one's included."""
+        return sorted([self.rank, *self._others])
+
+    def write(self, text: str) -> None:
+        """Record values, as JSON text, in place of those before.
+
+        A kill at any moment leaves the ones or the others.
+
+        Raises:
+            RecordTooLargeError: They take more than 1 MiB.
+        """
+        data = text.encode()
+        if len(data) > _MOST:
+            raise RecordTooLargeError(
+                f"what this replica has added up takes {len(data)} bytes"
+            )
+        at = _SLOTS[self._next]
+        slot = _HEADER.pack(len(data), zlib.crc32(data)) + data
+        self._memory[at : at + len(slot)] = slot
+        self._memory[_CURRENT] = self._next
+        self._next = 1 - self._next
+
+    def read(self, rank: int) -> Any:
+        """Return what a rank has recorded last; None if it has recorded nothing."""
+        memory = self._memory if rank == self.rank else self._others[rank].memory
+        at = _SLOTS[memory[_CURRENT]]
+        size, checksum = _HEADER.unpack_from(memory, at)
+        at += _HEADER.size
+        text = memory[at : at + size]
+        return json.loads(text) if size and zlib.crc32(text) == checksum else None
+
+    def is_alive(self, rank: int) -> bool:
+        """Return whether the process of a rank on this machine still runs."""
+        if rank == self.rank:
+            return True
+        poll = select.poll()
+        poll.register(self._others[rank].process, select.POLLIN)
+        return not poll.poll(0)
+
+    def break_off(self) -> None:
+        """Shut down the connections to the other replicas of this machine.
+
+        In a collective that has lost a replica, one of the others may wait for this
+        one, which lives, and would wait for it. Gloo has nothing to end it with.
+        """
+        ends = set()
+        for other in self._others.values():
+            with contextlib.suppress(psutil.Error):  # It has ended.
+                ends |= {each.laddr for each in _connections(other.pid)}
+        for each in _connections(os.getpid()):
+            if each.raddr in ends:
+                _shut_down(each.fd, each.raddr)
+
+    def claim(self) -> bool:
+        """Return whether this replica is the first one on this machine to ask so."""
+        first = self.ranks[0]
+        own = self._descriptor
+        descriptor = own if first == self.rank else self._others[first].descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close this replica's descriptors; the others keep theirs."""
+        for other in self._others.values():
+            other.memory.close()
+            os.close(other.descriptor)
+            os.close(other.process)
+        self._others.clear()
+        self._memory.close()
+        os.close(self._descriptor)
+
+
+def _shut_down(descriptor: int, peer: Any) -> None:
+    """Shut a connection down, unless the other end was faster and it is gone."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(fileno=os.dup(descriptor)) as connection,
+    ):
+        if connection.getpeername()[:2] == peer:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections(pid: int) -> list[Any]:
+    process: Any = psutil.Process(pid)
+    find = getattr(process, "net_connections", None) or process.connections
+    return [each for each in find("tcp") if each.raddr]
+
+
+def _key(rank: int) -> str:
+    return f"record/{rank}"
+
+
+def _open(pid: int, descriptor: int, token: str) -> _Other | None:
+    """Return another replica's record; None if it is not to be had here.
+
+    So it is in a container of its own, where this replica does not see its process, and
+    of one that has ended already.
+    """
+    opened = []
+    try:
+        opened.append(os.pidfd_open(pid))
+        opened.append(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
+        memory = mmap.mmap(opened[1], _SIZE)
+    except (OSError, ValueError):
+        memory = None
+    if memory is not None and memory[_TOKEN] == bytes.fromhex(token):
+        return _Other(memory, opened[1], opened[0], pid)
+    for each in opened:
+        os.close(each)
+    return None
