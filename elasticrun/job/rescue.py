@@ -20,7 +20,8 @@ import base64
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,12 +53,15 @@ class Kept(NamedTuple):
     Attributes:
         number: As the gate counts it.
         put_back: For each state.
+        is_complete: Whether all replicas have taken part in its step, as is known where
+            their gradients were averaged.
         parts: What this replica alone has of sums, by the states' names, as JSON.
     """
 
     number: int
     position: Position
     put_back: list[tuple[BaseState, Callable[[], None]]]
+    is_complete: bool
     parts: str
 
 
@@ -73,6 +77,9 @@ class Rescue:
 
     Attributes:
         num_steps: How often an optimizer has stepped, or what else changes in a step.
+        num_open: Reductions of gradients that have begun and have not come to their
+            end: of such a step nothing is known, also where the program has caught
+            their error and goes on.
         outcome: What this replica has saved, for people; empty if it has not.
     """
 
@@ -95,6 +102,8 @@ class Rescue:
         self._may_cost = may_cost
         self._has_lost = has_lost
         self.num_steps = 0
+        self.num_open = 0
+        self._num_closed = 0
         self._steps_at = -1  # As of the boundaries that are kept.
         self._kept: list[Kept] = []  # The first one since the last step, and the last.
         self._cost = _Cost()
@@ -122,15 +131,28 @@ class Rescue:
             self._kept, self._steps_at = [], self.num_steps
         del self._kept[1:]
         try:
-            if is_whole:
+            if is_whole and not self.num_open:
                 self._kept.append(self._keep(number, position))
                 self._record()
         except (CannotRescueError, RecordTooLargeError) as error:
             self._kept = []
             self._explain(str(error))
+        self._num_closed = 0
         is_too_much = self._cost.is_too_much(begun, time.perf_counter())
         if is_too_much and not self._may_cost:
             self._turn_off()
+
+    def close_reduction(self) -> None:
+        """Note that a reduction has come to its end."""
+        self.num_open -= 1
+        self._num_closed += 1
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Note what all replicas do together, in a block that may raise."""
+        self.num_open += 1
+        yield
+        self.num_open -= 1
 
     def _keep(self, number: int, position: Position) -> Kept:
         put_back, parts = [], {}
@@ -139,7 +161,8 @@ class Rescue:
             part = state.own_part()
             if part is not None:
                 parts[state.name] = part
-        return Kept(number, position, put_back, json.dumps(parts) if parts else "{}")
+        text = json.dumps(parts) if parts else "{}"
+        return Kept(number, position, put_back, self._num_closed > 0, text)
 
     def _record(self, offer: Mapping[int, Any] | None = None) -> None:
         """Record the parts of the boundaries that are kept, and what is offered."""
@@ -227,10 +250,14 @@ class Rescue:
                 self._kept.remove(kept)
                 logger.info("no rescue by this replica: %s", error)
                 continue
-            offer[kept.number] = {
+            generators = {
                 state.name: base64.b64encode(state.capture()).decode()
                 for state, _ in kept.put_back
                 if isinstance(state, GatheredState)
+            }
+            offer[kept.number] = {
+                "is_complete": kept.is_complete,
+                "gathered": generators,
             }
         self._record(offer)
 
@@ -239,10 +266,10 @@ class Rescue:
         offers = {rank: _by_number(each["offer"]) for rank, each in told.items()}
         numbers = sorted({n for offer in offers.values() for n in offer}, reverse=True)
         for number in numbers:
-            lacking = self._lacking(number, told)
+            lacking = self._lacking(number, told, offers)
             if lacking:
                 logger.info(
-                    "no rescue at boundary %d: what rank %s had added up there is lost",
+                    "no rescue at boundary %d, to which rank %s has not come",
                     number,
                     ", ".join(map(str, lacking)),
                 )
@@ -270,11 +297,18 @@ class Rescue:
                 return told
             time.sleep(_LOOK_SECONDS)
 
-    def _lacking(self, number: int, told: Mapping[int, Any]) -> list[int]:
-        """Return the ranks whose parts of this boundary are needed, and lost."""
+    def _lacking(
+        self, number: int, told: Mapping[int, Any], offers: Mapping[int, Any]
+    ) -> list[int]:
+        """Return the ranks that should have come to this boundary, and have not.
+
+        None has to where the step before it was complete and nothing is added up: what
+        one of them would have done there was in its gradients.
+        """
         parts = {rank: _by_number(each["parts"]) for rank, each in told.items()}
-        is_used = any(each for own in parts.values() for each in own.values())
-        if not is_used:
+        is_summing = any(each for own in parts.values() for each in own.values())
+        offered = [offer[number] for offer in offers.values() if number in offer]
+        if not is_summing and any(each["is_complete"] for each in offered):
             return []
         return [r for r in range(self._world_size) if number not in parts.get(r, {})]
 
@@ -288,7 +322,8 @@ class Rescue:
                 state.add_parts(own)
         gathered: dict[str, dict[int, bytes]] = {}
         for rank, each in told.items():
-            for name, text in _by_number(each["offer"]).get(kept.number, {}).items():
+            offer = _by_number(each["offer"]).get(kept.number, {"gathered": {}})
+            for name, text in offer["gathered"].items():
                 gathered.setdefault(name, {})[rank] = base64.b64decode(text)
         why = f"by rank {self._records.rank} after {why}"
         checkpoint = self._saver.save_alone(
@@ -298,8 +333,9 @@ class Rescue:
             is_owner=0 in told and self._records.is_alive(0),
             timeout=self._grace,
         )
-        self.outcome = f"rank {self._records.rank} saved {kept.position}"
-        logger.warning("saved %s at %s %s", checkpoint.path, kept.position, why)
+        if checkpoint.manifest.rescue == why:
+            self.outcome = f"rank {self._records.rank} saved {kept.position}"
+            logger.warning("saved %s at %s %s", checkpoint.path, kept.position, why)
 
     def close(self) -> None:
         """Give the records back."""

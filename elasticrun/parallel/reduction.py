@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -18,6 +20,8 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.rescue import Rescue
+from elasticrun.parallel.weighing import call_after_backward
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -109,7 +113,8 @@ class Reduction:
         if self._module.training and not is_compiling():  # The count would be a guard.
             self._job.num_forward_passes += 1
         if self._has_common_buffers and self._module.training and is_reduced:
-            broadcast_buffers(ddp)
+            with nullcontext() if self._job.rescue is None else self._job.rescue.open():
+                broadcast_buffers(ddp)
         return output
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,6 +152,8 @@ class Reduction:
         """Refuse a gradient of a second backward pass: DDP takes part in one only."""
         if not self._is_over:
             self._is_over = self._is_reduced
+            if self._is_reduced and self._job.rescue is not None:
+                self._note_reduction(self._job.rescue)
             return
         raise ElasticRunError(
             f"gradients of {type(self._module).__name__} came after those of its last "
@@ -157,6 +164,15 @@ class Reduction:
             "losses and call backward() once, or let each loss have its forward pass "
             "and then at once its backward pass."
         )
+
+    def _note_reduction(self, rescue: Rescue) -> None:
+        """Let a rescue know of a backward pass that does not come to its end.
+
+        DDP, too, does its last work in a callback, which comes before the second one.
+        """
+        rescue.num_open += 1
+        end = partial(call_after_backward, rescue.close_reduction)
+        call_after_backward(end)
 
 
 def fix_buckets(ddp: DistributedDataParallel) -> None:

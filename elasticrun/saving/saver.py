@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry, hint_of_renaming
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.store import CheckpointStore
@@ -348,7 +349,7 @@ class Saver:
             timeout: Seconds to wait for a save in flight.
 
         Returns:
-            The checkpoint; the newest one if that is of the same position.
+            The checkpoint; the newest one if that is not behind the position.
 
         Raises:
             CheckpointError: The directory is another's.
@@ -359,8 +360,7 @@ class Saver:
         except Exception as error:  # It has lost a replica, too.
             logger.info("the save in flight has ended: %s", error)
         newest = self.newest
-        is_new = newest is None or newest.number < self._start.number
-        if newest is not None and not is_new and newest.manifest.position == position:
+        if newest is not None and not _is_behind(newest, position):
             return newest
         if not is_owner:
             self._checkpoints.acquire()
@@ -429,6 +429,11 @@ class Saver:
             CheckpointWarning,
         )
         return None
+
+
+def _is_behind(checkpoint: Checkpoint, position: dict[str, Any]) -> bool:
+    own, other = map(Position.decode, (dict(checkpoint.manifest.position), position))
+    return (own.place, own.index) < (other.place, other.index)
 
 
 def _why_not_saved(error: Exception, *, patience: float) -> str:
