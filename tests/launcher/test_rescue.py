@@ -1,0 +1,124 @@
+"""A replica dies, and a survivor saves what was trained: nothing is trained twice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.running import Running, Start, run, wait_until_nothing_is_left
+from tests.support.stage import Stage
+
+SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal.py"
+RESUMED = re.compile(r"generation \d+: resumed at (.*)")
+
+pytestmark = pytest.mark.slow
+
+Death = tuple[int, str, int, int]  # Rank, place, epoch, batch.
+
+
+def mortal(
+    stage: Stage, deaths: Sequence[Death], *options: object, **more: object
+) -> Running:
+    variables = {"ELASTICRUN_RESCUE": "always", "DEATHS": json.dumps(deaths), **more}
+    job = run(stage, "--replicas", 3, *options, script=SCRIPT, **variables)
+    assert job.wait() == 0, job.events
+    return job
+
+
+def end_of(job: Running) -> str:
+    [end] = re.findall(r"END .*", job.output)
+    return end
+
+
+def resumed_at(job: Running) -> list[str]:
+    return RESUMED.findall(job.events)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the end of a training in which nobody dies."""
+    end = end_of(mortal(Stage(tmp_path_factory.mktemp("calm")), []))
+    assert end.endswith(" 600 600 600 0")
+    return end
+
+
+@pytest.mark.slow(30)
+def test_whoever_dies_wherever_nothing_is_trained_twice(
+    stage: Stage, calm: str
+) -> None:
+    deaths = [
+        (0, "forward", 0, 4),
+        (2, "loss", 0, 6),
+        (1, "backward", 1, 2),
+        (0, "step", 1, 7),
+        (1, "between", 1, 0),
+        (2, "valid", 1, 1),
+        (0, "step", 2, 9),
+    ]
+    job = mortal(stage, deaths)
+    assert end_of(job) == calm
+    *in_training, in_validation, last = resumed_at(job)
+    assert [*in_training, last] == [
+        "epoch 0, loop 0, sample 80 of `loader-0`",
+        "epoch 0, loop 0, sample 120 of `loader-0`",
+        "epoch 1, loop 0, sample 60 of `loader-0`",
+        "epoch 1, loop 0, sample 160 of `loader-0`",
+        "epoch 1, loop 0, sample 200 of `loader-0`",
+        "epoch 2, loop 0, sample 200 of `loader-0`",
+    ]
+    # There replicas do not wait for each other: who is ahead goes back to where the
+    # dead one was seen, or to the last step.
+    assert in_validation in (
+        "epoch 1, loop 0, sample 200 of `loader-0`",
+        "epoch 1, loop 1, sample 50 of `loader-1`",
+    )
+    assert "rank 0 was killed by signal 9 (SIGKILL); rank 1 saved epoch 0" in job.events
+    rescue = stage.committed()[-2]["rescue"]
+    assert rescue == "by rank 1 after the death of rank 0"
+    wait_until_nothing_is_left(stage)
+
+
+def test_sums_after_a_rescue_are_exact_or_there_is_none(
+    stage: Stage, calm: str
+) -> None:
+    # The second one dies with its step made, and what it would add in it unknown.
+    deaths = [(1, "forward", 0, 4), (2, "backward", 1, 2)]
+    job = mortal(stage, deaths, SUMS=1)
+    assert end_of(job) == calm
+    assert resumed_at(job) == ["epoch 0, loop 0, sample 80 of `loader-0`"] * 2
+
+
+def test_a_program_that_catches_the_error_of_a_collective_loses_no_batch(
+    stage: Stage, calm: str
+) -> None:
+    job = mortal(stage, [(1, "forward", 0, 4), (0, "backward", 1, 2)], CATCHES=1)
+    assert end_of(job) == calm
+
+
+def test_it_can_be_left_out(stage: Stage, calm: str) -> None:
+    job = mortal(stage, [(1, "forward", 1, 4)], ELASTICRUN_RESCUE="off")
+    assert end_of(job) == calm
+    assert resumed_at(job) == []  # It began anew: nothing was saved before.
+
+
+def test_the_survivor_of_another_machine_saves(
+    stage: Stage, calm: str, start: Start
+) -> None:
+    """Each node has a replica, and none can read another one's record."""
+    variables = {
+        "ELASTICRUN_RESCUE": "always",
+        "DEATHS": json.dumps([(0, "backward", 0, 4), (1, "forward", 1, 2)]),
+        "script": SCRIPT,
+    }
+    nodes = [start(nodes="3:3", **variables) for _ in range(3)]
+    assert [node.wait() for node in nodes] == [0, 0, 0], nodes[0].events
+    [end] = [line for node in nodes for line in re.findall(r"END .*", node.output)]
+    assert end == calm
+    assert resumed_at(nodes[0]) == [
+        "epoch 0, loop 0, sample 100 of `loader-0`",
+        "epoch 1, loop 0, sample 40 of `loader-0`",
+    ]

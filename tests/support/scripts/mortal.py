@@ -1,0 +1,95 @@
+"""A training whose replicas die at given places, each in a generation of its own.
+
+DEATHS is JSON: for each generation [rank, place, epoch, batch]. The end of the training
+is printed: the bits of the model, and what was counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elasticrun
+from elasticrun import (
+    Accumulator,
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    Variables,
+    remaining_epochs_until,
+)
+
+DEATHS = json.loads(os.environ.get("DEATHS", "[]"))
+SUMS_IN_TRAINING = "SUMS" in os.environ
+CATCHES = "CATCHES" in os.environ
+
+
+def maybe_die(place: str, epoch: int, batch: int) -> None:
+    generation = elasticrun.generation()
+    if generation < len(DEATHS):
+        rank, *where = DEATHS[generation]
+        if rank == elasticrun.rank() and where == [place, epoch, batch]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+torch.manual_seed(1)
+x = torch.randn(200, 6)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 1))
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+model = AdaptiveDataParallel(net, optimizer, scheduler)
+train = AdaptiveDataLoader(data, batch_size=20, shuffle=True)
+valid = AdaptiveDataLoader(data, batch_size=50, even_batches=False)
+counts = Variables(trained=0, validated=0, lost=0)
+in_training = Accumulator(name="in-training")
+
+
+def step(inputs: torch.Tensor, targets: torch.Tensor, epoch: int) -> None:
+    place = epoch, train.batch_index
+    maybe_die("forward", *place)
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    maybe_die("loss", *place)
+    loss.backward()
+    maybe_die("backward", *place)
+    optimizer.step()
+    counts.trained += train.global_batch_size
+    if SUMS_IN_TRAINING:
+        in_training["samples"] += train.num_valid
+    maybe_die("step", *place)
+
+
+for epoch in remaining_epochs_until(3):
+    model.train()
+    for inputs, targets in train:
+        try:
+            step(inputs, targets, epoch)
+        except RuntimeError:  # As of programs that leave out a batch without memory.
+            if not CATCHES:
+                raise
+            counts.lost += 1
+    scheduler.step()
+    maybe_die("between", epoch, 0)
+    model.eval()
+    total = Accumulator()
+    with torch.no_grad():
+        for inputs, targets in valid:
+            total["samples"] += len(inputs)
+            total["error"] += nn.functional.l1_loss(model(inputs), targets).item()
+            maybe_die("valid", epoch, valid.batch_index)
+    with total.synchronized():
+        counts.validated += total["samples"]
+
+with in_training.synchronized():
+    samples = in_training["samples"] if SUMS_IN_TRAINING else counts.trained
+state = {**net.state_dict(), "rate": torch.tensor(optimizer.param_groups[0]["lr"])}
+digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in state.values()))
+if elasticrun.rank() == 0:
+    ended = [counts.trained, counts.validated, samples, counts.lost]
+    print("END", digest.hexdigest(), *ended, flush=True)
