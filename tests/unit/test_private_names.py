@@ -42,6 +42,7 @@ NAMES = {
     "weakref.finalize._registry": SLOW_END,
     # Torch's: backward passes.
     "torch.Tensor._version": "What replayed code changes of a large tensor stays.",
+    "torch._foreach_copy_": "Nothing is remembered for a rescue of modules.",
     "torch.autograd.Function._backward_cls._forward_cls": (
         "Weighed losses, and collectives in a backward pass, are not recognized."
     ),
