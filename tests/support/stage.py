@@ -56,7 +56,7 @@ class Stage:
             "ELASTICRUN_CHECKPOINT_DIR": self.checkpoints,
             "ELASTICRUN_TRACE": self.trace,
             "ELASTICRUN_SAVE_INTERVAL": "off",
-            "ELASTICRUN_RESCUE": "off",  # Or a death would cost nothing, on fast machines.
+            "ELASTICRUN_RESCUE": "off",  # It depends on how fast the machine is.
             "ELASTICRUN_JOB": "test",
             "OMP_NUM_THREADS": "1",
         }
