@@ -224,6 +224,7 @@ class CombinedLoader(Looped):
             trace_batch(
                 trace,
                 member.running_loop,
+                member.dataset,
                 batch=self.batch_index,
                 member=member.name,
             )

@@ -26,7 +26,7 @@ _WORDS = {
     "seed": "as the seed",
     "drop_last": "as drop_last",
     "order": "as a checksum of the order (the sampler's; of streams, that of the "
-    "streams' lengths, lanes and window)",
+    "streams' lengths, lanes and window, and of first samples where these tell more)",
     "mode": "as the mode",
     "members": "as the members",
 }

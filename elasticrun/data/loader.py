@@ -187,7 +187,13 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             seed=seed,
             plan=plan,
             fingerprint=fingerprint,
-            made={"even_batches": self.shares.is_padded, "seed_each": seed_each},
+            made={
+                "even_batches": self.shares.is_padded,
+                "seed_each": seed_each,
+                "the beginning of the data": ""
+                if self._lanes is None
+                else dataset.beginning,
+            },
             progress=progress,
         )
         # Set past torch's guard against changing them: torch itself was given none.
@@ -283,8 +289,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         if isinstance(dataset, InLanes) and not (dataset.has_end or loop.is_endless):
             raise ValueError(
                 f"a loop over `{self.name}` would have no end: "
-                f"{type(dataset).__name__} goes on for ever. Loop over its batches(n); "
-                "a Mixed may be given num_samples."
+                f"{type(dataset).__name__} goes on for ever. Loop over its batches(n), "
+                "in each epoch if there are to be epochs; a Mixed may be given "
+                "num_samples."
             )
         by_key = order.endless_order if loop.is_endless else order.order
         return self._read(loop, by_key(loop.key))
@@ -347,7 +354,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         self.running_loop.end_reading()
 
     def _trace(self, trace: Trace) -> None:
-        trace_batch(trace, self.running_loop, batch=self.batch_index)
+        trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)
 
     def _check_endless(self) -> None:
         self._order.endless_order(0)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from elasticrun.data.order.batches import Batches, SizedBatches
+from elasticrun.data.streams.streams import InLanes
 from elasticrun.job.loop import NOTHING, MicroBatch, Part
 from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
@@ -103,7 +104,12 @@ def shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:
 
 
 def trace_batch(
-    trace: Trace, loop: RunningLoop, *, batch: int, member: str | None = None
+    trace: Trace,
+    loop: RunningLoop,
+    dataset: Any,
+    *,
+    batch: int,
+    member: str | None = None,
 ) -> None:
     """Write that a micro-batch is delivered.
 
@@ -114,14 +120,18 @@ def trace_batch(
     start = loop.start
     assert start is not None
     _, indices, part, places = loop.current
+    if isinstance(indices, torch.Tensor):
+        indices = indices.tolist()
+    has_streams = isinstance(dataset, InLanes)
     trace.write(
         epoch=start.epoch,
         loop=start.num_loops,
         inside=start.inside,
         batch=batch,
         micro=part.micro,
-        indices=indices.tolist() if isinstance(indices, torch.Tensor) else indices,
+        indices=indices,
         num_valid=part.num_valid,
         places=places,
+        streams=[dataset.place(index) for index in indices] if has_streams else (),
         member=member,
     )

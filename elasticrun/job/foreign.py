@@ -119,6 +119,7 @@ class ForeignLoop:
                 micro=share.part.micro,
                 indices=[int(index) for index in share.indices],
                 num_valid=share.part.num_valid,
+                places=share.places,
             )
 
     @property

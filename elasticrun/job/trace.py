@@ -34,6 +34,7 @@ class Trace:
         indices: list[int],
         num_valid: int,
         places: Sequence[int] = (),
+        streams: Sequence[tuple[str, int]] = (),
         inside: tuple[int, ...] = (),
         member: str | None = None,
     ) -> None:
@@ -42,6 +43,7 @@ class Trace:
         Args:
             indices: The real samples first, then the padding.
             places: Where they are in the global batch, if they are no neighbours there.
+            streams: The stream of each sample, and its number there, if it is of one.
             inside: Of a loop in the body of another one, what tells it from the others
                 there.
             member: Which loader of a combined one delivers them.
@@ -55,6 +57,7 @@ class Trace:
             "indices": indices,
             "num_valid": num_valid,
             **({"places": list(places)} if places else {}),
+            **({"streams": streams} if streams else {}),
             **({"inside": inside} if inside else {}),
             **({} if member is None else {"member": member}),
         }

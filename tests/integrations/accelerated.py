@@ -26,12 +26,17 @@ def nothing(count: Any) -> None:
     """Let the batch be."""
 
 
+def unchanged(data: Any) -> Any:
+    return data
+
+
 @dataclass
 class Script:
     """Trains with accumulation, clipping and a schedule.
 
     Attributes:
         on_batch: Called in each batch with the `Variables`.
+        data: What is made of the data.
         init_first: Whether the job starts before the Accelerator is made.
     """
 
@@ -41,6 +46,7 @@ class Script:
     accumulated: int = ACCUMULATED
     precision: str = "no"
     max_local_batch_size: int | None = None
+    data: Callable[[Any], Any] = unchanged
     init_first: bool = True
 
     def __call__(self) -> dict[str, Any]:
@@ -52,7 +58,7 @@ class Script:
     def run(self) -> dict[str, Any]:
         self._make()
         train = AdaptiveDataLoader(
-            TensorDataset(self.x),
+            self.data(TensorDataset(self.x)),
             BATCH_SIZE,
             shuffle=True,
             max_local_batch_size=self.max_local_batch_size,

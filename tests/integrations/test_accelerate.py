@@ -34,6 +34,7 @@ from tests.support.data import Numbers
 from tests.support.foreign import delivered, deliveries
 from tests.support.generations import Crash, run_once
 from tests.support.programs import Leave, StopOnce
+from tests.support.streams import Cut
 
 TIMEOUT = 600.0
 
@@ -108,12 +109,15 @@ def die_in_last_batch(count: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-5), ("bf16", 1e-2)])
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [({}, 1e-5), ({"precision": "bf16"}, 1e-2), ({"data": Cut}, 1e-5)],
+)
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
-    tmp_path: Path, precision: str, tolerance: float
+    tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
-    calm = run(tmp_path / "calm", Script(precision=precision))
-    script = Script(str(tmp_path / "job"), init_first=False, precision=precision)
+    calm = run(tmp_path / "calm", Script(**changes))
+    script = Script(str(tmp_path / "job"), init_first=False, **changes)
     variables = {
         "ELASTICRUN_TRACE": str(tmp_path / "trace"),
         "ELASTICRUN_CHECKPOINT_DIR": script.directory,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -114,3 +116,27 @@ def test_batches_are_the_same_through_stops_a_kill_and_rescaling(
         assert len(kept) == sum(key < min(batches) for key in expected)
         kept |= batches
     assert kept == expected
+
+
+class OfItsRank(IterableDataset[int]):
+    """Shares itself out where nobody sees it."""
+
+    def __init__(self) -> None:
+        self.own = range(rank(), 40, 2)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.own)
+
+
+def loop_over_what_differs(directory: str) -> None:
+    init(directory)
+    for _ in AdaptiveDataLoader(OfItsRank(), 4):
+        pass
+
+
+def test_iterable_data_that_differs_by_rank_is_found_out(tmp_path: Path) -> None:
+    expected = (
+        r"the beginning of the data is '\[0, 2.*on rank 0, but '\[1, 3.*on rank 1"
+    )
+    with pytest.raises(GenerationFailed, match=expected):
+        run_generation(loop_over_what_differs, 2, str(tmp_path))

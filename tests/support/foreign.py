@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +152,18 @@ def delivered(directory: str | Path) -> Batches:
 
 def deliveries(directory: str | Path) -> dict[tuple[int, Place], list[int]]:
     """Return the samples of each global batch by the generation that took it."""
-    batches: dict[tuple[int, Place], list[int]] = defaultdict(list)
+    batches: dict[tuple[int, Place], list[tuple[int, int]]] = defaultdict(list)
     for line in sorted(read_trace(directory), key=lambda line: line["rank"]):
         if not line.get("inside"):
             key = (line["generation"], (line["epoch"], line["batch"]))
-            batches[key] += line["indices"][: line["num_valid"]]
-    return dict(batches)
+            places = line.get("places") or repeat(0)  # Of neighbours.
+            batches[key] += zip(
+                places, line["indices"][: line["num_valid"]], strict=False
+            )
+    return {
+        key: [index for _, index in sorted(own, key=itemgetter(0))]
+        for key, own in batches.items()
+    }
 
 
 class Listed:

@@ -110,6 +110,35 @@ class Resumable(Records):
         self.at = state["at"]
 
 
+class Cut(Streams):
+    """The items of a map-style data set, in streams of one to four of them."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.begins = [0]
+        for length in itertools.cycle((4, 1, 3)):
+            self.begins.append(min(self.begins[-1] + length, len(dataset)))
+            if self.begins[-1] == len(dataset):
+                break
+        lengths = [end - begin for begin, end in itertools.pairwise(self.begins)]
+        names = [f"stream {number}" for number in range(len(lengths))]
+        super().__init__(names, lengths=lengths)
+        self.dataset = dataset
+
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        begin = self.begins[stream] + first
+        return (self.dataset[n] for n in range(begin, self.begins[stream + 1]))
+
+
+class Iterable(IterableDataset[Any]):
+    """The items of a map-style data set, one after another."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.dataset[number] for number in range(len(self.dataset)))
+
+
 def hugging_face(folder: Path) -> Streams:
     datasets = pytest.importorskip("datasets", reason="an extra")
     json_lines(folder)

@@ -62,6 +62,7 @@ class Endless(Streams):
         )
         self._seed = seed
         self._learned: dict[int, int] = {}  # Lengths of streams.
+        self._begun: set[int] = set()  # Streams that were opened in this process.
         kind = name or self._streams.kind
         self._kept_as = f"Endless {kind}"
         self._kept_in = None if kind is None else directory_of(options["index"])
@@ -69,6 +70,28 @@ class Endless(Streams):
     @property
     def has_end(self) -> bool:
         return False
+
+    @property
+    def identity(self) -> str:
+        return f"{self._seed} {self._streams.identity}"
+
+    @property
+    def beginning(self) -> str:
+        return self._streams.beginning
+
+    def place(self, index: int) -> tuple[str, int]:
+        """Return the stream and the number; of what is not known here, the lane's."""
+        lane, number = divmod(index, _NO_END)
+        number_of_pass, left = 0, number
+        while True:
+            for each in self._order(lane, number_of_pass):
+                length = self._length(each)
+                if length is None and each not in self._begun:
+                    return self.names[lane], number
+                if length is None or left < length:
+                    return self._streams.names[each], left
+                left -= length
+            number_of_pass += 1
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         """Return an iterator over a lane's samples from number `first` on."""
@@ -81,7 +104,8 @@ class Endless(Streams):
                     continue
                 begin = 0 if length is None else first
                 count = begin
-                for sample in self._streams.open(each, begin):
+                self._begun.add(each)
+                for sample in self._streams.without_broken(each, begin):
                     count += 1
                     if count > first:
                         yield sample

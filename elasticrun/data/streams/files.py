@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elasticrun.data.arguments import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
-from elasticrun.data.streams.streams import Paths, Streams, paths_of
+from elasticrun.data.streams.streams import Chained, Paths, Streams, paths_of
 from elasticrun.errors import ElasticRunError
 
 _BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
@@ -54,7 +54,8 @@ class TextLines(Streams):
 
     Args:
         paths: Files, patterns or URLs (of fsspec: s3://, gs://, https://).
-        parse: From a line, without its end, to what is read; `json.loads` for JSON.
+        parse: From a line, without its end, to what is read; `json.loads` for JSON. It
+            is called before `transform`, where a sample is delivered, too.
         options: Those of `Streams`.
     """
 
@@ -63,10 +64,12 @@ class TextLines(Streams):
         paths: Paths,
         *,
         parse: Callable[[str], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(paths_of(paths), **options)
-        self._parse = parse
+        if parse is not None and transform is not None:
+            transform = Chained(parse, transform)
+        super().__init__(paths_of(paths), transform=transform or parse, **options)
 
     def scan(self, stream: int) -> Scan:
         """Count the lines; a mark is an offset."""
@@ -84,14 +87,12 @@ class TextLines(Streams):
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number, offset = self.mark(stream, first)
-        parse = self._parse
         with open_file(self.names[stream]) as file:
             skip_to(file, int(offset))
             lines = io.TextIOWrapper(file, "utf-8", newline="\n")
             try:
                 for line in itertools.islice(lines, first - number, None):
-                    text = line.rstrip("\r\n")
-                    yield text if parse is None else self._parsed(text, stream, first)
+                    yield line.rstrip("\r\n")
                     first += 1
             except UnicodeDecodeError as error:
                 raise ElasticRunError(
@@ -99,16 +100,10 @@ class TextLines(Streams):
                     "must be UTF-8."
                 ) from error
 
-    def _parsed(self, text: str, stream: int, number: int) -> Any:
-        assert self._parse is not None
-        try:
-            return self._parse(text)
-        except Exception as error:
-            raise ElasticRunError(
-                f"line {number + 1} of {self.names[stream]} cannot be parsed: "
-                f"{error!r}. Mend the file, or let `parse` return something for such "
-                "lines."
-            ) from error
+    def describe(self, index: int) -> str:
+        """Return a line's name; its number counts from 1, as editors count."""
+        stream, number = self.place(index)
+        return f"line {number + 1} of {stream}"
 
 
 class TarShards(Streams):

@@ -28,10 +28,12 @@ class Scan(NamedTuple):
         length: Its samples.
         marks: Where to enter it, a row for each sample whose number is a multiple of
             `STRIDE`; what a row means is the data set's own. Empty without.
+        broken: The numbers of samples that are left out, and not in the length.
     """
 
     length: int
     marks: NDArray[np.int64] = np.empty(0, np.int64)
+    broken: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class Stream(NamedTuple):
@@ -128,7 +130,7 @@ def read_scan(directory: Path, stream: Stream) -> Scan | None:
             kept = np.load(file, allow_pickle=False)
             if str(kept["stamp"]) != stream.stamp:
                 return None
-            return Scan(int(kept["length"]), kept["marks"])
+            return Scan(int(kept["length"]), kept["marks"], kept["broken"])
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
         return None  # None yet, or one that was torn: it is made anew.
 

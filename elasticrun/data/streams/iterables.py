@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from elasticrun.data.streams.index import STRIDE, Scan
-from elasticrun.data.streams.streams import Streams
+from elasticrun.data.streams.streams import Streams, text_of
+from elasticrun.data.workers.reading import program_generators_kept, seed_generators
+from elasticrun.errors import ElasticRunError
 
 _READ_AT_ONCE = 256
+# Who iterates over each data set that keeps its own place, by the `id` of that.
+_TURNS: dict[int, object] = {}
 _SHARING_OUT = {"get_worker_info", "get_rank", "get_world_size"}
 
 
@@ -35,6 +41,9 @@ def streams_of(dataset: Any) -> Streams:
 class _Given(Streams):
     """Streams of a data set that nothing tells from others, so no counts are kept.
 
+    All replicas must get the same samples from it at each start. That they get the same
+    first ones is compared; random draws up to them do not show.
+
     Attributes:
         dataset: What was given.
     """
@@ -44,6 +53,13 @@ class _Given(Streams):
     def __init__(self, dataset: Any, names: list[str], **options: Any) -> None:
         super().__init__(names, **options)
         self.dataset = dataset
+
+    @cached_property
+    def beginning(self) -> str:
+        with program_generators_kept():
+            seed_generators(0)
+            samples = (self.open(stream, 0) for stream in range(len(self.names)))
+            return text_of(itertools.chain.from_iterable(samples))
 
 
 class Shards(_Given):
@@ -87,6 +103,9 @@ class Iterated(_Given):
         with contextlib.suppress(TypeError):  # Torch's ChainDataset has a len without.
             length = [len(dataset)]
         super().__init__(dataset, [type(dataset).__name__], lengths=length)
+        self._start = None  # What it says of its place, if that is in itself.
+        if hasattr(dataset, "state_dict") and self._has_own_place(iter(dataset)):
+            self._start = copy.deepcopy(dataset.state_dict())
 
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the data set's state as JSON, if it has one."""
@@ -101,7 +120,7 @@ class Iterated(_Given):
         return Scan(count, np.array(states if all(states) else []))
 
     def _state(self, samples: Any) -> str:
-        holder = samples if hasattr(samples, "state_dict") else self.dataset
+        holder = self.dataset if self._has_own_place(samples) else samples
         if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
             return ""
         state = holder.state_dict()
@@ -112,13 +131,36 @@ class Iterated(_Given):
         return text if json.loads(text) == state else ""
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
-        number = 0
-        samples = iter(self.dataset)
+        number, state = 0, copy.deepcopy(self._start)
         if self._scans is not None and len(self._scans[stream].marks):
-            number, state = self.mark(stream, first)
-            if hasattr(samples, "load_state_dict"):
-                samples.load_state_dict(json.loads(str(state)))
-            else:
-                self.dataset.load_state_dict(json.loads(str(state)))
-                samples = iter(self.dataset)
+            number, text = self.mark(stream, first)
+            state = json.loads(str(text))
+        samples = iter(self.dataset)
+        if state is not None and hasattr(samples, "load_state_dict"):
+            samples.load_state_dict(state)
+        elif state is not None:
+            self.dataset.load_state_dict(state)
+            samples = iter(self.dataset)
+        if self._has_own_place(samples):
+            _TURNS[id(self.dataset)] = turn = object()
+            samples = self._checked(samples, turn)
         return itertools.islice(samples, first - number, None)
+
+    def _has_own_place(self, samples: Any) -> bool:
+        """Return whether the data set itself, and no iterator, knows where it is."""
+        return samples is self.dataset or (
+            hasattr(self.dataset, "load_state_dict")
+            and not hasattr(samples, "load_state_dict")
+        )
+
+    def _checked(self, samples: Iterator[Any], turn: object) -> Iterator[Any]:
+        """Yield samples while nobody else iterates over the data set."""
+        for sample in samples:
+            if _TURNS[id(self.dataset)] is not turn:
+                raise ElasticRunError(
+                    f"{self.names[0]} keeps its place in itself, and another loop "
+                    "began to iterate over it before this one had its samples, which "
+                    "would be lost. Give each loader a data set of its own, or let "
+                    "__iter__ return an iterator that keeps the place."
+                )
+            yield sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -92,18 +93,34 @@ class Mixed(InLanes):
         """Return the key of the source that a sample is of."""
         return list(self.sources)[self._number_of(index)]
 
-    def describe(self, index: int) -> str:
-        number = self._number_of(index)
-        source = list(self.sources.values())[number]
-        own = index - int(self.lanes.offsets[number])
+    @property
+    def beginning(self) -> str:
+        own = [s.beginning for s in self.sources.values() if isinstance(s, InLanes)]
+        return "; ".join(filter(None, own))
+
+    def apart(self) -> Mixed:
+        own = copy.copy(self)
+        own.sources = {
+            key: source.apart() if isinstance(source, InLanes) else source
+            for key, source in self.sources.items()
+        }
+        return own
+
+    def place(self, index: int) -> tuple[str, int]:
+        source, own = self._found(index)
         if isinstance(source, InLanes):
-            return source.describe(own)
-        return f"sample {own} of {self.source_of(index)}"
+            return source.place(own)
+        return str(self.source_of(index)), own
 
     def __getitem__(self, index: int) -> Any:
+        source, own = self._found(index)
+        return source[own]
+
+    def _found(self, index: int) -> tuple[Any, int]:
+        """Return the source of a sample, and its index there."""
         number = self._number_of(index)
         source = list(self.sources.values())[number]
-        return source[index - int(self.lanes.offsets[number])]
+        return source, index - self._offsets[number]
 
     def _number_of(self, index: int) -> int:
         return bisect_right(self._offsets, index) - 1

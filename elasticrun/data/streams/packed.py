@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch.utils.data import IterableDataset
 from elasticrun.data.arguments import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
 from elasticrun.data.streams.iterables import streams_of
-from elasticrun.data.streams.streams import Streams
+from elasticrun.data.streams.streams import Streams, name_of, text_of
+from elasticrun.errors import ElasticRunError
 
 NO_DOCUMENT = -1
 
@@ -35,8 +37,9 @@ class Packed(Streams):
         length: Tokens in a sequence.
         pad: The token to fill a stream's last sequence up with, whose document is -1;
             None to leave that out.
-        name: What stands for the tokenizer where counted lengths are kept: give it
-            another one whenever `tokens` is changed.
+
+    Raises:
+        ElasticRunError: While it is read: `tokens` raises.
     """
 
     def __init__(
@@ -46,7 +49,6 @@ class Packed(Streams):
         length: int,
         *,
         pad: int | None = None,
-        name: str = "",
     ) -> None:
         if isinstance(streams, IterableDataset):
             streams = streams_of(streams)
@@ -56,20 +58,34 @@ class Packed(Streams):
                 "Give TextLines, another of Streams, or an IterableDataset; Mixed "
                 "takes several Packed."
             )
+        if not streams.has_end:
+            raise TypeError(
+                f"Packed reads documents to the ends of streams, and "
+                f"{type(streams).__name__} has none. Write Endless(Packed(...))."
+            )
         super().__init__(**streams.options())
         self._streams = streams
         self._tokens = tokens
         self._length = check_size("length", length)
         self._pad = pad
-        self._tokenizer = name or getattr(tokens, "__qualname__", "")
 
     first_mark = (0, 0)
 
     @property
     def kind(self) -> str | None:
         own = self._streams.kind
-        how = f"{self._tokenizer} {self._length} {self._pad}"
+        # Another tokenizer shows in the first documents: then all are counted anew.
+        how = f"{name_of(self._tokens)} {self._length} {self._pad} {self.beginning}"
         return None if own is None else f"Packed {how} {own}"
+
+    @cached_property
+    def beginning(self) -> str:
+        documents = (
+            tokens.tolist()
+            for stream in range(len(self.names))
+            for _, tokens in self._documents(stream, 0)
+        )
+        return text_of(documents)
 
     def scan_all(self) -> list[Scan]:
         self._streams.count_all()  # By whose marks documents can be entered.
@@ -113,10 +129,18 @@ class Packed(Streams):
 
     def _documents(self, stream: int, first: int) -> Iterator[tuple[int, Any]]:
         """Yield the number and the tokens of each document from one on."""
-        transform = self._streams.transform
-        for number, read in enumerate(self._streams.open(stream, first), first):
-            document = read if transform is None else transform(read)
-            yield number, np.asarray(self._tokens(document), np.int64)
+        streams = self._streams
+        transform = streams.transform
+        for number, read in enumerate(streams.without_broken(stream, first), first):
+            try:
+                document = read if transform is None else transform(read)
+                tokens = np.asarray(self._tokens(document), np.int64)
+            except Exception as error:
+                raise ElasticRunError(
+                    f"document {number} of {self.names[stream]} has no tokens: "
+                    f"{error!r}. Mend it, or let {name_of(self._tokens)} return none."
+                ) from error
+            yield number, tokens
 
     def _sequence(self, tokens: list[Any], documents: list[Any]) -> dict[str, Tensor]:
         numbers = np.concatenate(documents)

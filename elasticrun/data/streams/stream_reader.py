@@ -126,6 +126,13 @@ class StreamReader:
         except OSError as error:
             self._wait_after(error)
             return self._advance()
+        except ElasticRunError:
+            raise
+        except Exception as error:
+            raise ElasticRunError(
+                f"sample {self._next} of {self._name} cannot be read: {error!r}. Mend "
+                "the stream, or what reads it."
+            ) from error
         self._next += 1
         self._num_failures = 0
         return sample

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import glob
+import itertools
 import logging
 import os
+import re
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from elasticrun.checkpoint.storage.place import parse_place
@@ -21,10 +25,13 @@ from elasticrun.data.arguments import check_size
 from elasticrun.data.order.lanes import DealtLanes, Lanes
 from elasticrun.data.streams.index import STRIDE, Scan, scan_all
 from elasticrun.data.streams.stream_reader import StreamReader
+from elasticrun.data.workers.reading import program_generators_kept
+from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 
 logger = logging.getLogger(__name__)
 
+_NUM_FIRST = 8  # Samples by which data is known again.
 _UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -43,15 +50,29 @@ class InLanes(Dataset[Any], ABC):
         """Whether one loop over it ends."""
         return True
 
+    @property
+    def beginning(self) -> str:
+        """The first samples as text, where nothing else tells that data is the same."""
+        return ""
+
     @abstractmethod
+    def place(self, index: int) -> tuple[str, int]:
+        """Return the stream of a sample, and its number there."""
+
     def describe(self, index: int) -> str:
-        """Return what messages call a sample: its stream, and its number there."""
+        """Return what messages call a sample."""
+        stream, number = self.place(index)
+        return f"sample {number} of {stream}"
 
     @abstractmethod
     def __getitem__(self, index: int) -> Any: ...
 
     def prepare(self, rank: int, world_size: int) -> None:
         """Do ahead of time what reading a replica's lanes will need."""
+
+    def apart(self) -> InLanes:
+        """Return the same data for one loop to read: no other one moves its files."""
+        return copy.copy(self)
 
     def __len__(self) -> int:
         """Return the samples of all streams."""
@@ -88,6 +109,9 @@ class Streams(InLanes):
         window: Samples of a lane that are mixed. That many of each lane are in memory.
         transform: From what is read to the sample, where it is delivered; its random
             draws are seeded as those of any data set (`seed_each`).
+        skip_broken: Leave samples out for which `transform` raises. All are tried when
+            they are counted, which takes as long as a pass over them; `num_broken` says
+            how many there are.
         lengths: Samples of each stream, if they are known.
         index: A directory to keep counted lengths in; beside the checkpoints, if these
             are in a directory, without one. A file with another size or time is
@@ -96,7 +120,7 @@ class Streams(InLanes):
     Raises:
         ValueError: There are no streams, or an argument is out of range.
         ElasticRunError: While it is read: a stream has other samples than it had, or
-            cannot be read.
+            cannot be read, or `transform` raises.
     """
 
     def __init__(
@@ -106,6 +130,7 @@ class Streams(InLanes):
         lanes: int = 64,
         window: int = 1000,
         transform: Callable[[Any], Any] | None = None,
+        skip_broken: bool = False,
         lengths: Sequence[int] | None = None,
         index: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -116,6 +141,17 @@ class Streams(InLanes):
             raise ValueError(
                 f"{type(self).__name__} has no streams. Look at the paths it was given."
             )
+        if isinstance(lengths, str):
+            raise ValueError(
+                f"lengths={lengths!r}: a pass over streams needs the length of each. "
+                "Leave lengths out, and they are counted once; or train by steps, on "
+                "batches(n) of a loader over Endless(streams), which needs none."
+            )
+        if skip_broken and (lengths is not None or transform is None):
+            raise ValueError(
+                "skip_broken=True leaves out samples for which transform (or parse) "
+                "raises, and counts the others: give one of these, and no lengths."
+            )
         if lengths is not None and len(lengths) != len(self.names):
             raise ValueError(
                 f"{len(lengths)} lengths were given for {len(self.names)} streams. "
@@ -124,6 +160,7 @@ class Streams(InLanes):
         if lengths is not None and min(lengths) < 0:
             raise ValueError(f"a length is {min(lengths)}: give numbers from 0 up.")
         self.transform = transform
+        self.skip_broken = skip_broken
         self._num_lanes = check_size("lanes", lanes)
         self._window = check_size("window", window)
         self._scans = None if lengths is None else [Scan(int(n)) for n in lengths]
@@ -162,7 +199,10 @@ class Streams(InLanes):
 
         None if nothing tells these streams from others: then no scans are kept.
         """
-        return type(self).__qualname__
+        kind = type(self).__qualname__
+        if self.skip_broken:
+            kind += f" without what {name_of(self.transform)} refuses"
+        return kind
 
     # What it knows by then.
 
@@ -176,7 +216,8 @@ class Streams(InLanes):
     def count_all(self) -> None:
         """Count the streams, unless that was done."""
         if self._scans is None:
-            self._scans = self.scan_all()
+            with program_generators_kept():  # Data sets and transforms may draw.
+                self._scans = self.scan_all()
 
     def scan_all(self) -> list[Scan]:
         """Return the scan of each stream, kept or made now."""
@@ -184,20 +225,52 @@ class Streams(InLanes):
         kind = self.kind
         return scan_all(
             self.names,
-            self.scan,
+            self._scan_tried if self.skip_broken else self.scan,
             kind=kind or "",
             directory=None if kind is None else directory_of(self._index),
             rank=job.rank,
             world_size=job.world_size,
         )
 
+    def _scan_tried(self, stream: int) -> Scan:
+        """Count the samples that are not broken; marks are still those of all."""
+        scan = self.scan(stream)
+        broken = [
+            number
+            for number, read in enumerate(self.open(stream, 0))
+            if self._is_broken(read)
+        ]
+        return Scan(scan.length - len(broken), scan.marks, np.array(broken, np.int64))
+
+    def _is_broken(self, read: Any) -> bool:
+        assert self.transform is not None
+        try:
+            self.transform(read)
+        except (ConnectionError, TimeoutError, MemoryError):
+            raise  # Which says nothing about the sample.
+        except Exception:
+            return True
+        return False
+
+    @property
+    def num_broken(self) -> int:
+        """How many samples are left out, in all streams."""
+        return sum(len(scan.broken) for scan in self.scans)
+
     @cached_property
     def lanes(self) -> Lanes:
         lengths = np.array([scan.length for scan in self.scans], np.int64)
         lanes = Lanes(lengths, self._num_lanes, window=self._window)
-        names = "\0".join(name.rpartition("/")[2] for name in self.names)
-        lanes.checksum = zlib.crc32(names.encode(), lanes.checksum)
+        lanes.checksum = zlib.crc32(self.identity.encode(), lanes.checksum)
+        for scan in self.scans:
+            lanes.checksum = zlib.crc32(scan.broken.tobytes(), lanes.checksum)
         return lanes
+
+    @property
+    def identity(self) -> str:
+        """What tells these streams from others of the same lengths."""
+        names = "\0".join(name.rpartition("/")[2] for name in self.names)
+        return names + self.beginning
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -214,9 +287,23 @@ class Streams(InLanes):
         row = first // STRIDE
         return row * STRIDE, marks[row]
 
-    def describe(self, index: int) -> str:
+    def without_broken(self, stream: int, first: int) -> Iterator[Any]:
+        """Return an iterator over the samples that count, from number `first` on."""
+        if not self.skip_broken:
+            return self.open(stream, first)
+        broken = self.scans[stream].broken
+        begin = _number_in_all(broken, first)
+        left_out = set(broken.tolist())
+        return (
+            sample
+            for number, sample in enumerate(self.open(stream, begin), begin)
+            if number not in left_out
+        )
+
+    def place(self, index: int) -> tuple[str, int]:
         stream = bisect_right(self._starts, index) - 1
-        return f"sample {index - self._starts[stream]} of {self.names[stream]}"
+        number = index - self._starts[stream]
+        return self.names[stream], _number_in_all(self.scans[stream].broken, number)
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -235,7 +322,25 @@ class Streams(InLanes):
                 del readers[stream]
                 self._long.pop(stream, None)
         transform = self.transform
-        return samples if transform is None else [transform(each) for each in samples]
+        if transform is not None:
+            place = 0
+            try:
+                for place, read in enumerate(samples):
+                    samples[place] = transform(read)
+            except Exception as error:
+                raise self._transform_error(indices[place], error) from error
+        return samples
+
+    def _transform_error(self, index: int, error: Exception) -> ElasticRunError:
+        remedy = "Mend it, or have such samples left out by skip_broken=True."
+        if self.skip_broken:
+            remedy = (
+                "It did not when samples were tried: start anew, with another index."
+            )
+        return ElasticRunError(
+            f"{self.describe(index)}: {name_of(self.transform)} raised {error!r}. "
+            + remedy
+        )
 
     # Readers of streams that are open, in this process.
 
@@ -254,7 +359,7 @@ class Streams(InLanes):
         reader = self._readers[stream] = StreamReader(
             self.names[stream],
             length,
-            lambda first: self.open(stream, first),
+            lambda first: self.without_broken(stream, first),
             window=self._window,
             is_counted=self._are_counted,
         )
@@ -267,6 +372,43 @@ class Streams(InLanes):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_readers": {}, "_long": {}}
+
+
+class Chained:
+    """One function after another one."""
+
+    def __init__(self, first: Callable[[Any], Any], then: Callable[[Any], Any]) -> None:
+        self.__qualname__ = f"{name_of(first)} and {name_of(then)}"
+        self._first = first
+        self._then = then
+
+    def __call__(self, read: Any) -> Any:
+        return self._then(self._first(read))
+
+
+def text_of(samples: Iterable[Any]) -> str:
+    """Return what the first of some samples are as text, and a checksum of it.
+
+    Addresses of objects are left out.
+    """
+    first = list(itertools.islice(samples, _NUM_FIRST))
+    text = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(first))
+    return f"{text[:80]} ({zlib.crc32(text.encode()):08x})"
+
+
+def name_of(function: Any) -> str:
+    """Return what a function is called."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _number_in_all(broken: NDArray[np.int64], number: int) -> int:
+    """Return the number among all samples of the one that is `number` without broken.
+
+    Args:
+        broken: The numbers among all of those that are left out, in order.
+    """
+    good_before = broken - np.arange(len(broken))
+    return number + int(np.searchsorted(good_before, number, side="right"))
 
 
 def directory_of(index: str | os.PathLike[str] | None) -> Path | None:

@@ -51,13 +51,13 @@ class Reader(Dataset[Any]):
         indices, seed = request
         if get_worker_info() is not None:
             return self._read_seeded(indices, seed)
-        with _program_generators_kept():
+        with program_generators_kept():
             return self._read_seeded(indices, seed)
 
     def _read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
         if isinstance(seed, list):
             return self._read_each_seeded(indices, seed)
-        _seed_generators(seed)
+        seed_generators(seed)
         wanted = torch.tensor(indices) if self._takes_tensor else indices
         return batch_reading(self.dataset)(wanted)
 
@@ -67,7 +67,7 @@ class Reader(Dataset[Any]):
         )
         samples = []
         for index, seed in zip(indices, seeds, strict=True):
-            _seed_generators(seed)
+            seed_generators(seed)
             if reads_items:
                 samples.append(self.dataset[index])
             else:
@@ -109,7 +109,7 @@ def _has_item_access(dataset: Any) -> bool:
     return method is not None and method is not Dataset.__getitem__
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the three generators so that they differ from each other.
 
     All three are Mersenne twisters: NumPy's and torch's would draw the same numbers
@@ -124,7 +124,7 @@ def _seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def _program_generators_kept() -> Iterator[None]:
+def program_generators_kept() -> Iterator[None]:
     """Give the generators back as they were, also after an exception."""
     python_state = random.getstate()
     numpy_state = np.random.get_state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError
@@ -69,6 +69,8 @@ def make_elastic(
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
     sampler: Any = loader.sampler
+    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        return False
     shuffles = is_shuffled(sampler) if loader.batch_size is not None else None
     if shuffles is not None:
         return shuffles

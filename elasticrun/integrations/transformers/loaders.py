@@ -13,6 +13,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.order.ready import LengthGroups
+from elasticrun.data.streams.iterables import streams_of
+from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import is_shuffled
 from elasticrun.job.loop import MicroBatch
@@ -75,6 +77,8 @@ if hasattr(transformers.trainer, "skip_first_batches"):  # Else no Trainer is ma
 
 def order(sampler: Any, batch_size: int) -> dict[str, Any]:
     """Return the loader's arguments for the order that the Trainer would have."""
+    if sampler is None:  # Of iterable data, which it takes as it comes.
+        return {}
     shuffles = is_shuffled(sampler)
     if shuffles is not None:
         return {"shuffle": shuffles}
@@ -88,12 +92,19 @@ def order(sampler: Any, batch_size: int) -> dict[str, Any]:
     )
 
 
-def check_length(dataset: Any, description: str) -> None:
-    """Refuse data without a length."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+def with_length(dataset: Any, description: str) -> Any:
+    """Return data that has samples by number; of iterable data, its streams.
+
+    Raises:
+        TypeError: Nobody knows how many samples an epoch has.
+    """
+    if isinstance(dataset, IterableDataset):
+        dataset = streams_of(dataset)
+    is_endless = isinstance(dataset, InLanes) and not dataset.has_end
+    if is_endless or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"{description}: a {type(dataset).__name__} is iterable data, which has no "
-            "samples by number. They cannot be shared out so that each is taken once "
-            "at any number of devices, nor read from a place in the midst. Give a data "
-            "set with __len__ and __getitem__."
+            f"{description}: a {type(dataset).__name__} has no length, so that nobody "
+            "knows where an epoch ends. Give a data set with __len__ and __getitem__, "
+            "streams that can be counted, or a Mixed with num_samples."
         )
+    return dataset

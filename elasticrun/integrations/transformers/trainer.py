@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 
 from elasticrun.data.loader import AdaptiveDataLoader
@@ -21,8 +21,8 @@ from elasticrun.integrations.transformers.evaluation import (
 from elasticrun.integrations.transformers.loaders import (
     LocalBatch,
     LocalBatches,
-    check_length,
     order,
+    with_length,
     without_rows,
 )
 from elasticrun.integrations.transformers.state import TrainingState
@@ -135,7 +135,8 @@ class ElasticMixin(Trainer):
         **_: Any,
     ) -> Any:
         """Return a loader whose batches are shared by all replicas, also unevenly."""
-        check_length(dataset, description)
+        is_iterable = isinstance(dataset, IterableDataset)
+        dataset = with_length(dataset, description)
         args, job = self.args, current_job()
         options = {
             "collate_fn": self._get_collator_with_removed_columns(
@@ -150,10 +151,11 @@ class ElasticMixin(Trainer):
         if not is_training:
             shares = SharedBatches(len(dataset), size, job.rank, job.world_size)
             return DataLoader(dataset, batch_sampler=shares, **options)
+        sampler = None if is_iterable else sampler_fn(dataset)
         return AdaptiveDataLoader(
             dataset,
             size,
-            **order(sampler_fn(dataset), size * args.gradient_accumulation_steps),
+            **order(sampler, size * args.gradient_accumulation_steps),
             seed=args.seed if args.data_seed is None else args.data_seed,
             drop_last=args.dataloader_drop_last,
             max_local_batch_size=batch_size,

@@ -15,15 +15,26 @@ from torch.utils.data import IterableDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
+    CombinedLoader,
     ElasticRunError,
+    Mixed,
     Packed,
+    ParquetRows,
     TextLines,
     TokenFiles,
 )
 from elasticrun.data.streams.index import STRIDE
 from elasticrun.data.streams.iterables import streams_of
 from tests.support.generations import run_once
-from tests.support.streams import KINDS, LENGTHS, Resumable, json_lines, rows
+from tests.support.streams import (
+    KINDS,
+    LENGTHS,
+    Records,
+    Resumable,
+    json_lines,
+    parquet,
+    rows,
+)
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -131,11 +142,51 @@ class StateWithNumbers(Resumable):
     def state_dict(self) -> Any:
         return {0: self.at}
 
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state[0]
+
 
 def test_a_state_that_json_changes_is_not_used(job: Any) -> None:
     streams = streams_of(StateWithNumbers())
     assert not len(streams.scans[0].marks)
-    assert streams[STRIDE + 5] == [*itertools.chain.from_iterable(rows())][STRIDE + 5]
+    records = list(itertools.chain.from_iterable(rows()))
+    for number in (STRIDE + 5, 3):  # It begins again by the state that it had at first.
+        streams._forget_readers()
+        assert streams[number] == records[number]
+
+
+class IsItsOwnIterator(Resumable):
+    def __iter__(self) -> Any:
+        self.records = itertools.chain.from_iterable(rows())
+        return self
+
+    def __next__(self) -> Any:
+        self.at += 1
+        return next(self.records)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.records = itertools.islice(
+            itertools.chain.from_iterable(rows()), self.at, None
+        )
+
+
+def test_what_is_its_own_iterator_is_entered_by_its_state(job: Any) -> None:
+    streams = streams_of(IsItsOwnIterator())
+    assert len(streams.scans[0].marks)
+    records = list(itertools.chain.from_iterable(rows()))
+    for number in (STRIDE + 5, 3):
+        streams._forget_readers()
+        assert streams[number] == records[number]
+
+
+def test_two_loops_over_a_place_that_there_is_once_are_found_out(job: Any) -> None:
+    dataset = Resumable()
+    both = CombinedLoader(
+        [AdaptiveDataLoader(dataset, 4), AdaptiveDataLoader(dataset, 4)]
+    )
+    with pytest.raises(ElasticRunError, match="Resumable keeps its place in itself"):
+        list(both)
 
 
 def test_what_was_split_by_node_is_refused() -> None:
@@ -148,8 +199,34 @@ def test_what_shares_itself_out_is_refused() -> None:
         AdaptiveDataLoader(SharesItselfOut(), 4)
 
 
-def test_a_broken_record_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_broken_record_is_named(num_workers: int, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2\n')
     lines = TextLines(tmp_path / "a.jsonl", parse=json.loads)
-    with pytest.raises(ElasticRunError, match=r"line 2 of .*a\.jsonl cannot be parsed"):
-        lines[1]
+    loader = AdaptiveDataLoader(lines, 2, num_workers=num_workers)
+    with pytest.raises(
+        ElasticRunError, match=r"line 2 of .*a\.jsonl: loads raised JSONDecodeError"
+    ):
+        list(loader)
+
+
+def test_columns_that_a_file_does_not_have_are_named(tmp_path: Path) -> None:
+    rows = parquet(tmp_path)
+    assert ParquetRows(rows.names, columns=["n"])[5] == {"n": 5}
+    with pytest.raises(ElasticRunError, match=r"0\.parquet has no columns \['m'\]"):
+        ParquetRows(rows.names, columns=["n", "m"])[5]
+
+
+def test_packed_and_mixed_take_iterable_data_as_it_is(tmp_path: Path) -> None:
+    packed = Packed(Records(), document, 32)
+    text = [token for own in rows() for record in own for token in document(record)]
+    assert packed[7]["tokens"].tolist() == text[7 * 32 : 8 * 32]
+    mix = Mixed(
+        {"a": Records(), "b": packed}, {"a": 1, "b": 1}, block=10, num_samples=40
+    )
+    loader = AdaptiveDataLoader(mix, 10, collate_fn=lambda samples: samples)
+    samples = [sample for batch in loader for sample in batch]
+    assert [s["n"] for s in samples if "n" in s] == list(range(20))
+    assert [s["tokens"].tolist() for s in samples if "tokens" in s] == [
+        text[n * 32 : (n + 1) * 32] for n in range(20)
+    ]

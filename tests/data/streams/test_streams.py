@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -181,6 +182,43 @@ def test_long_streams_are_opened_once_each() -> None:
     assert sorted(streams.opened) == [(number, 0) for number in range(9)]
 
 
+def test_two_loops_over_the_same_streams_open_them_for_themselves(job: Any) -> None:
+    streams = Numbers(*[700] * 4, lanes=2, window=10)
+    both = CombinedLoader(
+        [
+            AdaptiveDataLoader(streams, 16, shuffle=True),
+            AdaptiveDataLoader(streams, 16, shuffle=True),
+        ]
+    )
+    for turn in zip(*both, strict=True):
+        assert sorted(flat(turn)) == list(range(2800))
+    assert sorted(streams.opened) == sorted([(number, 0) for number in range(4)] * 2)
+
+
+def test_a_trace_names_streams_and_their_samples(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x\n" * 3)
+    (tmp_path / "b").write_text("y\n" * 5)
+    lines = TextLines([tmp_path / "a", tmp_path / "b"])
+    mix = Mixed({"text": lines, "items": "abc"}, {"text": 1, "items": 1}, block=6)
+
+    def script() -> None:
+        for _ in AdaptiveDataLoader(mix, 6).batches(1):
+            pass
+        streams = Endless(Numbers(3, 4, lanes=1), seed=None)
+        for _ in AdaptiveDataLoader(streams, 9).batches(1):
+            pass
+
+    run_once(script, tmp_path / "job", trace_dir=str(tmp_path / "trace"))
+    mixed, endless = read_trace(tmp_path / "trace")
+    places = zip(mixed["indices"], map(tuple, mixed["streams"]), strict=True)
+    assert all(mix.place(index) == place for index, place in places)
+    assert sum(stream == "items" for stream, _ in mixed["streams"]) == 3
+    assert [str(tmp_path / "a"), 0] in mixed["streams"]
+    first = [["stream 0", number] for number in range(3)]
+    second = [["stream 1", number] for number in range(4)]
+    assert endless["streams"] == [*first, *second, *first[:2]]
+
+
 def test_a_trace_has_the_samples_of_streams_in_their_order(tmp_path: Path) -> None:
     """As replicas deliver them, lane by lane."""
     for rank, (indices, places) in enumerate([([7, 9, 5], [0, 3, 1]), ([8], [2])]):
@@ -212,6 +250,36 @@ def test_other_names_of_streams_are_no_resume(tmp_path: Path) -> None:
         run_once(lambda: script("b", "a"), tmp_path / "job")
 
 
+def test_other_samples_of_iterable_data_are_no_resume(tmp_path: Path) -> None:
+    def script(first: int) -> None:
+        for _ in AdaptiveDataLoader(Drawing(first), 4):
+            request_stop()
+
+    assert run_once(lambda: script(0), tmp_path) is None
+    assert run_once(lambda: script(0), tmp_path) is None  # What it draws is as before.
+    with pytest.raises(CheckpointError, match="first samples"):
+        run_once(lambda: script(1), tmp_path)
+
+
+class Drawing(IterableDataset[float]):
+    """Numbers to which the program's generator adds something."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __iter__(self) -> Iterator[float]:
+        for number in range(self.first, self.first + 50):
+            yield number + random.random() / 2
+
+
+def test_counting_and_comparing_draw_nothing_of_the_programs(job: Any) -> None:
+    random.seed(4)
+    expected = random.random()
+    random.seed(4)
+    AdaptiveDataLoader(Drawing(0), 4)
+    assert random.random() == expected
+
+
 def test_given_lengths_need_no_end_and_no_marks(job: Any, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x\n" * 9)
     lines = TextLines(tmp_path / "a", lengths=[5])
@@ -234,6 +302,14 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
         Packed(Numbers(3), lambda n: [n], 0)
     with pytest.raises(TypeError, match="Packed takes streams of documents, not list"):
         Packed([1, 2], lambda n: [n], 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Write Endless\(Packed\(\.\.\.\)\)"):
+        Packed(Endless(Numbers(3)), lambda n: [n], 4)
+    with pytest.raises(ValueError, match="a pass over streams needs the length"):
+        TextLines(tmp_path, lengths="unknown")
+    with pytest.raises(ValueError, match="give one of these, and no lengths"):
+        TextLines(tmp_path, skip_broken=True)
+    with pytest.raises(ValueError, match="give one of these, and no lengths"):
+        TextLines(tmp_path, parse=int, skip_broken=True, lengths=[3])
     with pytest.raises(TypeError, match="is one text"):
         Numbers.__mro__[1].__init__(Numbers(1), "file.txt")
     with pytest.raises(ElasticRunError, match="nowhere cannot be read through"):
@@ -301,6 +377,138 @@ def test_a_file_that_changes_is_an_error(job: Any, tmp_path: Path) -> None:
         path.write_text("x\n" * 10)
 
 
+def first_word(line: str) -> list[int]:
+    return list(line.partition(" ")[0].encode())
+
+
+def test_another_tokenizer_of_the_same_name_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one word\ntwo words\n")
+
+    def packed() -> list[bytes]:
+        sequences = Packed(TextLines(tmp_path / "a"), tokens, 2)
+        return [bytes(sequences[n]["tokens"].tolist()) for n in range(len(sequences))]
+
+    tokens = first_word
+    expected = [b"on", b"et", b"wo"]
+    assert run_once(packed, tmp_path / "job") == expected
+    kept = len(list((tmp_path / "job" / "streams").iterdir()))
+    assert run_once(packed, tmp_path / "job") == expected
+    assert len(list((tmp_path / "job" / "streams").iterdir())) == kept
+    longer: Any = lambda line: [*first_word(line), 0]  # noqa: E731
+    longer.__qualname__ = tokens.__qualname__
+    tokens = longer
+    assert run_once(packed, tmp_path / "job") == [b"on", b"e\0", b"tw", b"o\0"]
+
+
+def test_a_document_without_tokens_is_named(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\nthree\n")
+    packed = Packed(TextLines(tmp_path / "a", parse=int), lambda n: [n], 1)
+    with pytest.raises(ElasticRunError, match="document 2 of .*a has no tokens"):
+        len(packed)
+
+
+# Broken samples.
+
+
+def integer(line: str) -> int:
+    integer.num_calls += 1  # type: ignore[attr-defined]
+    return int(line)
+
+
+def write_broken(folder: Path) -> list[int]:
+    """Write two files with broken lines; return the good ones in their order."""
+    good = []
+    for name, begin in {"a": 0, "b": 2000}.items():
+        numbers = range(begin, begin + 1100)
+        lines = ["?" if n % 5 < 2 or n % 512 == 0 else str(n) for n in numbers]
+        (folder / name).write_text("\n".join(lines))
+        good += [int(line) for line in lines if line != "?"]
+    return good
+
+
+def test_broken_samples_are_left_out_and_counted(tmp_path: Path) -> None:
+    good = write_broken(tmp_path)
+
+    def read() -> list[int]:
+        lines = TextLines(tmp_path / "[ab]", parse=integer, skip_broken=True, window=9)
+        assert lines.num_broken == 2200 - len(good)
+        integer.num_calls = 0  # type: ignore[attr-defined]
+        in_order = [lines[number] for number in range(len(lines))]
+        for number in (600, 3, len(good) - 1):
+            lines._forget_readers()
+            assert lines[number] == good[number]
+        assert lines.describe(0) == f"line 3 of {tmp_path / 'a'}"
+        return in_order
+
+    integer.num_calls = 0  # type: ignore[attr-defined]
+    assert run_once(read, tmp_path / "job") == good
+    again = run_once(lambda: (integer.num_calls, read())[0], tmp_path / "job")
+    assert again == len(good) + 3  # No line was tried a second time.
+
+
+def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
+    good = write_broken(tmp_path)
+
+    def script(stop_in: int = -1) -> list[int]:
+        lines = TextLines(tmp_path / "[ab]", parse=int, skip_broken=True)
+        for batch in AdaptiveDataLoader(lines, 100, shuffle=True):
+            delivered.extend(batch.tolist())
+            stop_in -= 1
+            if stop_in == 0:
+                request_stop()
+        return delivered
+
+    delivered: list[int] = []
+    calm = run_once(script)
+    assert sorted(calm) == good
+    delivered = []
+    run_once(lambda: script(4), tmp_path / "job")
+    assert run_once(script, tmp_path / "job") == calm
+
+
+def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:
+    good = write_broken(tmp_path)
+    lines = TextLines(tmp_path / "a", parse=int, skip_broken=True)
+    packed = Packed(lines, lambda number: [number], 3)
+    assert packed[1]["tokens"].tolist() == good[3:6]
+    packed._forget_readers()
+    assert packed[200]["tokens"].tolist() == good[600:603]
+    loader = AdaptiveDataLoader(Endless(lines, seed=None), 700)
+    own = [number for number in good if number < 2000]
+    assert flat(loader.batches(1)) == [*own, *own][:700]
+
+
+def test_a_sample_that_breaks_later_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\nx\n")
+    breaks_at: set[str] = set()
+
+    def number(line: str) -> int:
+        if line in breaks_at:
+            raise ValueError("it breaks")
+        return int(line)
+
+    def read() -> Any:
+        lines = TextLines(tmp_path / "a", parse=number, skip_broken=True)
+        return [lines[n] for n in range(len(lines))]
+
+    assert run_once(read, tmp_path / "job") == [1, 2]
+    breaks_at.add("2")
+    with pytest.raises(
+        ElasticRunError, match=r"line 2 of .*a: .*number raised .*It did"
+    ):
+        run_once(read, tmp_path / "job")
+
+
+def test_a_storage_that_fails_makes_no_sample_broken(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n")
+
+    def fetch(line: str) -> int:
+        raise ConnectionError("gone")
+
+    with pytest.raises(ElasticRunError, match=r"a cannot be read through: .*gone"):
+        len(TextLines(tmp_path / "a", parse=fetch, skip_broken=True))
+
+
 # Reading one stream.
 
 
@@ -333,6 +541,16 @@ def test_a_storage_that_fails_for_a_while_is_tried_again(
     fails_at = [0] * 3
     with pytest.raises(ElasticRunError, match="sample 0 of s cannot be read: lost 0"):
         StreamReader("s", 10, opened, window=1).read(0)
+
+
+def test_a_stream_that_raises_is_named() -> None:
+    def opened(first: int) -> Iterator[int]:
+        yield from range(first, 4)
+        raise ZeroDivisionError("oh")
+
+    reader = StreamReader("s", 10, opened, window=1)
+    with pytest.raises(ElasticRunError, match="sample 4 of s cannot be read: ZeroDiv"):
+        [reader.read(number) for number in range(10)]
 
 
 def test_a_process_that_is_forked_or_sent_opens_for_itself(job: Any) -> None:

@@ -25,6 +25,7 @@ from torchmetrics import MeanMetric, SumMetric
 from elasticrun import AdaptiveDataLoader, ElasticRunError, init
 from elasticrun.integrations.lightning import Elastic
 from tests.support.foreign import Batches, Listed
+from tests.support.streams import Cut, Iterable
 
 # The oldest Lightning has another name for it.
 _Mixed = vars(plugins).get("MixedPrecision") or plugins.MixedPrecisionPlugin
@@ -265,6 +266,7 @@ class Kind:
         max_local_batch_size: Of the loader for training.
         with_module: Whether hooks of a LightningDataModule make the loaders.
         with_torch: Whether the loaders are torch's.
+        streams: Makes streams of the data to train with.
         scale: Of gradients in float16, at the beginning.
         tolerance: How much another number of replicas may change values.
     """
@@ -274,6 +276,7 @@ class Kind:
     max_local_batch_size: int | None = None
     with_module: bool = False
     with_torch: bool = False
+    streams: Any = None
     scale: float | None = None
     tolerance: float = 2e-5
     options: dict[str, Any] = field(default_factory=lambda: {"val_check_interval": 0.5})
@@ -283,6 +286,8 @@ CLIPPED = {"gradient_clip_val": 0.3, "val_check_interval": 0.5}
 
 KINDS = {
     "plain": Kind(),
+    "streams": Kind(streams=Cut),
+    "iterable": Kind(streams=Iterable, with_torch=True),
     "steps": Kind(
         Patient,
         options={
@@ -367,10 +372,12 @@ class Fit:
         return self._fit([], loaders, accelerator="cpu")
 
     def _train(self) -> Any:
-        data, valid = datasets()
         kind = KINDS[self.kind]
+        data, valid = datasets()
+        if kind.streams is not None:
+            data = kind.streams(data)
         if kind.with_torch:
-            return DataLoader(data, BATCH_SIZE, shuffle=True)
+            return DataLoader(data, BATCH_SIZE, shuffle=kind.streams is None)
         if kind.mode is None:
             most = self.max_local_batch_size or kind.max_local_batch_size
             options = {"shuffle": True, "max_local_batch_size": most}

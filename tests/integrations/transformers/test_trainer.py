@@ -17,12 +17,13 @@ pytest.importorskip("transformers", reason="it needs CPython 3.11 or later")
 import transformers
 from accelerate import DistributedType
 from accelerate.state import PartialState
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from elasticrun import (
     AdaptiveDataLoader,
     ElasticRunError,
+    Endless,
     rank,
     world_size,
 )
@@ -47,6 +48,7 @@ from tests.support.foreign import delivered, deliveries
 from tests.support.forkservers import forks_that_have_imported
 from tests.support.generations import JOB, Crash, run_once
 from tests.support.programs import Leave, StopOnce, request_stop_and_wait
+from tests.support.streams import Cut, Iterable
 
 # It warns of deprecations of torch's, and of what a checkpoint leaves out.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -97,6 +99,19 @@ def test_one_replica_does_what_the_trainer_does(
     ours = run(tmp_path, training)
     bare = replace(training, directory=str(tmp_path / "bare"))
     assert bare.run_bare(delivered(tmp_path / "trace")) == ours
+
+
+@pytest.mark.parametrize("data", [Cut, Iterable])
+def test_streams_are_trained_with_as_their_samples_are(
+    tmp_path: Path, data: Any
+) -> None:
+    training = Training(str(tmp_path), data=data, options=STEPS)
+    ours = run(tmp_path, training)
+    batches = delivered(tmp_path / "trace")
+    first = [batches[0, number] for number in range(NUM_BATCHES)]
+    assert (first == sorted(first)) == (data is Iterable)  # Which is not shuffled.
+    bare = Training(str(tmp_path / "bare"), options=STEPS)
+    assert bare.run_bare(batches) == ours
 
 
 def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
@@ -182,6 +197,8 @@ def die_in_last_step(state: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+# Which the Trainer asks for where data has no length.
+STEPS = {"max_steps": NUM_BATCHES * NUM_EPOCHS}
 # The last batch would be padded, which a descendant counts.
 FULL = {"dataloader_drop_last": True, "logging_steps": 4}
 
@@ -193,6 +210,8 @@ FULL = {"dataloader_drop_last": True, "logging_steps": 4}
         ({"kind": "tokens", "num_devices": 5}, 2, 1),
         ({"kind": "samples"}, 3, 1),
         ({"trainer": Counting, "options": FULL}, 2, 2),
+        ({"data": Cut}, 2, 3),
+        ({"data": Iterable, "options": STEPS}, 3, 1),
     ],
 )
 def test_a_stop_and_a_kill_at_1_to_3_replicas_do_not_show(
@@ -336,11 +355,6 @@ def test_other_processes_and_parallelism_are_refused(
         ElasticTrainer(model=net("samples", 0.0), args=arguments)
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter(Texts(7))
-
-
 class OwnLoader(ElasticTrainer):
     def get_train_dataloader(self) -> Any:
         return DataLoader(self.train_dataset, collate_fn=collate)
@@ -357,10 +371,11 @@ class OwnEvaluation(ElasticTrainer):
 
 
 def test_what_cannot_go_on_is_refused(job: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="Training: a Stream is iterable data"):
-        make(tmp_path, train_dataset=Stream(), options={"max_steps": 2}).train()
-    with pytest.raises(TypeError, match="Evaluation: a Stream is iterable data"):
-        make(tmp_path, eval_dataset=Stream()).evaluate()
+    endless = Endless(Cut(Texts(7)))
+    with pytest.raises(TypeError, match="Training: a Endless has no length"):
+        make(tmp_path, train_dataset=endless, options=STEPS).train()
+    with pytest.raises(TypeError, match="Evaluation: a Endless has no length"):
+        make(tmp_path, eval_dataset=endless).evaluate()
     with pytest.raises(TypeError, match=r"get_train_dataloader\(\) returned a DataL"):
         make(tmp_path, OwnLoader).train()
     with pytest.raises(TypeError, match="an evaluation got a DataLoader of its own"):

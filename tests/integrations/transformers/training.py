@@ -52,6 +52,10 @@ class Texts(Dataset[Sample]):
         return {"input_ids": self.texts[index]}
 
 
+def unchanged(data: Texts) -> Texts:
+    return data
+
+
 def collate(samples: list[Sample]) -> dict[str, Tensor]:
     """Pad to one length everywhere; what is padded counts in no loss."""
     inputs = torch.zeros(len(samples), CONTEXT, dtype=torch.int64)
@@ -164,6 +168,7 @@ class Training:
         kind: Of the net, by what its loss is a mean over: "tokens" or "samples".
         num_devices: How many the batch size is shared out to; a divisor of it.
         trainer: What becomes elastic.
+        data: What is made of the data to train with and to evaluate.
         options: Arguments of the Trainer's.
     """
 
@@ -175,6 +180,7 @@ class Training:
     num_devices: int = 1
     patience: int = 9
     trainer: type[Trainer] = Trainer
+    data: Callable[[Texts], Any] = unchanged
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> dict[str, Any]:
@@ -203,20 +209,20 @@ class Training:
         torch.set_num_threads(1)
         logging.getLogger("transformers").setLevel(logging.ERROR)
         early = EarlyStoppingCallback(self.patience)
-        data = Texts(NUM_SAMPLES)
+        data = self.data(Texts(NUM_SAMPLES))
         trainer = kind(
             model=net(self.kind, self.dropout),
             args=self.arguments(),
             data_collator=collate,
             train_dataset=data,
-            eval_dataset=Texts(17),
+            eval_dataset=self.data(Texts(17)),
             compute_metrics=first_of_each,
             callbacks=[early, OnStep(self.on_step)],
             **options,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        after = trainer.predict(Texts(7)).metrics
+        after = trainer.predict(self.data(Texts(7))).metrics
         state = trainer.state
         values = [each.detach().flatten() for each in trainer.model.parameters()]
         return {
