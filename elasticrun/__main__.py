@@ -60,6 +60,7 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
         ("scale", "change the number of replicas of a running job", _add_scale),
         ("status", "show the running jobs", _add_status),
         ("stop", "save and end a running job", _add_job),
+        ("leave", "save and end on this node; the others go on", _add_job),
         ("logs", "show what replicas printed", _add_logs),
     ):
         command = add(name, text)

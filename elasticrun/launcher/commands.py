@@ -137,6 +137,11 @@ def stop(arguments: argparse.Namespace) -> int:
     return _follow(arguments, JobConnection.stop)
 
 
+def leave(arguments: argparse.Namespace) -> int:
+    """Save and end on this node, while the others go on, and wait for its end."""
+    return _follow(arguments, JobConnection.leave)
+
+
 def _follow(
     arguments: argparse.Namespace, ask: Callable[[JobConnection], Iterator[str]]
 ) -> int:

@@ -49,8 +49,8 @@ def run_job(options: Options) -> int:
             supervisor = Supervisor(options, console, loop)
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
-            stack.callback(Server(control, supervisor, book).close)
             stops = StopSignals(supervisor.stop, stop_signals)
+            stack.callback(Server(control, supervisor, book, stops).close)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(

@@ -181,3 +181,26 @@ def test_nodes_meet_in_an_object_store(
     assert Content(bucket.url).read(f"{FOLDER}/endpoint.json")
     stage.mark("go-0")
     finish(stage, *nodes, is_calm=True)
+
+
+def test_a_node_is_told_to_leave_and_a_signal_after_that_hurries_nobody(
+    stage: Stage, start: Start
+) -> None:
+    first = start("--", *HOLDS, nodes="1:2")
+    first.wait_until_held(0, 1)
+    second = start("--", *HOLDS, nodes="1:2")
+    first.wait_until_said("another node has come: saving at the next boundary")
+    stage.mark("stop-0")
+    second.wait_until_held(1, 2)
+    with ThreadPoolExecutor(1) as threads:
+        leaving = threads.submit(first.ask, "leave", first.pid)
+        second.wait_until_said("the leave command: saving at the next boundary")
+        first.process.terminate()
+        stage.mark("stop-1")
+        answer = leaving.result()
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("saving and leaving\n")
+    assert first.wait() == 75
+    assert "ending at once" not in first.events
+    stage.mark("go-2")
+    finish(stage, second, is_calm=True)

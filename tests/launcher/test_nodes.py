@@ -334,6 +334,17 @@ def test_the_end_of_who_serves_the_endpoint_ends_the_job_with_a_checkpoint(
     assert len(stage.committed()) == 1
 
 
+def test_who_serves_the_endpoint_is_not_let_leave(stage: Stage, start: Start) -> None:
+    node = start("--", *HOLDS, nodes="1:2")
+    node.wait_until_held(0, 1)
+    refused = node.ask("leave")
+    assert refused.returncode == 4
+    assert "the others cannot go on without it" in refused.stderr
+    stage.mark("go-0")
+    assert ends(node) == [0]
+    assert sizes(stage) == {0: 1}
+
+
 def test_the_others_look_for_an_endpoint_that_was_killed(
     stage: Stage, start: Start, endpoint: str
 ) -> None:
