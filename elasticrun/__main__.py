@@ -118,6 +118,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "find each other through the checkpoint directory")  # fmt: skip
     add("--address", metavar="HOST",
         help="at which other machines reach this one")  # fmt: skip
+    add("--notice", metavar="aws|gcp|azure|URL",
+        help="who says that this machine is about to be taken away: save and leave "
+        "then")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")

@@ -91,6 +91,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         lifeline=arguments.lifeline,
         is_linted=arguments.lint,
         nodes=nodes,
+        notice=arguments.notice,
     )
 
 

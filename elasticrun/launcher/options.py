@@ -120,6 +120,7 @@ class Options:
         lifeline: A descriptor; when its other end is closed, the job is to stop.
         is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
+        notice: Who says that this machine is about to be taken away, if anybody.
     """
 
     program: Program
@@ -139,6 +140,7 @@ class Options:
     lifeline: int | None = None
     is_linted: bool = True
     nodes: NodeSettings | None = None
+    notice: str | None = None
 
     @property
     def how_to_go_on(self) -> str:
