@@ -55,6 +55,9 @@ def test_two_nodes_train_one_job_to_its_end(stage: Stage, start: Start) -> None:
     text = first.ask("status").stdout
     numbers = re.findall(r"replicas? on node (\d), 3 on 2 nodes, generation 0", text)
     assert sorted(numbers) == ["0", "1"]  # Whoever comes first may get either.
+    host = re.escape(socket.gethostname())
+    assert re.search(f"  nodes        0 {host}, 1 {host} [(]this one[)]\n", text)
+    assert re.search(f"started as node [01] [(]{host}[)], 3 on 2 nodes", first.events)
     for node in (first, second):
         with open(f"/proc/{node.pid}/status") as file:
             [resident] = [line for line in file if line.startswith("VmRSS:")]
@@ -67,6 +70,10 @@ def test_two_nodes_train_one_job_to_its_end(stage: Stage, start: Start) -> None:
     assert sorted(path.name for path in logs.iterdir()) == [
         f"rank-{rank}.log" for rank in range(3)
     ]
+    for path in logs.iterdir():
+        rank = path.stem.removeprefix("rank-")
+        where = f"elasticrun: rank {rank} runs on node [01] [(]{host}[)]\n"
+        assert re.match(where, path.read_text())
     again = start(*options, nodes="2")
     assert again.wait() == 0
     assert "test is finished" in again.events

@@ -361,6 +361,7 @@ class ManyNodes:
                 attempt.offers,
                 attempt.node,
                 addresses=attempt.addresses,
+                names=attempt.names,
                 interface=self._address["interface"],
             )
             self._phase = _NodePhase.RUNNING

@@ -343,6 +343,10 @@ class Supervisor:
         if self.options.program.kind == "function":
             remove_results(Path(self.options.program.target))
         self._console.event(round_.describe())
+        if round_.num_nodes > 1:  # Whose logs lie in one folder.
+            for member in generation.members:
+                where = f"elasticrun: rank {member.rank} runs on {round_.label}\n"
+                member.log.write(where.encode())
         self.reports.begin(generation)
         generation.start(make_orders(self.options, round_))
         if round_.share != self.takeover.size:  # Rescaled after it was offered.
