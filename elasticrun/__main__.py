@@ -60,6 +60,7 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
         ("scale", "change the number of replicas of a running job", _add_scale),
         ("status", "show the running jobs", _add_status),
         ("stop", "save and end a running job", _add_job),
+        ("leave", "save and end on this node; the others go on", _add_job),
         ("logs", "show what replicas printed", _add_logs),
     ):
         command = add(name, text)
@@ -83,14 +84,15 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--replicas", default="auto", metavar="N|auto|MIN:MAX",
+    add("--replicas", metavar="N|auto|MIN:MAX",
         help="how many; auto: one a GPU, else one a core (at most 8)")  # fmt: skip
     add("--checkpoint-dir", metavar="DIR|URL",
         help="default: SCRIPT-checkpoints")  # fmt: skip
     add("--fresh", action="store_true",
         help="start anew; checkpoints that are there are moved aside")  # fmt: skip
-    add("--max-restarts", type=int, default=3, metavar="N",
-        help="after crashes without a newer checkpoint between them")  # fmt: skip
+    add("--max-restarts", metavar="N",
+        help="after crashes without a newer checkpoint between them; default: "
+        "3")  # fmt: skip
     add("--grace", metavar="SECONDS",
         help="how long saving and ending may take; default: ELASTICRUN_GRACE, or "
         "60")  # fmt: skip
@@ -112,13 +114,25 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--nodes", metavar="N|MIN:MAX",
         help="how many machines take part; the same command on each")  # fmt: skip
     add("--rdzv-endpoint", metavar="HOST:PORT",
-        help="where they meet: the address of one, and a free port")  # fmt: skip
+        help="where they meet: the address of one, and a free port; default: they "
+        "find each other through the checkpoint directory")  # fmt: skip
+    add("--address", metavar="HOST",
+        help="at which other machines reach this one")  # fmt: skip
+    add("--notice", metavar="aws|gcp|azure|URL",
+        help="who says that this machine is about to be taken away: save and leave "
+        "then")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
     add_script_arguments(parser)
-    add("--nproc-per-node", "--nproc_per_node", action=_Torchruns,
-        help=argparse.SUPPRESS)  # fmt: skip
+    for torchruns, own in (
+        ("--nnodes", "nodes"),
+        ("--nproc-per-node", "replicas"),
+        ("--nproc_per_node", "replicas"),
+        ("--max_restarts", "max_restarts"),
+        ("--rdzv_endpoint", "rdzv_endpoint"),
+    ):
+        add(torchruns, dest=own, help=argparse.SUPPRESS)
 
 
 def _add_scale(parser: argparse.ArgumentParser) -> None:
@@ -161,13 +175,6 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
         return int(getattr(import_module(module), function)(options))
 
     return call
-
-
-class _Torchruns(argparse.Action):
-    """Says what torchrun's option is called here."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error("--nproc-per-node is torchrun's; here it is --replicas N")
 
 
 class _Version(argparse.Action):

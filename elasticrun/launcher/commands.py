@@ -16,13 +16,16 @@ from elasticrun.errors import NO_JOB, USAGE, CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.directory import local_directory
 from elasticrun.launcher.options import (
+    AUTO,
     SETTINGS_BY_OPTION,
     NodeSettings,
     OptionError,
     Options,
     Program,
     make_program,
+    options_of_torchrun,
     parse_hang_timeout,
+    parse_max_restarts,
     parse_nodes,
     parse_replicas,
     read_settings,
@@ -51,6 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> Options:
     program = _program(arguments)
     variables = environment.variables()
+    for option, text in options_of_torchrun(variables).items():
+        if getattr(arguments, option) is None:
+            setattr(arguments, option, text)
     name = arguments.name or variables.get("ELASTICRUN_JOB")
     place = _checkpoint_place(
         arguments.checkpoint_dir
@@ -58,20 +64,25 @@ def _options(arguments: argparse.Namespace) -> Options:
         or f"{program.label.removesuffix('.py')}-checkpoints"
     )
     local = local_directory(place)
-    nodes = parse_nodes(arguments.nodes, arguments.rdzv_endpoint, variables)
+    nodes = parse_nodes(
+        arguments.nodes,
+        arguments.rdzv_endpoint,
+        place=place,
+        address=arguments.address,
+    )
     _check(arguments, nodes)
     given = {name: getattr(arguments, name) for name in SETTINGS_BY_OPTION}
     settings, variables_of_settings = read_settings(variables, **given)
     return Options(
         program=program,
-        replicas=parse_replicas(arguments.replicas),
+        replicas=parse_replicas(arguments.replicas or AUTO),
         name=name or program.label,
         is_named=name is not None,
         checkpoint_dir=place,
         local_dir=local,
         log_dir=Path(os.path.abspath(arguments.log_dir or local / "logs")),
         is_fresh=arguments.fresh,
-        max_restarts=arguments.max_restarts,
+        max_restarts=parse_max_restarts(arguments.max_restarts),
         is_exec=arguments.start == "exec",
         hang_timeout=parse_hang_timeout(arguments.hang_timeout),
         has_spares=arguments.spares,
@@ -80,12 +91,16 @@ def _options(arguments: argparse.Namespace) -> Options:
         lifeline=arguments.lifeline,
         is_linted=arguments.lint,
         nodes=nodes,
+        notice=arguments.notice,
     )
 
 
 def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
-    if arguments.max_restarts < 0:
-        raise OptionError(f"--max-restarts {arguments.max_restarts}: give 0 or more.")
+    if arguments.function and nodes is not None:
+        raise OptionError(
+            f"launch() trains on this machine alone, and PET_NNODES={arguments.nodes} "
+            "says that it is one of several. Use `elasticrun run`, or set PET_NNODES=1."
+        )
     if arguments.spares and nodes is not None:
         raise OptionError(
             "--spares with --nodes: spares wait with the number of replicas and the "
@@ -121,6 +136,11 @@ def scale(arguments: argparse.Namespace) -> int:
 def stop(arguments: argparse.Namespace) -> int:
     """Save and end a job, and wait for its end."""
     return _follow(arguments, JobConnection.stop)
+
+
+def leave(arguments: argparse.Namespace) -> int:
+    """Save and end on this node, while the others go on, and wait for its end."""
+    return _follow(arguments, JobConnection.leave)
 
 
 def _follow(

@@ -21,7 +21,7 @@ from elasticrun.launcher.options import OptionError, Program
 
 _FINISHED = "finished.json"
 _OWN = re.compile(
-    r"checkpoint-[0-9]{8,}|generation|(launcher\.)?lock|finished\.json|logs"
+    r"checkpoint-[0-9]{8,}|generation|(launcher\.)?lock|finished\.json|logs|rendezvous"
     r"|\w+(\.json)?\.tmp"
 )
 

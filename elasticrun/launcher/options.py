@@ -15,7 +15,9 @@ from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
+_TORCHRUNS_AUTO = ("gpu", "cpu")
 _RENDEZVOUS_PORT = 29400  # As torchrun's.
+_HOST = r"[\w.:-]+"
 _MOST_CORES = 8  # More replicas than that on one CPU mostly wait for each other.
 
 
@@ -79,18 +81,25 @@ class NodeSettings:
     """How many machines take part, and where they meet.
 
     Attributes:
+        host: Who serves the endpoint; empty if they find that in `place`.
+        place: The checkpoint directory, if no endpoint is given.
+        address: At which the others reach this node, if it is given.
         patience: Seconds to wait for the endpoint, and for enough nodes.
     """
 
     least: int
     most: int
-    host: str
-    port: int
+    host: str = ""
+    port: int = 0
+    place: str = ""
+    address: str = ""
     patience: float = 600.0
 
     @property
     def endpoint(self) -> str:
-        """Where they meet, as it was given."""
+        """Where they meet, for people."""
+        if self.place:
+            return f"the endpoint in {self.place}/rendezvous"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -111,6 +120,7 @@ class Options:
         lifeline: A descriptor; when its other end is closed, the job is to stop.
         is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
+        notice: Who says that this machine is about to be taken away, if anybody.
     """
 
     program: Program
@@ -130,6 +140,7 @@ class Options:
     lifeline: int | None = None
     is_linted: bool = True
     nodes: NodeSettings | None = None
+    notice: str | None = None
 
     @property
     def how_to_go_on(self) -> str:
@@ -149,7 +160,7 @@ def parse_replicas(text: str) -> Replicas:
     """
     # One a GPU, else one a core, up to as many as share a CPU well.
     suggested = environment.num_gpus() or min(environment.num_cores(), _MOST_CORES)
-    if text == AUTO:
+    if text in (AUTO, *_TORCHRUNS_AUTO):
         return Replicas(suggested, 1, 1 << 16)
     least, most = _parse_range(text)
     if not 1 <= least <= most:
@@ -169,60 +180,86 @@ def _parse_range(text: str) -> tuple[int, int]:
 
 
 def parse_nodes(
-    nodes: str | None, endpoint: str | None, process: Mapping[str, str]
+    nodes: str | None,
+    endpoint: str | None,
+    *,
+    place: Place,
+    address: str | None = None,
 ) -> NodeSettings | None:
-    """Return what `--nodes` and `--rdzv-endpoint` mean together.
+    """Return what `--nodes`, `--rdzv-endpoint` and `--address` mean together.
 
     Args:
-        process: This process's variables, which may say that there are other nodes.
+        place: The checkpoint directory, where nodes find each other by themselves.
 
     Raises:
         OptionError: One of them is missing, or is not what it should be.
     """
-    if nodes is None and endpoint is None:
-        _check_alone(process)
-        return None
-    least, most = _parse_range(nodes or "")
-    if nodes is not None and not 1 <= least <= most:
+    if nodes is None:
+        if endpoint is None and address is None:
+            return None
+        raise OptionError(
+            "--rdzv-endpoint and --address say where machines meet, and --nodes "
+            "MIN:MAX how many take part; add that."
+        )
+    least, most = _parse_range(nodes)
+    if not 1 <= least <= most:
         raise OptionError(
             f"--nodes {nodes}: give a number from 1 up, or MIN:MAX with "
             "1 <= MIN <= MAX."
         )
-    if nodes is None or endpoint is None:
+    if address is not None and not re.fullmatch(_HOST, address):
         raise OptionError(
-            "--nodes MIN:MAX says how many machines take part, and --rdzv-endpoint "
-            "HOST:PORT where they meet; one makes no sense without the other. HOST is "
-            "the address of one of the machines, PORT a free one there."
+            f"--address {address}: give the name or the address of this machine, "
+            "without a port."
         )
+    if endpoint is None:
+        return NodeSettings(least, most, place=str(place), address=address or "")
     host, colon, port = endpoint.rpartition(":")
     if not colon or endpoint.endswith("]"):
         host, port = endpoint, str(_RENDEZVOUS_PORT)
     host = host.removeprefix("[").removesuffix("]")
-    if not re.fullmatch(r"[\w.:-]+", host) or not port.isdecimal():
+    if not re.fullmatch(_HOST, host) or not port.isdecimal():
         raise OptionError(
             f"--rdzv-endpoint {endpoint}: give HOST:PORT, where HOST is the name or "
             "the address of one of the machines."
         )
     if not 0 < int(port) < 1 << 16:
         raise OptionError(f"--rdzv-endpoint {endpoint}: ports go from 1 to 65535.")
-    return NodeSettings(least, most, host, int(port))
+    return NodeSettings(least, most, host, int(port), address=address or "")
 
 
-def _check_alone(process: Mapping[str, str]) -> None:
-    """Refuse to train the whole job on each of several nodes.
+# torchrun takes what is not given as an option from these, and Kubeflow sets them in
+# each pod; what they are called here.
+_TORCHRUNS = {
+    "PET_NNODES": "nodes",
+    "PET_NPROC_PER_NODE": "replicas",
+    "PET_RDZV_ENDPOINT": "rdzv_endpoint",
+    "PET_MAX_RESTARTS": "max_restarts",
+}
 
-    Kubeflow sets torchrun's variables, PET_ and the option's name, in every pod.
+
+def options_of_torchrun(process: Mapping[str, str]) -> dict[str, str]:
+    """Return what torchrun's variables say, by the names of options here.
+
+    An address without an endpoint (PET_MASTER_ADDR) is not needed: nodes find each
+    other.
     """
-    nodes = process.get("PET_NNODES", "1")
-    _, most = _parse_range(nodes)
-    if most > 1:
-        where = process.get("PET_RDZV_ENDPOINT") or "HOST:PORT"
-        raise OptionError(
-            f"PET_NNODES={nodes} says that this is one of several nodes, but without "
-            "--nodes each of them would train the whole job alone. Add --nodes "
-            f"{nodes} --rdzv-endpoint {where}; or set PET_NNODES=1 if this job is for "
-            "one node."
-        )
+    found = {option: process.get(name) for name, option in _TORCHRUNS.items()}
+    if _parse_range(found["nodes"] or "1") == (1, 1):
+        found["nodes"] = found["rdzv_endpoint"] = None
+    return {option: text for option, text in found.items() if text}
+
+
+def parse_max_restarts(text: str | None) -> int:
+    """Return a number of restarts, 3 if none is given.
+
+    Raises:
+        OptionError: `text` is no such number.
+    """
+    text = "3" if text is None else text
+    if not text.isdecimal():
+        raise OptionError(f"--max-restarts {text}: give 0 or more.")
+    return int(text)
 
 
 def parse_hang_timeout(text: str) -> float | str | None:

@@ -6,7 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
+from elasticrun.errors import STOPPED
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.linting import Linting
@@ -18,6 +20,9 @@ from elasticrun.launcher.supervisor.status import StatusBook
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
 from elasticrun.launcher.terminal.console import Console, open_console
+
+if TYPE_CHECKING:
+    from elasticrun.launcher.notices import Notice, Notices
 
 _STATUS_SECONDS = 0.5
 
@@ -49,13 +54,16 @@ def run_job(options: Options) -> int:
             supervisor = Supervisor(options, console, loop)
             stack.callback(supervisor.close)
             book = StatusBook(supervisor)
-            stack.callback(Server(control, supervisor, book).close)
             stops = StopSignals(supervisor.stop, stop_signals)
+            stack.callback(Server(control, supervisor, book, stops).close)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(
                     options.lifeline, _on_lifeline(loop, stops, options.lifeline)
                 )
+            if options.notice is not None:
+                notices = _look_for_notices(options.notice, supervisor, console, stops)
+                stack.callback(notices.close)
             _keep_status_line(loop, console, book)
             if options.is_linted:
                 stack.callback(Linting(options.program, console, loop).close)
@@ -113,6 +121,21 @@ def _on_lifeline(
         stops.take_end_of_parent(now=time.monotonic())
 
     return on_end
+
+
+def _look_for_notices(
+    source: str, supervisor: Supervisor, console: Console, stops: StopSignals
+) -> Notices:
+    """Leave when this machine is to be taken away."""
+    from elasticrun.launcher.notices import Notices  # Few jobs need HTTP.
+
+    def on_notice(notice: Notice) -> None:
+        if notice.deadline is not None:
+            supervisor.limit_grace(notice.deadline - time.time())
+        stops.announce(notice.text, STOPPED, now=time.monotonic())
+
+    loop, say = supervisor.loop, console.event
+    return Notices(source, loop, on_notice=on_notice, say=say)
 
 
 def _keep_status_line(loop: EventLoop, console: Console, book: StatusBook) -> None:

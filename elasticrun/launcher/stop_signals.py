@@ -51,7 +51,11 @@ class StopSignals:
     def take_end_of_parent(self, *, now: float) -> None:
         """Stop because the process that started the launcher has ended."""
         cause = "the end of the process that started it"
-        self._take(signal.SIGHUP, cause, BY_SIGNAL[signal.SIGTERM], now=now)
+        self.announce(cause, BY_SIGNAL[signal.SIGTERM], now=now)
+
+    def announce(self, cause: str, code: int, *, now: float) -> None:
+        """Stop for what only announces an end, so that no signal after it hurries."""
+        self._take(signal.SIGHUP, cause, code, now=now)
 
     def _take(self, number: int, cause: str, code: int, *, now: float) -> None:
         last = self._counted_at.get(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -12,7 +13,11 @@ from torch.distributed import PrefixStore
 
 from elasticrun.errors import AgreementError
 from elasticrun.replicas.devices import choose_device
-from elasticrun.replicas.environment import Environment, keep_gloo_on_loopback
+from elasticrun.replicas.environment import (
+    Environment,
+    keep_gloo_on_loopback,
+    why_no_node_can_join,
+)
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.links import Links, connect_all
@@ -24,6 +29,8 @@ from elasticrun.replicas.open_files import (
 from elasticrun.replicas.opening_store import open_store
 from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
+
+logger = logging.getLogger(__name__)
 
 _LEAVING_SECONDS = 10.0
 
@@ -104,6 +111,8 @@ def join(
         ValueError: The backend or the variables do not fit.
         AgreementError: A replica did not come.
     """
+    if environment.rank == 0 and (problem := why_no_node_can_join()):
+        logger.warning("%s", problem)
     if dist.is_initialized() and dist.get_world_size() != environment.world_size:
         environment = _as_in_group(environment)
     if environment.world_size == 1:

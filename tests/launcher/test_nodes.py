@@ -55,6 +55,9 @@ def test_two_nodes_train_one_job_to_its_end(stage: Stage, start: Start) -> None:
     text = first.ask("status").stdout
     numbers = re.findall(r"replicas? on node (\d), 3 on 2 nodes, generation 0", text)
     assert sorted(numbers) == ["0", "1"]  # Whoever comes first may get either.
+    host = re.escape(socket.gethostname())
+    assert re.search(f"  nodes        0 {host}, 1 {host} [(]this one[)]\n", text)
+    assert re.search(f"started as node [01] [(]{host}[)], 3 on 2 nodes", first.events)
     for node in (first, second):
         with open(f"/proc/{node.pid}/status") as file:
             [resident] = [line for line in file if line.startswith("VmRSS:")]
@@ -67,6 +70,10 @@ def test_two_nodes_train_one_job_to_its_end(stage: Stage, start: Start) -> None:
     assert sorted(path.name for path in logs.iterdir()) == [
         f"rank-{rank}.log" for rank in range(3)
     ]
+    for path in logs.iterdir():
+        rank = path.stem.removeprefix("rank-")
+        where = f"elasticrun: rank {rank} runs on node [01] [(]{host}[)]\n"
+        assert re.match(where, path.read_text())
     again = start(*options, nodes="2")
     assert again.wait() == 0
     assert "test is finished" in again.events
@@ -332,6 +339,17 @@ def test_the_end_of_who_serves_the_endpoint_ends_the_job_with_a_checkpoint(
     stage.mark("stop-0")
     assert ends(*nodes) == [143, 75]
     assert len(stage.committed()) == 1
+
+
+def test_who_serves_the_endpoint_is_not_let_leave(stage: Stage, start: Start) -> None:
+    node = start("--", *HOLDS, nodes="1:2")
+    node.wait_until_held(0, 1)
+    refused = node.ask("leave")
+    assert refused.returncode == 4
+    assert "the others cannot go on without it" in refused.stderr
+    stage.mark("go-0")
+    assert ends(node) == [0]
+    assert sizes(stage) == {0: 1}
 
 
 def test_the_others_look_for_an_endpoint_that_was_killed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,13 @@ from elasticrun.launcher import environment
 from elasticrun.launcher.options import (
     OptionError,
     Replicas,
+    options_of_torchrun,
+    parse_max_restarts,
     parse_nodes,
     parse_replicas,
     read_settings,
 )
-from tests.launcher.running import elasticrun
+from tests.launcher.running import elasticrun, run, running
 from tests.support.stage import Stage
 
 
@@ -54,49 +57,121 @@ def test_nonsense_is_refused(text: str) -> None:
         parse_replicas(text)
 
 
+PLACE = Path("/checkpoints")
+
+
 def test_a_number_or_a_range_and_where_they_meet() -> None:
-    assert parse_nodes(None, None, {}) is None
+    assert parse_nodes(None, None, place=PLACE) is None
     for text, least, most in (("3", 3, 3), ("2:4", 2, 4)):
-        settings = parse_nodes(text, "host-1.example:4000", {"PET_NNODES": "9"})
+        settings = parse_nodes(text, "host-1.example:4000", place=PLACE)
         assert settings is not None
         assert (settings.least, settings.most) == (least, most)
         assert settings.endpoint == "host-1.example:4000"
+        assert settings.place == ""
     for text, host, port in (
         ("10.0.0.1", "10.0.0.1", 29400),
         ("[fe80::1]:5", "fe80::1", 5),
         ("[fe80::1]", "fe80::1", 29400),
     ):
-        settings = parse_nodes("2", text, {})
+        settings = parse_nodes("2", text, place=PLACE)
         assert settings is not None
         assert (settings.host, settings.port) == (host, port)
 
 
+def test_without_an_endpoint_they_meet_where_checkpoints_are() -> None:
+    settings = parse_nodes("2", None, place=PLACE, address="10.0.0.1")
+    assert settings is not None
+    assert settings.endpoint == "the endpoint in /checkpoints/rendezvous"
+    assert (settings.place, settings.address) == ("/checkpoints", "10.0.0.1")
+
+
 @pytest.mark.parametrize(
-    ("nodes", "where", "text"),
+    ("nodes", "where", "address", "text"),
     [
-        ("0", "host:1", "--nodes 0"),
-        ("3:2", "host:1", "--nodes 3:2"),
-        ("2", None, "--rdzv-endpoint"),
-        (None, "host:1", "one makes no sense without the other"),
-        ("2", "host:port", "give HOST:PORT"),
-        ("2", "host:65536", "ports go from 1 to 65535"),
-        ("2", ":29400", "give HOST:PORT"),
+        ("0", "host:1", None, "--nodes 0"),
+        ("3:2", "host:1", None, "--nodes 3:2"),
+        (None, "host:1", None, "add that"),
+        (None, None, "host", "add that"),
+        ("2", "host:port", None, "give HOST:PORT"),
+        ("2", "host:65536", None, "ports go from 1 to 65535"),
+        ("2", ":29400", None, "give HOST:PORT"),
+        ("2", None, "http://host", "--address http://host: give the name"),
     ],
 )
 def test_nodes_that_cannot_be_are_refused(
-    nodes: str | None, where: str | None, text: str
+    nodes: str | None, where: str | None, address: str | None, text: str
 ) -> None:
     with pytest.raises(OptionError, match=re.escape(text)):
-        parse_nodes(nodes, where, {})
+        parse_nodes(nodes, where, place=PLACE, address=address)
 
 
-@pytest.mark.parametrize("nodes", ["2", "1:4"])
-def test_one_of_several_pods_does_not_train_alone(nodes: str) -> None:
-    variables = {"PET_NNODES": nodes, "PET_RDZV_ENDPOINT": "job-0:29400"}
-    words = f"--nodes {nodes} --rdzv-endpoint job-0:29400"
-    with pytest.raises(OptionError, match=words):
-        parse_nodes(None, None, variables)
-    assert parse_nodes(None, None, {"PET_NNODES": "1"}) is None
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        # Kubeflow's Trainer (TrainJob), also for one node.
+        (
+            {
+                "PET_NNODES": "4",
+                "PET_NPROC_PER_NODE": "auto",
+                "PET_NODE_RANK": "2",
+                "PET_MASTER_ADDR": "job-0-0.job",
+                "PET_MASTER_PORT": "29500",
+            },
+            {"nodes": "4", "replicas": "auto"},
+        ),
+        (
+            {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "job"},
+            {"replicas": "2"},
+        ),
+        # Its Training Operator (PyTorchJob) with an elastic policy.
+        (
+            {
+                "PET_NNODES": "1:4",
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+                "PET_MAX_RESTARTS": "7",
+            },
+            {
+                "nodes": "1:4",
+                "rdzv_endpoint": "job-worker-0:23456",
+                "max_restarts": "7",
+            },
+        ),
+        ({"PET_NNODES": "1:1", "PET_RDZV_ENDPOINT": "localhost:0"}, {}),
+        ({}, {}),
+    ],
+)
+def test_what_torchrun_would_read_is_read(
+    variables: dict[str, str], options: dict[str, str]
+) -> None:
+    assert options_of_torchrun(variables) == options
+
+
+def test_torchruns_words_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "num_gpus", lambda: 2)
+    assert parse_replicas("gpu") == parse_replicas("auto")
+    assert parse_max_restarts(None) == 3
+    with pytest.raises(OptionError, match="--max-restarts -1: give 0 or more"):
+        parse_max_restarts("-1")
+
+
+def test_the_command_line_wins_over_torchruns_variables(stage: Stage) -> None:
+    variables = {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "nowhere.invalid:1"}
+    with running(stage, **variables) as node:
+        node.wait_until_said("looking for nowhere.invalid:1")
+    script = stage.root / "script.py"
+    script.write_text("import os\nprint('of', os.environ['WORLD_SIZE'])\n")
+    words = ["--nnodes", "1", "--address", "127.0.0.1", "--nproc_per_node=3"]
+    job = run(
+        stage,
+        *words,
+        script=script,
+        name="-2",
+        PET_NNODES="5",
+        PET_NPROC_PER_NODE="1",
+    )
+    assert job.process.returncode == 0, job.events
+    assert "[2] of 3" in job.output
 
 
 @pytest.mark.parametrize(

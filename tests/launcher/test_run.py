@@ -241,7 +241,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(stage: Stage) -> None:
         (["-m", "no_such_module"], "there is no such module"),
         (["-m", "json"], "no __main__"),
         (["--replicas", "0", __file__], "--replicas 0"),
-        (["--nproc-per-node", "2", __file__], "here it is --replicas"),
+        (["--nproc-per-node", "2", "--nnodes", "many", __file__], "--nodes many"),
         ([], "following arguments are required: SCRIPT\n"),
         (["--replicas", "4:2", __file__], "MIN <= MAX"),
         (["--grace", "soon", __file__], "--grace is 'soon'; give the seconds above 0."),

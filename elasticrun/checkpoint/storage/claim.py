@@ -96,11 +96,14 @@ class ClaimTiming:
     silence: float = 60.0
 
 
+OF_CHECKPOINTS = ClaimTiming()
+
+
 class StoreClaim:
     """This process's claim on the place of some objects."""
 
     def __init__(
-        self, objects: Objects, *, timing: ClaimTiming = ClaimTiming()
+        self, objects: Objects, *, timing: ClaimTiming = OF_CHECKPOINTS
     ) -> None:
         self._objects = objects
         self._timing = timing

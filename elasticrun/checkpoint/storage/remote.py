@@ -18,7 +18,12 @@ from elasticrun.checkpoint.files.recorded import (
     missing_error,
 )
 from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
-from elasticrun.checkpoint.storage.claim import StoreClaim, find_claimant
+from elasticrun.checkpoint.storage.claim import (
+    OF_CHECKPOINTS,
+    ClaimTiming,
+    StoreClaim,
+    find_claimant,
+)
 from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.objects import Objects, open_objects
@@ -37,9 +42,11 @@ _LOOK_SECONDS = 0.2
 class RemoteStorage(Storage):
     """Objects below a URL, each put whole; the manifest of a checkpoint last."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(
+        self, objects: Objects, *, timing: ClaimTiming = OF_CHECKPOINTS
+    ) -> None:
         self._objects = objects
-        self._claim = StoreClaim(objects)
+        self._claim = StoreClaim(objects, timing=timing)
 
     @property
     def place(self) -> RemotePath:
@@ -170,10 +177,15 @@ class RemoteStorage(Storage):
         compare(place, record, size=size, crc32=crc32)
 
 
-def storage_at(path: str | os.PathLike[str]) -> Storage:
+def storage_at(
+    path: str | os.PathLike[str], *, timing: ClaimTiming = OF_CHECKPOINTS
+) -> Storage:
     """Return the storage for a directory's path or an object store's URL.
 
     Nothing is made, and nothing is asked of a store.
+
+    Args:
+        timing: Of the claim on a store; a directory has a lock.
 
     Raises:
         ValueError: It is a URL without a path, or with a slash too few.
@@ -182,4 +194,4 @@ def storage_at(path: str | os.PathLike[str]) -> Storage:
     place = parse_place(path)
     if isinstance(place, Path):
         return LocalStorage(place)
-    return RemoteStorage(open_objects(place))
+    return RemoteStorage(open_objects(place), timing=timing)

@@ -82,6 +82,11 @@ class Attempt:
         """The addresses at which nodes reach each other, by number."""
         return [str(note["address"]) for note in self._in_order()]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all nodes' machines, by number."""
+        return [str(note["host"]) for note in self._in_order()]
+
     def _in_order(self) -> list[Note]:
         notes = {**self._notes, self.node: self.own}
         return [notes[node] for node in sorted(notes)]

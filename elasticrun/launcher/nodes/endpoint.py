@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
 
 _BACKLOG = 1024
+_ELSEWHERE = "192.0.2.1"  # Nobody's, for documentation: RFC 5737.
 _EVERYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
@@ -43,6 +46,45 @@ def own_address(host: str, port: int) -> OwnAddress:
         # another one elsewhere.
         return OwnAddress(host, _EVERYWHERE[family], "")
     return OwnAddress(own, own, _interface_of(own))
+
+
+def address_here(given: str) -> OwnAddress:
+    """Return how other nodes reach this one; sends nothing to them.
+
+    Args:
+        given: A name or an address of this machine, or one that leads to it; if empty,
+            what its own name stands for counts, else the address of its default route.
+
+    Raises:
+        OSError: The name is not known, or this machine has neither.
+    """
+    if given:
+        family, address = _resolve(given, 0)[0]
+        interface = _interface_of(address)
+        return OwnAddress(
+            given, address if interface else _EVERYWHERE[family], interface
+        )
+    for address in _likely_addresses():
+        if not _is_loopback(address) and (interface := _interface_of(address)):
+            return OwnAddress(address, address, interface)
+    raise OSError(
+        f"nobody knows how other machines reach this one: its name, "
+        f"{socket.gethostname()}, stands for no address of its own, and it has no "
+        "default route. Give --address HOST"
+    )
+
+
+def _likely_addresses() -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from (address for _, address in _resolve(socket.gethostname(), 0))
+    with contextlib.suppress(OSError):
+        yield own_address(_ELSEWHERE, 9).told
+
+
+def listen_at(bind: str) -> socket.socket:
+    """Listen at a free port of an address of this machine."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    return socket.create_server((bind, 0), family=family, backlog=_BACKLOG)
 
 
 def listen(host: str, port: int) -> socket.socket | None:

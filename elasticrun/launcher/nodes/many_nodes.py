@@ -19,6 +19,7 @@ from elasticrun.launcher.nodes.attempt import Attempt
 from elasticrun.launcher.nodes.nodes import (
     END,
     JOIN,
+    LEAVE,
     REASONS,
     NodesSubscriber,
     Offer,
@@ -54,7 +55,6 @@ class ManyNodes:
 
     Attributes:
         round: What all nodes started last; None before the first generation.
-        is_needed: Whether the others cannot go on without this node.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class ManyNodes:
         self._num_waits = 0
         self._request = ""  # Of those who run, while this node waits to join.
         self._why = ""  # The last try to meet the others has failed.
-        self.is_needed = False  # That is if it serves the endpoint.
+        self._is_host = False  # It serves the endpoint.
+        self._is_leaving = False
         self.round: Round | None = None
 
     # What the supervisor asks for.
@@ -92,6 +93,11 @@ class ManyNodes:
     def pids(self) -> set[int]:
         """The processes that it needs between generations."""
         return set() if self._rendezvous is None else {self._rendezvous.pid}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the others cannot go on without this node."""
+        return self._is_host and not self._settings.place
 
     def open(self) -> None:
         """Look for the others; `on_open` follows."""
@@ -168,6 +174,7 @@ class ManyNodes:
 
     def request_stop(self, kind: str, cause: str) -> None:
         """Tell the others why all are to save and exit."""
+        self._is_leaving = kind == LEAVE
         self._attempt.request_stop(kind, cause)
         self._note()
 
@@ -187,6 +194,7 @@ class ManyNodes:
 
     def leave(self, kind: str, cause: str) -> None:
         """Tell the others that this node waits for nothing any more."""
+        self._is_leaving = kind == LEAVE
         self._attempt.request_stop(kind, cause)
         self._note(ending=Verdict(EndKind.LEFT, text=cause).encode())
 
@@ -203,7 +211,7 @@ class ManyNodes:
         self._rendezvous.say_goodbye(
             {
                 "type": "bye",
-                "closes": self.is_needed or is_end,
+                "closes": is_end or (self._is_host and not self._is_leaving),
                 "is_hurried": is_hurried,
             }
         )
@@ -231,7 +239,7 @@ class ManyNodes:
         if message["bind"] != self._address.get("bind"):
             self._offer = None  # Its ports are at the old address.
         self._address = message
-        self.is_needed = message["is_host"]
+        self._is_host = message["is_host"]
         self._why = ""
         self._phase = _NodePhase.OUTSIDE
         self._subscriber.on_open(message["bind"])
@@ -353,6 +361,7 @@ class ManyNodes:
                 attempt.offers,
                 attempt.node,
                 addresses=attempt.addresses,
+                names=attempt.names,
                 interface=self._address["interface"],
             )
             self._phase = _NodePhase.RUNNING
@@ -448,7 +457,9 @@ def _explain(message: Message, settings: NodeSettings) -> str:
             f"that of {settings.endpoint}, so that each would take the other for dead. "
             "Set both by the same time server"
         )
-    return (
-        f"{settings.endpoint} could not be reached ({message['text']}); it is served "
-        "by the launcher on the machine that has this address"
-    )
+    if message["type"] == "no_address":
+        return str(message["text"])
+    text = f"{settings.endpoint} could not be reached ({message['text']})"
+    if not settings.place:
+        text += "; it is served by the launcher on the machine that has this address"
+    return text

@@ -64,6 +64,7 @@ class Round:
         is_outward: Whether that is reached by other nodes.
         interface: The network interface towards them, if it is known.
         node: This node's number, of `num_nodes`.
+        names: Of the nodes' machines, by number; none for one machine.
         has_trained: Whether any node has trained a batch since the job's start.
         newest_at_crash: The newest checkpoint at the last crash, as the node says that
             knows of most crashes.
@@ -80,6 +81,7 @@ class Round:
     interface: str = ""
     node: int = 0
     num_nodes: int = 1
+    names: tuple[str, ...] = ()
     has_trained: bool = False
     newest_at_crash: int = 0
     num_used: int = 0
@@ -88,18 +90,29 @@ class Round:
         """Return what is started, for people."""
         text = f"{self.share} replica{'s' * (self.share > 1)} started"
         if self.num_nodes > 1:
-            text += f" as node {self.node}, {self.size} on {self.num_nodes} nodes"
+            text += f" as {self.label}, {self.size} on {self.num_nodes} nodes"
         return f"generation {self.number}: {text}"
+
+    @property
+    def label(self) -> str:
+        """This node, for people."""
+        return f"node {self.node} ({self.names[self.node]})"
 
 
 def plan_round(
-    offers: Sequence[Offer], node: int, *, addresses: Sequence[str], interface: str
+    offers: Sequence[Offer],
+    node: int,
+    *,
+    addresses: Sequence[str],
+    interface: str,
+    names: Sequence[str] = (),
 ) -> Round:
     """Return what one of the nodes is to start.
 
     Args:
         offers: Of all nodes, by number.
         addresses: At which nodes reach each other.
+        names: Of their machines.
     """
     is_outward = len(offers) > 1
     most = max(offers, key=lambda each: (each.newest_at_crash, each.num_used))
@@ -114,6 +127,7 @@ def plan_round(
         interface=interface if is_outward else "",
         node=node,
         num_nodes=len(offers),
+        names=tuple(names),
         has_trained=any(each.has_trained for each in offers),
         newest_at_crash=most.newest_at_crash,
         num_used=most.num_used,

@@ -32,6 +32,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
+from elasticrun.launcher.nodes.endpoint import OwnAddress
+from elasticrun.launcher.nodes.meeting import MeetingPlace
 from elasticrun.launcher.nodes.round_store import SILENT_SECONDS, RoundStore, WaitList
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
@@ -48,6 +50,7 @@ _HEARING_SECONDS = 2.5
 _MOST_SKEW = 3.0  # Seconds; heartbeats carry the time of day.
 _TOKEN = "elasticrun/token"
 _CLOCK = "elasticrun/clock"
+_SERVED = "elasticrun/served"
 
 
 def main() -> None:
@@ -72,6 +75,14 @@ class Rendezvous:
         self._order = order
         self._patience = float(order["patience"])
         self._host, self._port = str(order["host"]), int(order["port"])
+        self._meeting: MeetingPlace | None = None
+        self._own: OwnAddress | None = None
+        if order["place"]:
+            self._meeting = MeetingPlace(order["place"], str(order["name"]))
+        if order["place"] or order["address"]:
+            self._own = self._find_own_address()
+        self._served = ""  # The token of a store that is not given by its address.
+        self._probed: object = None
         self._probing: threading.Thread | None = None
         self._probe_error = ""
         self._server = self._connect()
@@ -90,8 +101,8 @@ class Rendezvous:
     def run(self) -> None:
         """Do what the launcher says, and tell it what is new, until it has enough."""
         self._check_clock()
-        address = endpoint.own_address(self._host, self._port)
-        self._tell("connected", is_host=self._is_host, **address.__dict__)
+        own = self._own or endpoint.own_address(self._host, self._port)
+        self._tell("connected", is_host=self._is_host, **own.__dict__)
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         while self._channel.is_open:
@@ -102,18 +113,20 @@ class Rendezvous:
 
     # Meeting.
 
+    def _find_own_address(self) -> OwnAddress:
+        try:
+            return endpoint.address_here(str(self._order["address"]))
+        except OSError as error:
+            self._tell("no_address", text=error.strerror or str(error))
+            os._exit(0)
+
     def _connect(self) -> TCPStore | None:
-        """Wait until there is a store; serve it if the endpoint is on this machine."""
+        """Wait until there is a store; serve it if that is for this node to do."""
         deadline = time.monotonic() + self._patience
         told = ""
         while True:
             try:
-                listener = endpoint.listen(self._host, self._port)
-                if listener is not None:
-                    return self._serve(listener)
-                socket.create_connection((self._host, self._port), 5.0).close()
-                self._probe()
-                return None
+                return self._serve_or_reach()
             except OSError as error:
                 why = error.strerror or str(error)
                 if time.monotonic() > deadline:
@@ -126,9 +139,41 @@ class Rendezvous:
                     self._tell("failing", text=why, is_usual=is_usual)
             time.sleep(_RETRY_SECONDS)
 
+    def _serve_or_reach(self) -> TCPStore | None:
+        """Serve the store, or see that another node does."""
+        if self._meeting is None:
+            listener = endpoint.listen(self._host, self._port)
+            if listener is not None:
+                return self._serve(listener)
+        elif self._meeting.take():
+            try:
+                return self._serve_found(self._meeting)
+            except OSError:
+                self._meeting.release()
+                raise
+        else:
+            found = self._meeting.find()
+            self._host, self._port, self._served = found.host, found.port, found.token
+        socket.create_connection((self._host, self._port), 5.0).close()
+        self._probe()
+        return None
+
+    def _serve_found(self, meeting: MeetingPlace) -> TCPStore:
+        """Serve the store at a free port, and write that where the others look."""
+        assert self._own is not None
+        listener = endpoint.listen_at(self._own.bind)
+        self._host, self._port = listener.getsockname()[:2]
+        server = self._serve(listener)
+        token = uuid.uuid4().hex
+        server.set(_SERVED, token)
+        meeting.announce(self._own.told, self._port, token)
+        return server
+
     def _probe(self) -> None:
-        """Make sure that a store answers."""
-        if self._probing is None:
+        """Make sure that a store answers, and is the one that is meant."""
+        where = self._host, self._port, self._served
+        if self._probing is None or self._probed != where:
+            self._probed = where
             # Its constructor keeps no time limit while nothing is answered.
             self._probing = threading.Thread(target=self._try_client, daemon=True)
             self._probing.start()
@@ -144,7 +189,9 @@ class Rendezvous:
     def _try_client(self) -> None:
         self._probe_error = ""
         try:
-            self._new_client()
+            client = self._new_client()
+            if self._served and not _holds(client, _SERVED, self._served):
+                raise OSError("who answers there is not who has written its address")
         except (RuntimeError, OSError) as error:
             self._probe_error = _first_line(error)
 
@@ -171,14 +218,14 @@ class Rendezvous:
         # Torch knows a node by its address and process number, of which containers on
         # one host may have the same, and numbers nodes in this order: on one host, as
         # they came. Nobody connects to this address.
-        address = endpoint.own_address(self._host, self._port).told
+        own = self._own or endpoint.own_address(self._host, self._port)
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=f"{self._host}:{self._port}",
             run_id=name,
             min_nodes=int(self._order["least"]),
             max_nodes=int(self._order["most"]),
-            local_addr=f"{address}/{time.time_ns()}-{uuid.uuid4().hex}",
+            local_addr=f"{own.told}/{time.time_ns()}-{uuid.uuid4().hex}",
             join_timeout=int(self._patience),
             last_call_timeout=_LAST_CALL,
             keep_alive_interval=_BEAT_SECONDS,
@@ -226,11 +273,15 @@ class Rendezvous:
             self._wait_list.note("prepared", message["request"])
         elif message["type"] == "bye":
             self._leave(closes=message["closes"], is_hurried=message["is_hurried"])
+            if self._meeting is not None:
+                self._meeting.release()
             os._exit(0)
 
     def _look(self) -> None:
         if self._is_host:
             self._store.set(_CLOCK, str(time.time()))
+            if self._meeting is not None and self._meeting.is_overruled:
+                raise OSError("another node serves the rendezvous now")
         else:
             self._store.check([_CLOCK])  # Whether the link still stands.
         if self._joined is not None:
@@ -314,7 +365,10 @@ class Rendezvous:
         self._round_store.say_goodbye()
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while self._is_host and not is_hurried and time.monotonic() < deadline:
-            if self._round_store.num_staying(self._round_store.beat()) == 0:
+            staying = self._round_store.staying(self._round_store.beat())
+            if not closes:  # They need no more than to have heard how it ended here.
+                staying -= self._round_store.read(self._attempt).keys()
+            if not staying:
                 return
             time.sleep(LOOK_SECONDS / 5)
 
@@ -340,6 +394,11 @@ class Rendezvous:
 
     def _tell(self, kind: str, **values: object) -> None:
         self._channel.send({"type": kind, **values})
+
+
+def _holds(store: TCPStore, key: str, value: str) -> bool:
+    """Return whether a store has this value; to ask for another key would block."""
+    return store.check([key]) and store.get(key).decode() == value
 
 
 def _first_line(error: BaseException) -> str:

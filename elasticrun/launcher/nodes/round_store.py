@@ -63,9 +63,9 @@ class RoundStore:
         """Tell who serves the store that this node needs it no more."""
         self._store.set(f"{self._prefix}/bye/{self._node}", "")
 
-    def num_staying(self, silent: list[int]) -> int:
-        """Return how many of the others may still need the store."""
-        return len(set(self._others) - set(silent) - set(self._read("bye")))
+    def staying(self, silent: list[int]) -> set[int]:
+        """Return which of the others may still need the store."""
+        return set(self._others) - set(silent) - set(self._read("bye"))
 
     def _read(self, what: int | str) -> dict[int, bytes]:
         """Return what others have put there; to ask for what is not would block."""

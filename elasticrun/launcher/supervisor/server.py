@@ -1,9 +1,12 @@
-"""The launcher's answers to `elasticrun status`, `scale` and `stop`."""
+"""The launcher's answers to `elasticrun status`, `scale`, `stop` and `leave`."""
 
 from __future__ import annotations
 
+import time
+
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.options import OptionError
+from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.status import StatusBook
 from elasticrun.launcher.supervisor.supervisor import Supervisor
@@ -22,11 +25,16 @@ class Server:
     """
 
     def __init__(
-        self, control: sockets.ControlSocket, supervisor: Supervisor, book: StatusBook
+        self,
+        control: sockets.ControlSocket,
+        supervisor: Supervisor,
+        book: StatusBook,
+        stops: StopSignals,
     ) -> None:
         self._control = control
         self._supervisor = supervisor
         self._book = book
+        self._stops = stops
         self._callers: list[Channel] = []
         self._waiting: list[tuple[Channel, int]] = []
         self._stopping: list[Channel] = []
@@ -35,7 +43,7 @@ class Server:
         supervisor.reports.on_message.append(self._on_message)
 
     def close(self) -> None:
-        """Answer the callers of `stop`: whether the job was saved."""
+        """Answer the callers of `stop` and `leave`: whether the job was saved."""
         problem = self._supervisor.problem
         for channel in self._stopping:
             channel.send({"error": problem} if problem else {"text": "ended"})
@@ -77,9 +85,24 @@ class Server:
             self._supervisor.stop("the stop command", STOPPED, is_for_all=True)
             self._stopping.append(channel)
             return {"text": "saving and ending"}
+        if kind == "leave":
+            return self._leave(channel)
         if kind == "scale":
             return self._scale(request.get("replicas"), channel)
-        return {"error": f"{kind!r} is no request: status, scale or stop is"}
+        return {"error": f"{kind!r} is no request: status, scale, stop or leave is"}
+
+    def _leave(self, channel: Channel) -> Message:
+        if self._supervisor.nodes.is_needed and self._supervisor.options.nodes:
+            return {
+                "error": "this node serves the endpoint, so the others cannot go on "
+                "without it. `elasticrun stop` ends the job on all nodes; one that is "
+                "started without --rdzv-endpoint goes on without any of them"
+            }
+        now = time.monotonic()
+        # Whoever calls it may signal after that, which hurries nobody.
+        self._stops.announce("the leave command", STOPPED, now=now)
+        self._stopping.append(channel)
+        return {"text": "saving and leaving"}
 
     def _scale(self, size: object, channel: Channel) -> Message:
         if not isinstance(size, int) or isinstance(size, bool):

@@ -127,6 +127,7 @@ class StatusBook:
         return {
             "node": round_.node,
             "nodes": round_.num_nodes,
+            "node_names": list(round_.names),
             "world_size": round_.size,
         }
 

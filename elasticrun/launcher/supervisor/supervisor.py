@@ -99,6 +99,7 @@ class Supervisor:
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
         self._stop_code = STOPPED
         self._is_hurried = False
+        self._grace = options.settings.grace
         # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
         self._strangers = set(processes.children())
         self._watchdog = Watchdog(
@@ -217,6 +218,11 @@ class Supervisor:
             self.nodes.request_stop(reason, cause)
             self._ask_to_stop(Stop.END, cause)
 
+    def limit_grace(self, seconds: float) -> None:
+        """Let a stop take no longer than this machine has left, if that is less."""
+        left = max(seconds - _AFTER_GRACE_SECONDS, 0.0)
+        self._grace = min(self._grace, left)
+
     # From one generation to the next.
 
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
@@ -232,9 +238,8 @@ class Supervisor:
             else:
                 if self._stop is Stop.NONE:
                     generation.ask_to_stop(cause)
-                grace = self.options.settings.grace
                 self._watchdog.expect_end(
-                    grace=grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
+                    grace=self._grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
                 )
         self._stop = stop
 
@@ -339,6 +344,10 @@ class Supervisor:
         if self.options.program.kind == "function":
             remove_results(Path(self.options.program.target))
         self._console.event(round_.describe())
+        if round_.num_nodes > 1:  # Whose logs lie in one folder.
+            for member in generation.members:
+                where = f"elasticrun: rank {member.rank} runs on {round_.label}\n"
+                member.log.write(where.encode())
         self.reports.begin(generation)
         generation.start(make_orders(self.options, round_))
         if round_.share != self.takeover.size:  # Rescaled after it was offered.

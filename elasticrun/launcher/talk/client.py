@@ -80,7 +80,14 @@ class JobConnection:
         Raises:
             JobError: It ended without saving what was trained.
         """
-        yield self._ask({"type": "stop"})["text"]
+        return self._end("stop")
+
+    def leave(self) -> Iterator[str]:
+        """Save and end on this node, as `stop` does on all."""
+        return self._end("leave")
+
+    def _end(self, request: str) -> Iterator[str]:
+        yield self._ask({"type": request})["text"]
         self._channel.connection.settimeout(None)
         problem = ""
         while (message := self._channel.receive_one()) is not None:

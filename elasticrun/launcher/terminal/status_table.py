@@ -25,6 +25,7 @@ def _render_job(job: Status) -> str:
     lines = [f"{job['job']} ({job['pid']}): {job['state']}, {size}"]
     if job["generation"] is not None:
         lines[0] += f", generation {job['generation']}"
+    lines += _render_nodes(job)
     lines.append(f"  position     {job['position'] or 'not in training yet'}")
     if job["num_samples"]:
         lines[-1] += f" of {job['num_samples']}"
@@ -49,6 +50,16 @@ def _render_job(job: Status) -> str:
         lines.append(f"  spares       {number}")
     lines += map(_render_member, job["members"])
     return "\n".join(lines)
+
+
+def _render_nodes(job: Status) -> list[str]:
+    names = [
+        f"{number} {name}" for number, name in enumerate(job.get("node_names", ()))
+    ]
+    if not names:
+        return []
+    names[job["node"]] += " (this one)"
+    return [f"  nodes        {', '.join(names)}"]
 
 
 def _render_member(member: Status) -> str:

@@ -38,11 +38,11 @@ def test_a_store_shows_what_is_noted_and_nothing_else() -> None:
     wait_until_noted(stores)
     assert stores[0].read(0) == {1: {"offer": 4}}
     assert stores[0].beat() == stores[1].beat() == []
-    assert stores[0].num_staying([]) == 1
-    assert stores[0].num_staying([1]) == 0
+    assert stores[0].staying([]) == {1}
+    assert stores[0].staying([1]) == set()
     stores[1].say_goodbye()
     wait_until_noted(stores)
-    assert stores[0].num_staying([]) == 0
+    assert stores[0].staying([]) == set()
 
 
 def test_a_wait_list_counts_who_is_prepared_for_a_request_of_its_job() -> None:

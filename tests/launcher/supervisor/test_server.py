@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor import server
 from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.talk import sockets
@@ -27,7 +28,8 @@ class Launcher:
             reports=SimpleNamespace(on_ready=[], on_message=[]),
         )
         book: Any = self
-        self.server = Server(control, supervisor, book)
+        stops = StopSignals(lambda cause, code: None)
+        self.server = Server(control, supervisor, book, stops)
 
     def status(self) -> Message:
         return self.answer
