@@ -28,7 +28,13 @@ from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import LoopPlan, Order, Seeding
-from elasticrun.data.order.shares import Cuts, EvenShares, LaneShares, LoopShares
+from elasticrun.data.order.shares import (
+    Cuts,
+    CutsForNoise,
+    EvenShares,
+    LaneShares,
+    LoopShares,
+)
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.mixed import Mixed
 from elasticrun.data.streams.streams import InLanes, lanes_of
@@ -287,7 +293,11 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 "a Mixed may be given num_samples."
             )
         by_key = order.endless_order if loop.is_endless else order.order
-        return self._read(loop, by_key(loop.key))
+        order_of_loop = by_key(loop.key)
+        cuts = None
+        if current_job().cuts_for_noise():
+            cuts = CutsForNoise(loop.batches, self._shares_of(loop, order_of_loop))
+        return self._read(loop, order_of_loop, cuts)
 
     def _shares_of(
         self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
@@ -306,7 +316,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
         Args:
             order: Of the samples.
-            cuts: Those of the loaders that deliver in the same steps, if there are any.
+            cuts: Of the batches, if they do not follow from their sizes alone.
         """
         reader = self._reader()
         seeding = None
