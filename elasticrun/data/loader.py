@@ -22,7 +22,7 @@ from elasticrun.data.arguments import (
 )
 from elasticrun.data.loop import RunningLoop, delivered, trace_batch
 from elasticrun.data.looped import Looped
-from elasticrun.data.order.batches import SizePlan
+from elasticrun.data.order.batches import SizedBatches, SizePlan
 from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
@@ -213,6 +213,18 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         """Samples of all replicas in this global batch; before any, in a full one."""
         size = self.running_loop.current.part.global_batch_size
         return size or self._order.batches(0).size(0)
+
+    @property
+    def planned_sizes(self) -> tuple[int, int]:
+        """The planned size of this global batch, and the first size of the plan.
+
+        The last batch of a loop may be smaller. (1, 1) with `batch_sampler`.
+        """
+        batches = self.running_loop.batches
+        if not isinstance(batches, SizedBatches):
+            return 1, 1
+        number = self.running_loop.current.number
+        return batches.planned_size(number), batches.plan[0][1]
 
     @property
     def local_batch_size(self) -> int:

@@ -97,6 +97,11 @@ class Looped(ABC):
     def has_one_weight(self) -> bool:
         """Whether all losses over its batches have that weight."""
 
+    @property
+    @abstractmethod
+    def planned_sizes(self) -> tuple[int, int]:
+        """The planned size of this global batch, and the first size of the plan."""
+
     @abstractmethod
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
         """Start to read a loop's batches; return them as `delivered` does."""

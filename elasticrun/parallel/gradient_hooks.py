@@ -20,6 +20,7 @@ from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients
+from elasticrun.parallel.rates import Rates
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
@@ -149,10 +150,16 @@ class GradientHooks:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Let an optimizer step once, with the gradients of whole global batches."""
+    def add_optimizer(self, optimizer: Optimizer, *, rates: Rates | None) -> None:
+        """Let an optimizer step once, with the gradients of whole global batches.
+
+        Args:
+            rates: Scales its learning rates, if they are to follow the size of batches.
+        """
         self._optimizers.append(
-            OptimizerHooks(optimizer, partial=self._partial, meter=self._meter)
+            OptimizerHooks(
+                optimizer, partial=self._partial, meter=self._meter, rates=rates
+            )
         )
 
     def zero_grad(self) -> None:

@@ -20,7 +20,7 @@ from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.noise import NoiseRecord
 from elasticrun.job.states import state_of
-from elasticrun.job.stepping import act_once_per_global_batch
+from elasticrun.job.stepping import act_once_per_global_batch, replace_method
 from elasticrun.parallel.arguments import (
     check_belong,
     check_closures,
@@ -31,12 +31,16 @@ from elasticrun.parallel.arguments import (
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
 from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.rates import Rates, Scaling, needs_gain
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.states import ParallelState
 from elasticrun.parallel.weighing import Weighing
 
 _PREFIX = "module."
 _COMPILED = "_orig_mod."  # What torch.compile puts before the names in a module.
+
+# Attributes that only some models have, and what gives them to one.
+_MEASURED = {"noise": "measure_noise=True", "progress": 'scaling="adascale"'}
 
 
 class AdaptiveDataParallel(nn.Module):
@@ -78,6 +82,13 @@ class AdaptiveDataParallel(nn.Module):
         measure_noise: Measure the noise of gradients in every 25th global batch of a
             loop over a loader; see `noise`. One replica that has such a batch in one
             micro-batch gets it in two, unless the model has BatchNorm.
+        scaling: How learning rates follow the size of a global batch, over the first
+            size of the loader's plan: in each step those of the optimizer are
+            multiplied, and then put back. "linear" or "sqrt" of the ratio; "adascale"
+            with the gain (`Noise.gain`), for which noise is measured; a function from
+            the gain; or "auto", AdaScale for `SGD` and the square root for all others.
+            With the gain, a scheduler that is stepped in the loop without arguments
+            steps as often as the step is worth; see `progress`.
         ddp_kwargs: Options for `DistributedDataParallel`.
 
     Raises:
@@ -85,8 +96,8 @@ class AdaptiveDataParallel(nn.Module):
             scheduler has no state, or stands in the other's place; or the module is
             wrapped already.
         ValueError: The module has no parameter to train, an optimizer has none of its
-            parameters, `static_graph` is set, or noise is to be measured without an
-            optimizer.
+            parameters, `static_graph` is set, there is no such `scaling`, or noise is
+            to be measured without an optimizer.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
         ElasticRunError: An optimizer is LBFGS, and there are several replicas; or
@@ -105,6 +116,7 @@ class AdaptiveDataParallel(nn.Module):
         *,
         name: str = "model",
         measure_noise: bool = False,
+        scaling: Scaling | None = None,
         **ddp_kwargs: Any,
     ) -> None:
         super().__init__()
@@ -126,7 +138,8 @@ class AdaptiveDataParallel(nn.Module):
             self._replica = self._reduction.run
         self._weighing = job.get_or_make(Weighing, job.world_size)
         self._noise: NoiseRecord | None = None
-        if measure_noise:
+        follows_gain = needs_gain(scaling, list(optimizers.values()))
+        if measure_noise or follows_gain:
             check_measurable(module, optimizers)
             self._noise = NoiseRecord(f"{prefix}noise")
         self._gradient_hooks = GradientHooks(
@@ -134,12 +147,16 @@ class AdaptiveDataParallel(nn.Module):
         )
         job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
         job.register(ParallelState(name, self, _bare(module)))
+        record = self._noise if follows_gain else None
+        self._rates = None if scaling is None else Rates(scaling, record)
         for state_name, target in (optimizers | schedulers).items():
             job.register(state_of(state_name, target))
             if isinstance(target, Optimizer):
-                self._gradient_hooks.add_optimizer(target)
-            else:
-                act_once_per_global_batch(target)
+                self._gradient_hooks.add_optimizer(target, rates=self._rates)
+                continue
+            act_once_per_global_batch(target)
+            if self._rates is not None and follows_gain:
+                replace_method(target, "step", self._rates.step_scheduler)
 
     def _meter(self, job: Job) -> NoiseMeter | None:
         """Return what measures the noise of gradients, if that is to be known."""
@@ -186,6 +203,21 @@ class AdaptiveDataParallel(nn.Module):
             raise AttributeError  # Python asks __getattr__ then.
         self._noise.sum_parts()
         return self._noise.noise
+
+    @property
+    def progress(self) -> float:
+        """The steps with batches of the first size that the training is worth.
+
+        Each step counts as its gain, between 1 and the ratio of the sizes; of AdaScale
+        (Johnson et al. 2020, arXiv 2007.05105). Kept in checkpoints.
+
+        Raises:
+            AttributeError: No rate follows the gain, and the module has no such
+                attribute.
+        """
+        if self._rates is None or self._rates.record is None:
+            raise AttributeError  # Python asks __getattr__ then.
+        return self._rates.record.progress
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
@@ -315,10 +347,10 @@ class AdaptiveDataParallel(nn.Module):
             module = self.__dict__.get("_modules", {}).get("module")
             if module is None:
                 raise
-        if name == "noise" and not hasattr(module, name):
+        if name in _MEASURED and not hasattr(module, name):
             raise AttributeError(
-                "model.noise was asked for, but nothing is measured. Make the model "
-                "with AdaptiveDataParallel(..., measure_noise=True)."
+                f"model.{name} was asked for, but that is not measured. Make the model "
+                f"with AdaptiveDataParallel(..., {_MEASURED[name]})."
             )
         return getattr(module, name)
 
