@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,17 +92,21 @@ class Noise:
             f"{self.standard_error:.2g} ({steps})"
         )
 
-    def gain(self, batch_size: float, *, base: float) -> float:
+    def gain(self, batch_size: Any, *, base: float) -> Any:
         """Return how many steps with batches of `base` samples one step is worth.
 
         Between 1 and the ratio of the sizes; 1 while nothing was measured. It is the
         gain ratio of AdaScale (Johnson et al. 2020, arXiv 2007.05105).
+
+        Args:
+            batch_size: Samples in the step's batch, or an array of such numbers.
         """
-        if not self.num_steps:
-            return 1.0
         covariance, squared_norm = max(self.covariance, 0), max(self.squared_norm, 0)
-        of_batch = covariance / batch_size + squared_norm
-        return (covariance / base + squared_norm) / of_batch if of_batch > 0 else 1.0
+        if not self.num_steps or covariance == squared_norm == 0:
+            return 1.0
+        return (covariance / base + squared_norm) / (
+            covariance / batch_size + squared_norm
+        )
 
 
 def summarize(steps: Sequence[MeasuredStep]) -> Noise:

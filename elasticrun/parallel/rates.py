@@ -108,7 +108,7 @@ class Rates:
 
     def _gain(self, record: NoiseRecord) -> float:
         size, base = _sizes()
-        return 1.0 if size == base else record.noise.gain(size, base=base)
+        return 1.0 if size == base else float(record.noise.gain(size, base=base))
 
 
 def _sizes() -> tuple[int, int]:
