@@ -176,6 +176,8 @@ class CombinedLoader(Looped):
 
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
         members = list(self._members.values())
+        for member in members:
+            member.refuse_autoscale(f"it is a member of `{self.name}`")
         loops = [self._of_member(*each, loop) for each in enumerate(members)]
         self._joint = joint = JointSteps(
             [
