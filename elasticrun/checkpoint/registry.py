@@ -12,7 +12,10 @@ from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_fil
 from elasticrun.errors import CheckpointError, ElasticRunError, StateNameError, text_of
 
 # States of elasticrun itself: they come and go with settings, and lose nothing by it.
-_OWN = re.compile(r"random|once|save-interval|loader[-.].+|accumulator.*\.epoch-\d+")
+_OWN = re.compile(
+    r"random|once|save-interval|autoscale|(.+\.)?noise|loader[-.].+"
+    r"|accumulator.*\.epoch-\d+"
+)
 
 
 class Registry:

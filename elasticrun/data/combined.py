@@ -124,6 +124,23 @@ class CombinedLoader(Looped):
         return super().loss_weight
 
     @property
+    def planned_sizes(self) -> tuple[int, int]:
+        """(1, 1): learning rates have no one size to follow here.
+
+        Raises:
+            ElasticRunError: A member has a plan of batch sizes.
+        """
+        for member in self._members.values():
+            if len(member._state.plan or ()) > 1:
+                raise ElasticRunError(
+                    f"learning rates cannot follow the batch sizes of `{member.name}`, "
+                    f"which is a member of `{self.name}`: its other members have sizes "
+                    "of their own. Leave scaling= of the AdaptiveDataParallel out, and "
+                    "set the rates in the loop."
+                )
+        return 1, 1
+
+    @property
     def has_one_weight(self) -> bool:
         """Whether all losses have one weight, here and in steps that are in sight."""
         if self._joint is None:  # Outside of a loop.
@@ -159,6 +176,8 @@ class CombinedLoader(Looped):
 
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
         members = list(self._members.values())
+        for member in members:
+            member.refuse_autoscale(f"it is a member of `{self.name}`")
         loops = [self._of_member(*each, loop) for each in enumerate(members)]
         self._joint = joint = JointSteps(
             [

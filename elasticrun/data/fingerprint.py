@@ -10,6 +10,7 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.data.by_hand import PassesByHand
 from elasticrun.data.order.batches import SizePlan
+from elasticrun.data.order.loop_orders import SampleOrder
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
@@ -18,6 +19,7 @@ _STATE_FORMAT = 1
 _SIZES = "batch_size"
 _CURSOR = "cursor"
 _RUN = "passes_by_hand"
+_DECIDED = "decided_batch_sizes"
 
 _WORDS = {
     "num_samples": "samples in the data set (or its sampler)",
@@ -39,8 +41,15 @@ Fingerprint = dict[str, Any]
 class LoaderState(BaseState):
     """Keeps a loader's fingerprint; its index is part of the job's position.
 
+    Args:
+        order: Is given other sizes of batches, where they were decided.
+
     Attributes:
-        plan: The sizes of its global batches; None of a loader of loaders.
+        loader_name: What the loader is called.
+        plan: The sizes of its global batches, as the program gives them; None of a
+            loader of loaders.
+        pending: What the next save is to hold besides: from how many samples seen on
+            batches are to have another size, and which one.
         cursor: How far its endless passes have come; kept once there are any.
         run: The passes in a row that the program asked by hand, if it did last.
     """
@@ -52,11 +61,16 @@ class LoaderState(BaseState):
         default: str,
         fingerprint: Fingerprint,
         plan: SizePlan | None,
+        order: SampleOrder | None = None,
     ) -> None:
         super().__init__(default if name is None else f"loader.{name}")
-        self._loader_name = default
+        self.loader_name = default
         self._fingerprint = fingerprint
         self.plan = plan
+        self._order = order
+        self._decided: SizePlan = ()
+        self.pending: tuple[int, int] | None = None
+        self._written: tuple[int, int] | None = None
         self.cursor = Cursor()
         self.run: PassesByHand | None = None
 
@@ -65,7 +79,38 @@ class LoaderState(BaseState):
         """What must not change, and the sizes of global batches."""
         if self.plan is None:
             return dict(self._fingerprint)
-        return {_SIZES: _encode_plan(self.plan), **self._fingerprint}
+        return {_SIZES: _encode_plan(self.sizes), **self._fingerprint}
+
+    @property
+    def sizes(self) -> SizePlan:
+        """The plan, and what was decided since."""
+        return (*(self.plan or ()), *self._decided)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether global batches are cut by a plan of sizes."""
+        return self._order is not None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in a loop over one pass."""
+        return int(self._fingerprint["num_samples"])
+
+    def _decide(self, decided: SizePlan) -> None:
+        """Let global batches have other sizes than the program's."""
+        self._decided = decided
+        if self._order is not None:
+            self._order.plan = self.sizes
+
+    def sync(self) -> None:
+        self._written = None
+
+    def after_save(self) -> None:
+        self._written, self.pending = self.pending, None
+
+    def committed(self) -> None:
+        if self._written is not None:
+            self._decide((*self._decided, self._written))
 
     def remember(self) -> Callable[[], None]:
         put_cursor_back, run = self.cursor.remember(), self.run
@@ -79,6 +124,10 @@ class LoaderState(BaseState):
     def save(self, fileobj: BinaryIO) -> None:
         """Write the fingerprint as JSON, and what else there is."""
         values = self.fingerprint
+        pending = () if self.pending is None else (self.pending,)
+        if self.plan is not None and (self._decided or pending):
+            values[_SIZES] = _encode_plan(self.plan)
+            values[_DECIDED] = [*self._decided, *pending]
         if self.cursor.place:
             values[_CURSOR] = self.cursor.encode()
         if self.run is not None:
@@ -95,12 +144,15 @@ class LoaderState(BaseState):
         has_keys = isinstance(values, dict)
         cursor = values.pop(_CURSOR, None) if has_keys else None
         run = values.pop(_RUN, None) if has_keys else None
+        decided = values.pop(_DECIDED, ()) if has_keys else ()
+        self._decide(())
         self._check_fingerprint(
             values,
-            whose=f"the checkpoint's loader `{self._loader_name}`",
+            whose=f"the checkpoint's loader `{self.loader_name}`",
             remedy="Give the job what it had, or start anew with another checkpoint "
             "directory.",
         )
+        self._decide(tuple((int(seen), int(size)) for seen, size in decided))
         if cursor is not None:
             self.cursor.decode(cursor, resume=current_job().progress.body)
         if run is not None:
@@ -128,7 +180,7 @@ class LoaderState(BaseState):
         Raises:
             CheckpointError: It is no such state, or that of another loader.
         """
-        name = self._loader_name
+        name = self.loader_name
         keys = {"format", "fingerprint", *Position().encode()} - {"loader"}
         if not isinstance(values, dict) or set(values) - {_CURSOR} != keys:
             raise CheckpointError(
@@ -169,7 +221,7 @@ class LoaderState(BaseState):
                 f"{', '.join(own)}. The state is that of a loader of another kind (a "
                 "CombinedLoader, or one alone), or was changed."
             )
-        if self.plan is not None and saved[_SIZES] == [list(p) for p in self.plan]:
+        if self.plan is not None and saved[_SIZES] == [list(p) for p in self.sizes]:
             saved = {**saved, _SIZES: own[_SIZES]}  # One size may be a list of a pair.
         differing = [key for key in own if saved[key] != own[key]]
         if differing:

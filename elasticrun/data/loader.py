@@ -12,28 +12,38 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
+    check_autoscale,
     check_dataset,
     check_in_order,
     check_place,
     check_progress_bar,
     check_seed,
     check_seed_each,
+    check_size,
     check_sizes,
 )
+from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.loop import RunningLoop, delivered, trace_batch
 from elasticrun.data.looped import Looped
-from elasticrun.data.order.batches import SizePlan
+from elasticrun.data.order.batches import SizedBatches, SizePlan
 from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import LoopPlan, Order, Seeding
-from elasticrun.data.order.shares import Cuts, EvenShares, LaneShares, LoopShares
+from elasticrun.data.order.shares import (
+    Cuts,
+    CutsForNoise,
+    EvenShares,
+    LaneShares,
+    LoopShares,
+)
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.mixed import Mixed
 from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.workers.device import is_read_ahead, on_device
 from elasticrun.data.workers.reader import BatchReader, reader_of
+from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
@@ -215,6 +225,18 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         return size or self._order.batches(0).size(0)
 
     @property
+    def planned_sizes(self) -> tuple[int, int]:
+        """The planned size of this global batch, and the first size of the plan.
+
+        The last batch of a loop may be smaller. (1, 1) with `batch_sampler`.
+        """
+        batches = self.running_loop.batches
+        if not isinstance(batches, SizedBatches):
+            return 1, 1
+        number = self.running_loop.current.number
+        return batches.planned_size(number), batches.plan[0][1]
+
+    @property
     def local_batch_size(self) -> int:
         """Samples of this replica in the current global batch, without padding."""
         return self.running_loop.current.part.local_batch_size
@@ -241,6 +263,53 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         """Whether every replica takes part in every step, by padding if need be."""
         return self.shares.is_padded
 
+    # Batch sizes that the job decides.
+
+    def autoscale(self, max_batch_size: int) -> None:
+        """Let the job decide how large global batches are, by noise and time.
+
+        Where a checkpoint is due, rank 0 takes the size with which the training comes
+        furthest in a second: throughput, by a model of the step's time that is fitted
+        to the steps so far, times what a sample is worth in a batch of that size, by
+        the noise of gradients (goodput; Qiao et al. 2021, Pollux). It lies between
+        `batch_size` and `max_batch_size`, and at most twice above the size until then;
+        a change must promise 5 %. The decision is written into that checkpoint, and is
+        used, from the same boundary on, only once that is committed.
+
+        So batches are a function of (seed, epoch, loop, number, recorded plan).
+        `elasticrun checkpoints plan` prints that plan, which another job can be given
+        as `batch_size`. `len(loader)` follows it. Without checkpoints nothing changes.
+        Learning rates follow with `AdaptiveDataParallel(..., scaling="auto")`.
+
+        Collective: call it on every replica, once, before the first loop.
+        Replay: called again in each generation; sizes that were decided hold.
+
+        Raises:
+            ValueError: The largest size is below the first; or sizes follow a plan
+                already, or from `batch_sampler`; or `drop_last` is set.
+            ElasticRunError: Another loader has called it; or, when a loop begins, not
+                exactly one model measures its noise.
+            LoopOrderError: When a loop begins: it is in another one's body, or the
+                second over the same samples; or the loader is a member of another one.
+        """
+        check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
+        job = current_job()
+        if any(isinstance(state, Autoscaler) for state in job.states):
+            raise ElasticRunError(
+                f"autoscale of `{self.name}` came, but it was called before. A job "
+                "decides the batch size of one loader, that it trains with; call it "
+                "once."
+            )
+        self._autoscaler = Autoscaler(
+            job,
+            self._state,
+            largest=max_batch_size,
+            max_local_batch_size=self.shares.max_local_batch_size,
+        )
+        job.register(self._autoscaler)
+        job.boundary.decide_by(self._autoscaler.decide)
+        object.__setattr__(self, "batch_size", None)  # As with any plan.
+
     # Loops that others own.
 
     def read(
@@ -259,6 +328,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         Raises:
             ValueError: There is no such batch in the epoch.
         """
+        self.refuse_autoscale("it is read for a loop that somebody else owns")
         epoch = whole_number(epoch, "read", "epochs")
         first_batch = whole_number(first_batch, "read", "batches")
         batches = self._order.batches(epoch)
@@ -294,7 +364,11 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 "num_samples."
             )
         by_key = order.endless_order if loop.is_endless else order.order
-        return self._read(loop, by_key(loop.key))
+        order_of_loop = by_key(loop.key)
+        cuts = None
+        if current_job().cuts_for_noise():
+            cuts = CutsForNoise(loop.batches, self._shares_of(loop, order_of_loop))
+        return self._read(loop, order_of_loop, cuts)
 
     def _shares_of(
         self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
@@ -313,7 +387,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
         Args:
             order: Of the samples.
-            cuts: Those of the loaders that deliver in the same steps, if there are any.
+            cuts: Of the batches, if they do not follow from their sizes alone.
         """
         reader = self._reader()
         seeding = None

@@ -10,10 +10,12 @@ from types import FrameType
 from typing import Any, Protocol
 
 from elasticrun.checkpoint.position import Position
+from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.by_hand import run_with
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
 from elasticrun.data.loop import RunningLoop, shown
 from elasticrun.data.order.batches import Batches, SizePlan
+from elasticrun.data.order.loop_orders import SampleOrder
 from elasticrun.data.order.plan import loop_key, passes_key
 from elasticrun.data.same_on_replicas import check_same_on_replicas, publish
 from elasticrun.errors import CheckpointError, LoopOrderError
@@ -75,8 +77,13 @@ class Looped(ABC):
         self.progress = progress
         self._loop_batches = batches
         self._state = LoaderState(
-            name=name, default=self.name, fingerprint=fingerprint, plan=plan
+            name=name,
+            default=self.name,
+            fingerprint=fingerprint,
+            plan=plan,
+            order=batches if isinstance(batches, SampleOrder) else None,
         )
+        self._autoscaler: Autoscaler | None = None
         job.register(self._state)
         self._made = self._state.fingerprint | made
         publish(job, self.name, self._made)
@@ -96,6 +103,11 @@ class Looped(ABC):
     @abstractmethod
     def has_one_weight(self) -> bool:
         """Whether all losses over its batches have that weight."""
+
+    @property
+    @abstractmethod
+    def planned_sizes(self) -> tuple[int, int]:
+        """The planned size of this global batch, and the first size of the plan."""
 
     @abstractmethod
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
@@ -284,6 +296,7 @@ class Looped(ABC):
 
     def _begin_inside(self, job: Job, where: str, *, is_endless: bool) -> LoopStart:
         assert job.loader is not None
+        self.refuse_autoscale("its loop began in the body of another one")
         outer = job.loader.running_loop
         inside = job.begin_inside(self, where)
         body = job.progress.body
@@ -336,12 +349,64 @@ class Looped(ABC):
     ) -> Iterator[Any]:
         """Start to read a loop that has begun."""
         loop = self.running_loop = self._running(where, start, num_batches)
-        batches = self._start(loop)
+        autoscaler = self._autoscaler
+        if autoscaler is None:
+            batches = self._start(loop)
+        else:
+            autoscaler.begin_loop(start)
+            batches = self._autoscaled(loop, autoscaler)
         if job.trace is not None:
             batches = self._traced(job.trace, batches)
         if self.progress and job.rank == 0 and not start.inside:
             batches = shown(loop, batches, self._bar(loop))
         return batches
+
+    def _autoscaled(self, loop: RunningLoop, autoscaler: Autoscaler) -> Iterator[Any]:
+        """Yield a loop's batches; after another size was decided, read on with that.
+
+        It holds from the boundary on at which it was decided: what was read ahead is
+        dropped.
+        """
+        is_over = False
+        while not is_over:
+            batches, sizes = self._start(loop), self._state.sizes
+            autoscaler.begin_reading()
+            is_over = True
+            for batch in batches:
+                yield batch
+                if not loop.current.part.is_step:
+                    continue
+                autoscaler.end_step(loop.current.part)
+                if self._state.sizes != sizes:
+                    is_over = False
+                    break
+            if not is_over:
+                loop.end_reading()
+                self._replan(loop)
+
+    def _replan(self, loop: RunningLoop) -> None:
+        """Let a loop go on behind its current batch with the sizes there are now."""
+        assert loop.start is not None
+        at = loop.batches.start(loop.current.number + 1)
+        if loop.is_endless:
+            loop.batches = self._loop_batches.endless_batches(loop.key)
+        else:
+            loop.batches = self._loop_batches.batches(loop.start.epoch, loop.key)
+            loop.num_batches = len(loop.batches)
+        loop.begin = loop.batches.number_at(at)
+
+    def refuse_autoscale(self, why: str) -> None:
+        """Refuse a loop in which batch sizes cannot change.
+
+        Raises:
+            LoopOrderError: They are to, by `autoscale`.
+        """
+        if self._autoscaler is not None:
+            raise LoopOrderError(
+                f"`{self.name}` decides its batch sizes itself (autoscale), but {why}. "
+                "They change at boundaries of its own loops only. Leave autoscale out, "
+                "or give it a plan of sizes, as batch_size={0: 64, 100_000: 128}."
+            )
 
     def _traced(self, trace: Trace, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

@@ -81,6 +81,7 @@ class Boundary:
         self._last_save: tuple[int, Position] | None = None
         self._has_flight_ended = False  # Set in the thread that wrote the save.
         self._reasons: list[Callable[[], bool]] = []
+        self._decider: Callable[[], bool] | None = None
         self._num_put_off = 0
         self._put_off: Decision | None = None  # Agreed on, and to be done later.
         self._num_steps_outside = 0
@@ -188,6 +189,21 @@ class Boundary:
         """
         self._reasons.append(reason)
 
+    def decide_by(self, decider: Callable[[], bool]) -> None:
+        """Call a function before saves that are due; it may decide what they hold.
+
+        All replicas call it, and it returns whether it has decided anything: such a
+        save is awaited, so that all learn at the same boundary what became of it.
+        """
+        self._decider = decider
+
+    def decide(self) -> bool:
+        """Let it be decided what the save here is to hold; return if anything was."""
+        if self._saver is None or self._decider is None:
+            return False
+        self._saver.finish()  # So that the save comes right after the decision.
+        return self._decider()
+
     def _act(self, decision: Decision | None) -> None:
         """Do what is agreed on, or the save that is due, or put it off once more."""
         # A stop goes before a save that was put off.
@@ -199,7 +215,7 @@ class Boundary:
         self._num_put_off, self._put_off = 0, None
         if decision is not None and decision.kind == STOP:
             self._stop(decision)
-        self.save(is_awaited=False)
+        self.save(is_awaited=self.decide())
 
     def _may_put_off(self) -> bool:
         """Count one more boundary; a reason that does not pass counts for nothing."""

@@ -68,6 +68,8 @@ class Job:
         num_loaders: Loaders made so far without a name.
         num_forward_passes: For training, through a DDP, of those that have ended.
         deferred_error: What could not be raised where it happened.
+        cuts_for_noise: Returns, when a loop begins, whether batches of which the noise
+            of gradients is measured have to be cut in two.
 
     Raises:
         CheckpointError: The directory cannot be used, or replicas see it differently.
@@ -95,6 +97,7 @@ class Job:
         self.is_closed = False
         self.num_loaders = 0
         self.num_forward_passes = 0
+        self.cuts_for_noise: Callable[[], bool] = lambda: False
         self.deferred_error = DeferredError()
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)

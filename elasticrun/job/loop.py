@@ -92,6 +92,14 @@ class LoopedLoader(Protocol):
         """Whether all losses over its batches have that weight."""
 
     @property
+    def planned_sizes(self) -> tuple[int, int]:
+        """The planned size of this global batch, and the first size of the plan.
+
+        Raises:
+            ElasticRunError: There are several plans.
+        """
+
+    @property
     def running_loop(self) -> Loop:
         """The running loop over the loader: a new object for each loop."""
 
@@ -116,6 +124,7 @@ class LoopOfSteps:
     """
 
     even_batches = has_one_weight = True
+    planned_sizes = (1, 1)
 
     def __init__(
         self, name: str, num_steps: int, where: str, *, world_size: int

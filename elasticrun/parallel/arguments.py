@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticrun.checkpoint.states.stateful import Stateful
+from elasticrun.checkpoint.states.stateful import Stateful, has_shards
 from elasticrun.errors import ElasticRunError
 
 
@@ -114,6 +114,26 @@ def check_belong(
                 "given; what else is trained needs an AdaptiveDataParallel of its own, "
                 "or a place in this module."
             )
+
+
+def check_measurable(module: nn.Module, optimizers: Mapping[str, Any]) -> None:
+    """Refuse to measure the noise of gradients that nobody sees whole.
+
+    Raises:
+        ValueError: No optimizer is given.
+        ElasticRunError: Parameters are sharded, as by FSDP.
+    """
+    if not any(isinstance(each, Optimizer) for each in optimizers.values()):
+        raise ValueError(
+            "measure_noise=True needs the optimizer, since a step ends with it: "
+            "AdaptiveDataParallel(module, optimizer, measure_noise=True)."
+        )
+    if has_shards(module):
+        raise ElasticRunError(
+            f"measure_noise=True, but parameters of {type(module).__name__} are "
+            "sharded (FSDP). No replica sees the gradient of its own samples then. "
+            "Measure without shards, or leave measure_noise out."
+        )
 
 
 def check_closures(optimizers: Iterable[Any], *, world_size: int) -> None:

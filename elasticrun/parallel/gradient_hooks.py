@@ -17,8 +17,10 @@ from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
+from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients
+from elasticrun.parallel.rates import Rates
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
@@ -51,6 +53,7 @@ class GradientHooks:
         module: With parameters to train.
         reduction: What averages their gradients over replicas, if there are several.
         weighing: Knows which backward passes begin with weighed losses.
+        meter: Measures the noise of gradients in some steps, if it is to be known.
 
     Attributes:
         listeners: Called at the end of each backward pass, when the gradients of a
@@ -64,8 +67,11 @@ class GradientHooks:
         reduction: Reduction | None,
         *,
         weighing: Weighing,
+        meter: NoiseMeter | None = None,
     ) -> None:
         self._weighing = weighing
+        self._meter = meter
+        self._is_measured = False
         self._parameters = list(module.parameters())
         self._partial = PartialGradients(
             self._parameters, weighing, is_reduced=reduction is not None
@@ -105,14 +111,17 @@ class GradientHooks:
         loader = loader_if_any()
         # In case that an exception has left them.
         self._weighing.counts_met, self._is_in_pass = None, False
-        part = None
+        part, self._is_measured = None, False
         if loader is not None:
             loop = loader.running_loop
             part = loop.current.part
+            if self._meter is not None:
+                self._is_measured = self._meter.measures(loop.current)
             if is_training:
                 for optimizer in self._optimizers:
                     optimizer.note_forward(loop)
-        if part is self._prepared_part and not self._partial.hides:
+        is_prepared = part is self._prepared_part and not self._is_measured
+        if is_prepared and not self._partial.hides:
             return True
         return self._place_hooks(loader, part)
 
@@ -127,10 +136,11 @@ class GradientHooks:
         hides = self._partial.hides or not is_step
         self._multiplied_part = None
         self._multipliers.clear()
-        if hides or weight != 1.0 or self.listeners:
+        is_seen = self._is_measured or self.listeners
+        if hides or weight != 1.0 or is_seen:
             self._hook(hides=hides)
             self._prepared_part = _NEVER
-            if weight and not (hides or self._searches_unused or self.listeners):
+            if weight and not (hides or self._searches_unused or is_seen):
                 self._multiplied_part = part
         else:
             self.unhook()
@@ -140,9 +150,17 @@ class GradientHooks:
             self._make_ddp_forget(is_step=is_step)
         return is_step
 
-    def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Let an optimizer step once, with the gradients of whole global batches."""
-        self._optimizers.append(OptimizerHooks(optimizer, partial=self._partial))
+    def add_optimizer(self, optimizer: Optimizer, *, rates: Rates | None) -> None:
+        """Let an optimizer step once, with the gradients of whole global batches.
+
+        Args:
+            rates: Scales its learning rates, if they are to follow the size of batches.
+        """
+        self._optimizers.append(
+            OptimizerHooks(
+                optimizer, partial=self._partial, meter=self._meter, rates=rates
+            )
+        )
 
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
@@ -217,6 +235,18 @@ class GradientHooks:
             if loader is not None and not loader.is_step:
                 self._partial.make_room(parameter)
                 self._partial.counts_met |= counts_met or {None}
+        weighed = self._weigh(loader, gradient, counts_met)
+        if self._is_measured and self._meter is not None and gradient is not None:
+            self._meter.add(parameter, gradient if weighed is None else weighed[0])
+        return weighed
+
+    def _weigh(
+        self,
+        loader: LoopedLoader | None,
+        gradient: Tensor | None,
+        counts_met: set[int | None] | None,
+    ) -> tuple[Tensor] | None:
+        """Return a gradient with its micro-batch's weight, None if it has it."""
         if loader is None:
             return None
         if counts_met is None:
@@ -242,11 +272,16 @@ class GradientHooks:
     def _begin_pass(self, loader: LoopedLoader | None) -> None:
         """Get ready for the first gradient of a backward pass."""
         self._is_in_pass = True
+        meter = self._meter if self._is_measured else None
+        if meter is not None and loader is not None:
+            meter.begin_pass(loader.running_loop)
         # In two turns, so that DDP's own callback, which averages, comes before.
         call_after_backward(lambda: call_after_backward(self._end_pass))
         if loader is None or loader.is_step:
             self._awaits_backward = False
-            self._partial.show()
+            correction = self._partial.show()
+            if meter is not None and correction is not None:
+                meter.correct(correction)
         else:
             self._hide_earlier(loader)
 
@@ -257,6 +292,8 @@ class GradientHooks:
         """
         self._is_in_pass = False
         is_complete = not is_between_micro_batches()
+        if self._meter is not None and self._is_measured and is_complete:
+            self._meter.end_pass()
         for listener in self.listeners:
             listener(is_complete)
 
@@ -284,6 +321,8 @@ class GradientHooks:
         """Hide what `.grad` held before this micro-batch's first gradient."""
         micro_batch = loader.running_loop.current
         has_stepped = any(each.put_off_in is micro_batch for each in self._optimizers)
+        if has_stepped and self._meter is not None:
+            self._meter.spoil()
         if has_stepped and not self._has_warned:
             self._has_warned = True
             warn_at_program(_STEP_BEFORE_LOSS)

@@ -11,7 +11,9 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
+from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
+from elasticrun.parallel.rates import Rates
 
 _MANY = 2  # Batches in which gradients were thrown away, without a step: on purpose.
 
@@ -39,15 +41,26 @@ class OptimizerHooks:
     Args:
         optimizer: Whose methods are replaced.
         partial: The gradients that are hidden before its step.
+        meter: Is told of each step, if the noise of gradients is measured.
+        rates: Scales learning rates, if they are to follow the size of batches.
 
     Attributes:
         put_off_in: The last micro-batch in which its step was put off to the global
             batch's last one.
     """
 
-    def __init__(self, optimizer: Optimizer, *, partial: PartialGradients) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        partial: PartialGradients,
+        meter: NoiseMeter | None = None,
+        rates: Rates | None = None,
+    ) -> None:
         self.put_off_in: MicroBatch | None = None
         self._partial = partial
+        self._meter = meter
+        self._rates = rates
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
@@ -122,7 +135,16 @@ class OptimizerHooks:
         self._note_step(loop, has_closure=has_closure)
         if self._partial.hides and not has_closure:
             self._partial.show_before_step()
-        return method(optimizer, *args, **kwargs)
+        if self._rates is None:
+            result = method(optimizer, *args, **kwargs)
+        else:
+            with self._rates.scaled(optimizer):
+                result = method(optimizer, *args, **kwargs)
+        if self._meter is not None:
+            self._meter.end_step(loop)
+        if self._rates is not None:
+            self._rates.end_step()
+        return result
 
     def _put_off(
         self, optimizer: Optimizer, micro_batch: MicroBatch, *args: Any, **kwargs: Any

@@ -82,17 +82,23 @@ class PartialGradients:
         self.hide(parameter, is_own=False)
         parameter.grad = None
 
-    def show(self) -> None:
-        """Move the accumulated gradients back into `.grad`."""
+    def show(self) -> Tensor | None:
+        """Move the accumulated gradients back into `.grad`.
+
+        Returns:
+            What they were multiplied with, if with anything.
+        """
+        correction = None
         self.drop_abandoned()
         if self.hides:
-            self._correct()
+            correction = self._correct()
             for hidden in (self._due, self._others):
                 for parameter, gradient in hidden.items():
                     self._show_one(parameter, gradient)
             self._due, self._others = {}, {}
             self.hides, self.shown_in = False, _current_micro_batch()
         self.counts_met = set()
+        return correction
 
     def show_before_step(self) -> None:
         """Put back what no gradient has met before the step.
@@ -147,13 +153,15 @@ class PartialGradients:
             self._due, self._others, self.hides = {}, {}, False
             self.counts_met = set()
 
-    def _correct(self) -> None:
+    def _correct(self) -> Tensor | None:
         """Weigh what is hidden by counts whose sums were not known yet."""
-        if self.counts_met - {None}:
-            factor = torch.as_tensor(self._weighing.correction(self.counts_met))
-            for hidden in (self._due, self._others):
-                for gradient in hidden.values():
-                    gradient.mul_(factor.to(gradient))
+        if not self.counts_met - {None}:
+            return None
+        factor = torch.as_tensor(self._weighing.correction(self.counts_met))
+        for hidden in (self._due, self._others):
+            for gradient in hidden.values():
+                gradient.mul_(factor.to(gradient))
+        return factor
 
     def _show_one(self, parameter: Tensor, gradient: Tensor) -> None:
         previous = None if self._is_stand_in(parameter) else parameter.grad

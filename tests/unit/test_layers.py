@@ -16,7 +16,7 @@ ROOT = Path(elasticrun.__file__).parent
 # From the ground up. What stands on one floor does not know of each other.
 FLOORS = [
     {"errors", "lint"},
-    {"replicas"},
+    {"adaptive", "replicas"},
     {"checkpoint"},
     {"saving"},
     {"job"},

@@ -156,6 +156,10 @@ class CheckedBoundary(Boundary):
         self._plan = plan
         self._is_doomed = False
 
+    def decide(self) -> bool:
+        """Decide nothing: by the time that steps take, runs would differ."""
+        return False
+
     def reach(self, *, ends_epoch: bool = False) -> None:
         if self._is_doomed:
             os.kill(os.getpid(), signal.SIGKILL)

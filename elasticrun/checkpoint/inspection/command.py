@@ -118,6 +118,11 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("state", nargs="?", metavar="STATE")
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    text = f"a number, {NEWEST!r} (the default), or the path or URL of a checkpoint"
+    parser.add_argument("which", nargs="?", default=NEWEST, metavar="N", help=text)
+
+
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser, "which", "N")
     add = parser.add_argument
@@ -159,6 +164,13 @@ def _diff(arguments: argparse.Namespace) -> Iterator[str]:
     return compare(old, new, arguments.state, as_json=arguments.json)
 
 
+def _plan(arguments: argparse.Namespace) -> Iterator[str]:
+    from elasticrun.checkpoint.inspection.plan import show_plans
+
+    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
+    return show_plans(checkpoint, as_json=arguments.json)
+
+
 def _export(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.exporting import export_state
 
@@ -180,6 +192,7 @@ _ACTIONS: dict[str, _Action] = {
     "verify": ("read every byte and say what is damaged", _add_verify, _verify),
     "show": ("what one holds, or one state of it", _add_show, _show),
     "diff": ("which values differ, and by how much", _add_diff, _diff),
+    "plan": ("which batch sizes the loaders have had", _add_plan, _plan),
     "export": ("write a state as a file of its own", _add_export, _export),
 }
 

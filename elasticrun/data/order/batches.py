@@ -119,6 +119,10 @@ class SizedBatches:
         full = first + (self.num_samples - start) // size
         return max(min([full, *ends[:1]]) - number, 1)
 
+    def planned_size(self, number: int) -> int:
+        """Return the size that a batch has by the plan, also if it is the last one."""
+        return self._stretch_of(number)[2]
+
     def _stretch_of(self, number: int) -> tuple[int, int, int]:
         at = bisect_right(self._stretches, number, key=itemgetter(0))
         return self._stretches[at - 1]

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticrun.adaptive.noise import is_measured, num_alike
 from elasticrun.data.order.batches import Batches
 from elasticrun.data.order.lanes import DealtLanes
 from elasticrun.data.order.partition import Shares
@@ -79,6 +80,28 @@ def _shares_of(
         )
         for micro, run in enumerate(runs)
     ]
+
+
+@dataclass(frozen=True)
+class CutsForNoise:
+    """Cuts the batches of which the noise of gradients is measured, at least in two.
+
+    Attributes:
+        batches: The global batches of the loop.
+        shares: How each of them would be cut.
+    """
+
+    batches: Batches
+    shares: Cuts
+
+    def num_micro(self, number: int) -> int:
+        num_micro = self.shares.num_micro(number)
+        if is_measured(number) and self.batches.size(number) > 1:
+            return max(num_micro, 2)
+        return num_micro
+
+    def num_alike(self, number: int) -> int:
+        return min(self.shares.num_alike(number), num_alike(number))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Batch sizes that follow the noise of gradients: the arithmetic alone."""

@@ -1,0 +1,44 @@
+"""`elasticrun checkpoints plan`: the batch sizes that loaders have had, as plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.inspection.entries import InspectionError
+
+_PREFIXES = ("loader.", "loader-")  # As states of loaders are called.
+
+
+def show_plans(checkpoint: Checkpoint, *, as_json: bool) -> Iterator[str]:
+    """Yield a line for each loader: its plan, as `batch_size=` takes it.
+
+    A plan goes from the samples seen to the size of global batches from there on.
+
+    Raises:
+        InspectionError: No loader has one.
+        CheckpointError: A file is damaged.
+    """
+    plans = {
+        name.removeprefix("loader."): plan
+        for name in checkpoint.names()
+        if name.startswith(_PREFIXES) and (plan := _plan_in(checkpoint, name))
+    }
+    if not plans:
+        raise InspectionError(f"{checkpoint.path} has no loader with a batch size.")
+    if as_json:
+        yield json.dumps(plans)
+        return
+    for name, plan in plans.items():
+        yield f"{name}: {plan}"
+
+
+def _plan_in(checkpoint: Checkpoint, name: str) -> dict[int, int]:
+    """Return the plan of a loader; empty of one of loaders."""
+    with checkpoint.open(name) as file:
+        values: dict[str, Any] = json.loads(file.read())
+    sizes = values.get("batch_size", [])
+    given = [[0, sizes]] if isinstance(sizes, int) else sizes
+    return dict([*given, *values.get("decided_batch_sizes", [])])

@@ -1,0 +1,214 @@
+"""Decides, where a checkpoint is due, how large a loader's global batches are to be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import time
+from collections import deque
+from typing import BinaryIO
+
+from elasticrun.adaptive.goodput import Choice, choose
+from elasticrun.adaptive.step_time import TimedSteps, fit
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.data.fingerprint import LoaderState
+from elasticrun.errors import ElasticRunError, LoopOrderError
+from elasticrun.job.job import Job
+from elasticrun.job.loop import Part
+from elasticrun.job.noise import NoiseRecord
+from elasticrun.job.open_loop import LoopStart
+from elasticrun.replicas.gathering import gather
+
+logger = logging.getLogger(__name__)
+
+_FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
+_MOST_TIMES = 64
+_LEAST_GAIN = 1.05  # Less would not make up for a change of the learning rate.
+_MOST_GROWTH = 2  # In one change: the model knows little of what is much larger.
+
+Kind = tuple[int, int, float, int]  # As the first four of `TimedSteps`.
+
+
+class Autoscaler(BaseState):
+    """Times the steps of a loader's loops, and decides what size batches are to have.
+
+    Rank 0 decides, at a boundary where a checkpoint is written anyway. All note the
+    decision, so that it is in that checkpoint, and use it once that is committed.
+
+    Args:
+        state: The loader's, which keeps what was decided.
+        largest: The most samples in a global batch.
+        max_local_batch_size: Of the loader.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        state: LoaderState,
+        *,
+        largest: int,
+        max_local_batch_size: int | None,
+    ) -> None:
+        super().__init__("autoscale")
+        self._job = job
+        self._state = state
+        self._largest = largest
+        self._max_local_batch_size = max_local_batch_size
+        self._num_nodes = -(-job.world_size // job.environment.local_world_size)
+        self._kind: Kind | None = None
+        self._times: dict[Kind, deque[float]] = {}
+        self._known: dict[Kind, float] = {}  # From earlier generations.
+        self._last_time: float | None = None  # When the step before ended.
+        self._last_loop: LoopStart | None = None
+
+    # The loops over the loader.
+
+    def begin_loop(self, start: LoopStart) -> None:
+        """Check that places in the plan of sizes come in their order, each once.
+
+        Raises:
+            LoopOrderError: They would not.
+            ElasticRunError: The noise is not measured, or that of several models.
+        """
+        last, self._last_loop = self._last_loop, start
+        self._noise_record()
+        if last is not None and not _may_follow(last, start):
+            raise LoopOrderError(
+                f"`{self._state.loader_name}` decides its batch sizes itself "
+                "(autoscale), by how many samples were seen, and this is its second "
+                "loop over the same ones. Loop over it once in each epoch of "
+                "remaining_epochs_until, or over its batches(n) only."
+            )
+
+    def begin_reading(self) -> None:
+        """Forget when the last step ended: the next one is about to be read anew."""
+        self._last_time = None
+
+    def end_step(self, part: Part) -> None:
+        """Note that a global batch has been trained with, of which this is the last."""
+        now = time.perf_counter()
+        if self._last_time is not None:
+            local_size = -(-part.global_batch_size // self._job.world_size)
+            num_micro = part.micro + 1
+            replicas = self._job.world_size
+            kind = self._num_nodes, replicas, local_size / num_micro, num_micro
+            times = self._times.setdefault(kind, deque(maxlen=_MOST_TIMES))
+            times.append(now - self._last_time)
+        self._last_time = now
+
+    # Decisions.
+
+    def decide(self) -> bool:
+        """Decide at this boundary; return whether sizes are to change. Collective."""
+        place = self._place()
+        if place is None or place <= self._state.sizes[-1][0]:
+            return False
+        self._noise_record().sum_parts()
+        size: int | None = gather(self.choose() if self._job.rank == 0 else None)[0]
+        if size is None:
+            return False
+        if self._job.rank == 0:
+            logger.info(
+                "global batches of `%s` are to have %d samples from sample %d on",
+                self._state.loader_name,
+                size,
+                place,
+            )
+        self._state.pending = (place, size)
+        return True
+
+    def choose(self) -> int | None:
+        """Return another size for global batches, or None if this one is right."""
+        noise = self._noise_record().noise
+        steps = [TimedSteps(*kind, seconds) for kind, seconds in self._timed().items()]
+        base, size = self._state.sizes[0][1], self._state.sizes[-1][1]
+        if noise.critical_batch_size is None or not self._knows(size):
+            return None
+        step_time = fit(steps)
+
+        def best_of(sizes: range) -> Choice:
+            return choose(
+                step_time,
+                noise,
+                base=base,
+                sizes=sizes,
+                num_nodes=self._num_nodes,
+                num_replicas=self._job.world_size,
+                max_local_batch_size=self._max_local_batch_size,
+            )
+
+        best = best_of(range(base, min(self._largest, _MOST_GROWTH * size) + 1))
+        now = best_of(range(size, size + 1))
+        is_better = best.goodput >= _LEAST_GAIN * now.goodput
+        return best.batch_size if is_better else None
+
+    def _place(self) -> int | None:
+        """Return how many samples were seen, by the plan; None if sizes cannot change.
+
+        They may in a loop over the loader, and where an epoch has ended.
+        """
+        job, last = self._job, self._last_loop
+        if last is None or job.progress.is_replaying:
+            return None
+        if job.loader is not None:
+            is_own = job.loader.name == self._state.loader_name
+            return self._seen_before(last) + job.progress.index if is_own else None
+        if job.is_in_epoch:
+            return None
+        if last.offset is not None:
+            return self._state.cursor.end
+        return job.progress.finished_epochs * self._state.num_samples
+
+    def _seen_before(self, start: LoopStart) -> int:
+        if start.offset is not None:
+            return start.offset
+        return start.epoch * self._state.num_samples
+
+    def _noise_record(self) -> NoiseRecord:
+        records = [each for each in self._job.states if isinstance(each, NoiseRecord)]
+        if len(records) != 1:
+            raise ElasticRunError(
+                f"`{self._state.loader_name}` decides its batch sizes itself "
+                f"(autoscale), for which one model is to measure its noise, not "
+                f"{len(records)}. Make one with AdaptiveDataParallel(..., "
+                "measure_noise=True)."
+            )
+        return records[0]
+
+    # Times.
+
+    def _knows(self, size: int) -> bool:
+        """Return whether steps of the size that batches have now were timed."""
+        local_size = -(-size // self._job.world_size)
+        return any(
+            kind[1] == self._job.world_size and kind[2] * kind[3] == local_size
+            for kind in self._timed()
+        )
+
+    def _timed(self) -> dict[Kind, float]:
+        """Return how long steps of each kind take.
+
+        A save, or an evaluation in the loop's body, makes a few of them longer.
+        """
+        return self._known | {
+            kind: statistics.median(times)
+            for kind, times in self._times.items()
+            if len(times) >= _FEWEST_TIMES
+        }
+
+    def save(self, fileobj: BinaryIO) -> None:
+        steps = [[*kind, seconds] for kind, seconds in self._timed().items()]
+        fileobj.write(json.dumps({"steps": steps}).encode())
+
+    def load(self, fileobj: BinaryIO) -> None:
+        steps = [TimedSteps(*step) for step in json.loads(fileobj.read())["steps"]]
+        self._known = {step[:4]: step.seconds for step in steps}
+
+
+def _may_follow(last: LoopStart, start: LoopStart) -> bool:
+    """Return whether a loop may come after another one over the same loader."""
+    if last.offset is None and start.offset is None:
+        is_same_place = last[:2] == start[:2]  # After an exception.
+        return is_same_place or start.epoch > last.epoch
+    return last.offset is not None and start.offset is not None

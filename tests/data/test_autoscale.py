@@ -1,0 +1,330 @@
+"""What the job decides about the batch sizes of a loader, with one replica."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    CheckpointError,
+    CheckpointWarning,
+    CombinedLoader,
+    ElasticRunError,
+    LoopOrderError,
+    remaining_epochs_until,
+    request_checkpoint,
+    request_stop,
+    save_all_states,
+)
+from elasticrun.checkpoint.inspection.entries import choose_checkpoint
+from elasticrun.checkpoint.inspection.plan import show_plans
+from elasticrun.checkpoint.storage.remote import storage_at
+from elasticrun.data.autoscale import Autoscaler
+from tests.support.data import Numbers
+from tests.support.full_disk import fail_for_space
+from tests.support.generations import run_once
+
+
+def measuring() -> AdaptiveDataParallel:
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    model = AdaptiveDataParallel(net, optimizer, measure_noise=True)
+    model.eval()  # To train, batches that are measured would come in two pieces.
+    return model
+
+
+def numbers(
+    batch_size: Any = 4, *, num_samples: int = 64, largest: int = 16, **options: Any
+) -> AdaptiveDataLoader:
+    """Return a loader whose sizes the job decides, for a model that does not train."""
+    measuring()
+    loader = AdaptiveDataLoader(
+        Numbers(num_samples), batch_size, name="train", **options
+    )
+    loader.autoscale(largest)
+    return loader
+
+
+def autoscaler_of(loader: AdaptiveDataLoader) -> Autoscaler:
+    assert loader._autoscaler is not None
+    return loader._autoscaler
+
+
+def force(loader: AdaptiveDataLoader, *sizes: int | None) -> None:
+    """Let these be decided, one after another."""
+    left = iter(sizes)
+    autoscaler_of(loader).choose = lambda: next(left, None)  # type: ignore[method-assign]
+
+
+def test_a_decision_holds_from_the_boundary_on_at_which_it_is_saved(
+    tmp_path: Path,
+) -> None:
+    def script() -> list[int]:
+        loader = numbers()
+        force(loader, 8, 16)
+        sizes = []
+        for batch in loader:
+            sizes.append(len(batch))
+            if loader.batch_index in (2, 4):
+                request_checkpoint()
+            assert loader.batch_index == len(sizes) - 1
+            assert loader.index == sum(sizes[:-1])
+        assert len(loader) == len(sizes)
+        return sizes
+
+    assert run_once(script, tmp_path) == [4, 4, 4, 8, 8, 16, 16, 4]
+
+
+def test_other_saves_decide_nothing(tmp_path: Path) -> None:
+    def script() -> list[int]:
+        loader = numbers()
+        force(loader, 8)
+        sizes = []
+        for batch in loader:
+            sizes.append(len(batch))
+            save_all_states()
+            if loader.batch_index == 3:
+                request_stop()
+        return sizes
+
+    assert run_once(script, tmp_path) is None
+    assert run_once(lambda: len(list(numbers())), tmp_path) == 12
+
+
+def test_a_failed_save_drops_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script() -> list[int]:
+        loader = numbers()
+        force(loader, 8, None, 16)
+        sizes = []
+        for batch in loader:
+            sizes.append(len(batch))
+            monkeypatch.undo()
+            if loader.batch_index in (1, 3, 5):
+                request_checkpoint()
+            if loader.batch_index == 1:
+                monkeypatch.setattr(os, "fsync", fail_for_space)
+        return sizes
+
+    with pytest.warns(CheckpointWarning, match="No space left"):
+        sizes = run_once(script, tmp_path)
+    assert sizes == [4] * 6 + [16, 16, 8]
+    checkpoint = choose_checkpoint(storage_at(tmp_path), "newest")
+    assert list(show_plans(checkpoint, as_json=False)) == ["train: {0: 4, 24: 16}"]
+
+
+def test_it_goes_on_without_autoscale_and_with_the_recorded_plan(
+    tmp_path: Path,
+) -> None:
+    def script() -> None:
+        loader = numbers(num_samples=64)
+        force(loader, 8)
+        for _ in loader:
+            if loader.batch_index == 1:
+                request_checkpoint()
+            if loader.batch_index == 3:
+                request_stop()
+
+    def plain(batch_size: Any = 4) -> list[int]:
+        loader = AdaptiveDataLoader(Numbers(64), batch_size, name="train")
+        return [number for batch in loader for number in batch.tolist()]
+
+    run_once(script, tmp_path / "job")
+    checkpoint = choose_checkpoint(storage_at(tmp_path / "job"), "newest")
+    assert list(show_plans(checkpoint, as_json=False)) == ["train: {0: 4, 8: 8}"]
+    assert list(show_plans(checkpoint, as_json=True)) == ['{"train": {"0": 4, "8": 8}}']
+    assert run_once(plain, tmp_path / "job") == list(range(24, 64))
+    with pytest.raises(CheckpointError, match="4 as the batch size"):
+        run_once(lambda: plain(8), tmp_path / "job")
+
+
+def test_at_the_end_of_an_epoch_the_next_one_is_decided(tmp_path: Path) -> None:
+    def script() -> list[list[int]]:
+        loader = numbers(num_samples=20)
+        force(loader, 8, 16, 5)
+        sizes = []
+        for epoch in remaining_epochs_until(3):
+            if epoch == 2:
+                assert len(loader) == 2
+            sizes.append([len(batch) for batch in loader])
+        return sizes
+
+    sizes = run_once(script, tmp_path, save_every="epoch")
+    assert sizes == [[4] * 5, [8, 8, 4], [16, 4]]
+
+
+def test_endless_passes_are_decided_by_all_samples(tmp_path: Path) -> None:
+    def script() -> list[list[int]]:
+        loader = numbers(num_samples=10)
+        force(loader, 8, 16)
+        sizes: list[list[int]] = []
+        for _ in remaining_epochs_until(2):
+            sizes.append([])
+            for batch in loader.batches(4):
+                sizes[-1].append(len(batch))
+                if loader.batch_index == 1:
+                    request_checkpoint()
+        return sizes
+
+    assert run_once(script, tmp_path) == [[4, 4, 8, 8], [8, 8, 16, 16]]
+
+
+def test_other_loops_and_places_decide_nothing(tmp_path: Path) -> None:
+    def script() -> list[int]:
+        loader, valid = numbers(num_samples=16), AdaptiveDataLoader(Numbers(8), 4)
+        force(loader, 8)
+        sizes = []
+        for _ in remaining_epochs_until(2):
+            for _ in valid:
+                request_checkpoint()
+            sizes += [len(batch) for batch in loader]
+            for _ in valid:
+                request_checkpoint()
+        return sizes
+
+    # Only where an epoch has ended.
+    assert run_once(script, tmp_path, save_every="epoch") == [4] * 4 + [8, 8]
+
+
+def chosen(
+    *, critical: float | None, seconds: dict[int, float], largest: int = 64
+) -> int | None:
+    """Return what is chosen, given how long batches of a size take."""
+    model = measuring()
+    loader = AdaptiveDataLoader(Numbers(64), 16, name="train")
+    loader.autoscale(largest)
+    error = 0.0 if critical is not None else 9.0
+    steps = [[critical or 1.0, 1.0 + sign * error] for sign in (-1, 1)] * 5
+    values = json.dumps({"steps": steps, "progress": 0.0})
+    record = model._noise
+    assert record is not None
+    record.load(io.BytesIO(values.encode()))
+    times = {"steps": [[1, 1, size, 1, time] for size, time in seconds.items()]}
+    autoscaler_of(loader).load(io.BytesIO(json.dumps(times).encode()))
+    return autoscaler_of(loader).choose()
+
+
+CONSTANT = {16: 1.0, 32: 1.0, 64: 1.0}
+PROPORTIONAL = {16: 1.0, 32: 2.0, 64: 4.0}
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("critical", "seconds", "largest", "expected"),
+    [
+        (1e6, CONSTANT, 64, 32),  # Twice as many at most.
+        (1e6, CONSTANT, 24, 24),
+        (1e6, PROPORTIONAL, 64, None),  # Nothing is to be had.
+        (0.1, CONSTANT, 64, None),  # Less than 5 %.
+        (None, CONSTANT, 64, None),  # Unknown.
+        (1e6, {32: 1.0}, 64, None),  # This size was not timed.
+    ],
+)
+def test_what_is_chosen(
+    critical: float | None,
+    seconds: dict[int, float],
+    largest: int,
+    expected: int | None,
+) -> None:
+    assert chosen(critical=critical, seconds=seconds, largest=largest) == expected
+
+
+def test_steps_are_timed_and_kept(tmp_path: Path) -> None:
+    def script() -> int:
+        loader = numbers(num_samples=256)
+        kinds = len(autoscaler_of(loader)._timed())
+        for _ in loader:
+            if loader.batch_index == 40:
+                request_stop()
+        return kinds
+
+    assert run_once(script, tmp_path) is None
+    assert run_once(script, tmp_path) == 1
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("options", "largest", "text"),
+    [
+        ({"batch_size": {0: 4, 8: 8}}, 16, "batch_size is a plan"),
+        ({"batch_size": 4, "drop_last": True}, 16, "with drop_last"),
+        ({"batch_sampler": [[0, 1], [2]]}, 16, "batch_sampler gives"),
+        ({"batch_size": 4}, 3, "below batch_size=4"),
+        ({"batch_size": 4}, 0, "must be a whole number"),
+    ],
+)
+def test_sizes_that_are_fixed_otherwise_are_refused(
+    options: dict[str, Any], largest: int, text: str
+) -> None:
+    loader = AdaptiveDataLoader(Numbers(16), **options)
+    with pytest.raises(ValueError, match=text):
+        loader.autoscale(largest)
+
+
+@pytest.mark.usefixtures("job")
+def test_a_second_loader_is_refused() -> None:
+    numbers()
+    with pytest.raises(ElasticRunError, match="one loader"):
+        AdaptiveDataLoader(Numbers(8), 4).autoscale(8)
+
+
+@pytest.mark.usefixtures("job")
+def test_a_model_has_to_measure() -> None:
+    loader = AdaptiveDataLoader(Numbers(8), 4)
+    loader.autoscale(8)
+    with pytest.raises(ElasticRunError, match="measure_noise=True"):
+        next(iter(loader))
+
+
+@pytest.mark.usefixtures("job")
+def test_loops_in_which_sizes_cannot_change_are_refused() -> None:
+    loader = numbers()
+    with pytest.raises(LoopOrderError, match="it is a member of"):
+        next(iter(CombinedLoader([loader], "min_size")))
+    with pytest.raises(LoopOrderError, match="somebody else owns"):
+        next(loader.read(0))
+    for _ in AdaptiveDataLoader(Numbers(4), 4):
+        with pytest.raises(LoopOrderError, match="in the body"):
+            next(iter(loader))
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("second", [None, 3])
+def test_a_second_loop_over_the_same_samples_is_refused(second: int | None) -> None:
+    loader = numbers()
+    list(loader)
+    with pytest.raises(LoopOrderError, match="once in each epoch"):
+        list(loader if second is None else loader.batches(second))
+
+
+def test_a_state_of_ones_own_has_the_sizes(tmp_path: Path) -> None:
+    def script() -> Any:
+        loader = numbers()
+        force(loader, 8)
+        for _ in loader:
+            if loader.batch_index == 1:
+                request_checkpoint()
+            if loader.batch_index == 2:
+                return loader.state_dict()
+        return None
+
+    state = run_once(script, tmp_path)
+
+    def other(batch_size: Any) -> int:
+        loader = AdaptiveDataLoader(Numbers(64), batch_size, name="train")
+        loader.load_state_dict(state)
+        return int(next(iter(loader))[0])
+
+    assert run_once(lambda: other({0: 4, 8: 8})) == 16
+    with pytest.raises(CheckpointError, match="as the batch size"):
+        run_once(lambda: other(4))

@@ -1,0 +1,158 @@
+"""What is measured of the noise of gradients, with one replica."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel
+from elasticrun.adaptive import noise
+from elasticrun.adaptive.noise import Noise
+from tests.parallel.training import warned
+from tests.support.generations import generation
+from tests.support.noise import KINDS, assert_unbiased, measured
+from tests.support.steps import network, samples
+
+
+@pytest.fixture
+def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "MEASURED_EACH", 1)
+
+
+@pytest.mark.usefixtures("job", "each_step")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [None, 5])
+def test_it_is_that_of_exact_gradients(kind: str, size: int | None) -> None:
+    assert_unbiased(measured(kind, size=size))
+
+
+class Training:
+    """A network that is trained by a loop over 60 samples, and does not move."""
+
+    def __init__(self, net: nn.Module, batch_size: int = 2, **options: Any) -> None:
+        self.net = net
+        self.optimizer = torch.optim.SGD(net.parameters(), 0.0)
+        self.model = AdaptiveDataParallel(net, self.optimizer, measure_noise=True)
+        self.loader = AdaptiveDataLoader(
+            TensorDataset(*samples(60)), batch_size, **options
+        )
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor, *, zeroes: bool) -> None:
+        if zeroes:
+            self.optimizer.zero_grad()
+        mse_loss(self.model(x), y).backward()
+
+    def run(self) -> Noise:
+        for x, y in self.loader:
+            self.backward(x, y, zeroes=True)
+            self.optimizer.step()
+        return self.model.noise
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("size", [None, 1])
+def test_one_batch_in_25_is_measured(size: int | None) -> None:
+    training = Training(network(), max_local_batch_size=size)
+    hooked = set()
+    num_iterations = 0
+    for x, y in training.loader:
+        training.backward(x, y, zeroes=True)
+        training.optimizer.step()
+        num_iterations += 1
+        if training.model._gradient_hooks._hooks:
+            hooked.add(training.loader.batch_index)
+    assert training.model.noise.num_steps == 2
+    if size is None:
+        assert hooked == {0, 25}
+        assert num_iterations == 30 + 2  # Those two came in two micro-batches each.
+
+
+@pytest.mark.usefixtures("job", "each_step")
+def test_gradients_that_add_to_earlier_ones_are_not_measured() -> None:
+    training = Training(network(), 12)
+    for x, y in training.loader:
+        number = training.loader.batch_index
+        training.backward(x, y, zeroes=number != 2)
+        if number != 1:
+            training.optimizer.step()
+    assert training.model.noise.num_steps == 3  # 0, 3 and 4.
+
+
+@pytest.mark.usefixtures("job", "each_step")
+def test_infinite_gradients_are_not_measured() -> None:
+    training = Training(network(), 12)
+    for x, y in training.loader:
+        if training.loader.batch_index == 2:
+            y = y * torch.inf
+        training.backward(x, y, zeroes=True)
+        for parameter in training.net.parameters():
+            assert parameter.grad is not None
+            parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+        training.optimizer.step()
+    assert training.model.noise.num_steps == 4
+
+
+@pytest.mark.usefixtures("job", "each_step")
+def test_steps_between_losses_of_a_cut_batch_are_not_measured() -> None:
+    with warned():
+        training = Training(network(), 12, max_local_batch_size=6)
+        for x, y in training.loader:
+            training.backward(x, y, zeroes=True)
+            training.optimizer.step()
+            training.backward(x, -y, zeroes=False)
+    assert training.model.noise.num_steps == 0
+
+
+@pytest.mark.usefixtures("job", "each_step")
+@pytest.mark.parametrize("size", [None, 6])
+def test_batch_norm_needs_micro_batches(size: int | None) -> None:
+    net = nn.Sequential(nn.BatchNorm1d(5), network()).double()
+    with warned() as caught:
+        training = Training(net, 12, max_local_batch_size=size)
+        found = training.run()
+    texts = [str(each.message) for each in caught]
+    assert found.num_steps == (0 if size is None else 5)
+    assert len(texts) == (size is None)
+    assert all("max_local_batch_size" in text for text in texts)
+
+
+@pytest.mark.usefixtures("job", "each_step")
+def test_evaluation_has_whole_batches() -> None:
+    training = Training(network(), 12)
+    training.model.eval()
+    assert len(list(training.loader)) == 5
+    training.model.train()
+    assert len(list(training.loader)) == 10
+
+
+@pytest.mark.usefixtures("each_step")
+def test_it_is_kept_in_checkpoints(tmp_path: Path) -> None:
+    with generation(tmp_path) as job:
+        first = Training(network(), 12).run()
+        job.save()
+    with generation(tmp_path):
+        second = Training(network(), 12)
+        assert second.model.noise == first
+        assert first.num_steps == 5
+
+
+@pytest.mark.usefixtures("job")
+def test_it_is_refused_without_an_optimizer() -> None:
+    with pytest.raises(ValueError, match="needs the optimizer"):
+        AdaptiveDataParallel(network(), measure_noise=True)
+
+
+@pytest.mark.usefixtures("job")
+def test_a_module_may_have_a_noise_of_its_own() -> None:
+    net = network()
+    model = AdaptiveDataParallel(net)
+    with pytest.raises(AttributeError, match="measure_noise=True"):
+        model.noise  # noqa: B018
+    net.noise = 3
+    assert model.noise == 3

@@ -1,0 +1,51 @@
+"""The noise of gradients, measured by several replicas together."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from elasticrun.adaptive.noise import MeasuredStep
+from elasticrun.testing import run_generation
+from tests.support.noise import KINDS, assert_unbiased, measured
+
+Found = dict[tuple[str, int | None], list[MeasuredStep]]
+
+
+def measure_all(kinds: list[str]) -> Found:
+    sizes = {kind: [None, 2] for kind in kinds} | {"adversaries": [None]}
+    return {
+        (kind, size): measured(kind, size=size)
+        for kind in kinds
+        for size in sizes[kind]
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_it_is_that_of_exact_gradients(world_size: int) -> None:
+    unscaled = [kind for kind in KINDS if kind != "scaled"]
+    for kinds in ([*unscaled, "adversaries"], ["scaled"]):
+        found = run_generation(partial(measure_all, kinds), world_size, timeout=600)
+        assert all(other == found[0] for other in found)
+        for steps in found[0].values():
+            assert_unbiased(steps)
+
+
+@pytest.mark.slow
+def test_padding_does_not_count() -> None:
+    found = run_generation(partial(measured, batch_size=2), 3, timeout=600)
+    assert_unbiased(found[0])
+
+
+@pytest.mark.slow
+def test_the_same_cut_tells_the_same_at_any_world_size() -> None:
+    cuts = {1: 3, 2: 3, 4: None}  # Four chunks of three samples.
+    first, *others = [
+        run_generation(partial(measured, size=size, num_batches=20), world_size)[0]
+        for world_size, size in cuts.items()
+    ]
+    for steps in others:
+        np.testing.assert_allclose(steps, first, rtol=1e-6)
