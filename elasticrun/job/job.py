@@ -172,7 +172,7 @@ class Job:
             self._saver,
             records,
             world_size=self.world_size,
-            grace=self.settings.grace / 2,
+            grace=self.settings.grace,
             may_cost=self.settings.rescue == "always",
             has_lost=lambda: self._watcher.has_lost,
         )

@@ -43,7 +43,7 @@ _MOST_OF_STEP = 0.01
 _NUM_WARM_UP = 20
 _NUM_MEASURED = 50
 _MOST_WAITED = 10.0  # For what other survivors offer.
-_LOSS_SECONDS = 1.0  # Until it is known that another replica has died.
+_LOSS_SECONDS = 0.5  # Until it is known that another replica has died.
 _LOOK_SECONDS = 0.005
 
 
@@ -72,7 +72,7 @@ class Rescue:
 
     Args:
         has_lost: Whether another replica is known to have died.
-        grace: Seconds to wait for the other survivors.
+        grace: Seconds that all of it may take.
         may_cost: Whether to go on where boundaries take too long for it.
 
     Attributes:
@@ -222,7 +222,9 @@ class Rescue:
             )
 
     def _is_somebody_dead(self, *, is_in_loop: bool) -> bool:
-        deadline = time.monotonic() + _LOSS_SECONDS * is_in_loop
+        if not is_in_loop:  # Others may have come to their end before this one.
+            return self._has_lost()
+        deadline = time.monotonic() + _LOSS_SECONDS
         while not (self._has_lost() or self._dead()):
             if time.monotonic() >= deadline:
                 return False
@@ -285,7 +287,7 @@ class Rescue:
 
         Who lives and has none by the end of some seconds is as good as dead.
         """
-        deadline = time.monotonic() + min(_MOST_WAITED, self._grace)
+        deadline = time.monotonic() + min(_MOST_WAITED, self._grace / 2)
         while True:
             told = {rank: self._records.read(rank) for rank in self._records.ranks}
             told = {rank: each for rank, each in told.items() if each is not None}

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import random
 import re
+import signal
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.running import Running, Start, run, wait_until_nothing_is_left
-from tests.support.stage import Stage
+from elasticrun.testing import read_trace
+from tests.launcher.running import (
+    Running,
+    Start,
+    run,
+    running,
+    wait_until_nothing_is_left,
+)
+from tests.support.stage import Stage, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal.py"
 RESUMED = re.compile(r"generation \d+: resumed at (.*)")
@@ -80,6 +93,42 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
     rescue = stage.committed()[-2]["rescue"]
     assert rescue == "by rank 1 after the death of rank 0"
     wait_until_nothing_is_left(stage)
+
+
+@pytest.mark.soak
+def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
+    """Kill replicas whenever, also while they save, rescale, or rescue."""
+    num_kills, epochs, drawn = 300, 4000, random.Random(5)
+    end = end_of(mortal(Stage(tmp_path / "calm"), [], EPOCHS=epochs))
+    options = ["--replicas", 3, "--max-restarts", num_kills, "--spares"]
+    variables = {"ELASTICRUN_RESCUE": "always", "EPOCHS": epochs}
+    options += ["--save-interval", 1]
+    with running(stage, *options, script=SCRIPT, **variables) as job:
+        for _ in range(num_kills):
+            before = job.events.count(": resumed at ")
+            time.sleep(drawn.uniform(0.2, 2.0))  # A moment, which is what is drawn.
+            victims = [each["pid"] for each in job.status()["members"]]
+            os.kill(drawn.choice(victims), signal.SIGKILL)
+            wait_until(lambda: job.events.count(": resumed at ") > before)
+        assert job.wait() == 0, job.events
+        assert end_of(job) == end
+    lost = steps_lost(stage)
+    print(f"steps lost by {len(lost)} kills: {lost}")
+    assert sum(each == 0 for each in lost) >= 0.95 * len(lost)
+
+
+def steps_lost(stage: Stage) -> list[int]:
+    """Return how many finished steps each generation did once more."""
+    batches: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for line in read_trace(stage.trace):
+        if line["loop"] == 0:
+            batches[line["generation"]].add((line["epoch"], line["batch"]))
+    pairs = itertools.pairwise(sorted(batches))
+    # One batch was under way.
+    return [
+        max(0, sum(each >= min(batches[after]) for each in batches[before]) - 1)
+        for before, after in pairs
+    ]
 
 
 def test_sums_after_a_rescue_are_exact_or_there_is_none(

@@ -27,6 +27,7 @@ from elasticrun import (
 DEATHS = json.loads(os.environ.get("DEATHS", "[]"))
 SUMS_IN_TRAINING = "SUMS" in os.environ
 CATCHES = "CATCHES" in os.environ
+NUM_EPOCHS = int(os.environ.get("EPOCHS", 3))
 
 
 def maybe_die(place: str, epoch: int, batch: int) -> None:
@@ -65,7 +66,7 @@ def step(inputs: torch.Tensor, targets: torch.Tensor, epoch: int) -> None:
     maybe_die("step", *place)
 
 
-for epoch in remaining_epochs_until(3):
+for epoch in remaining_epochs_until(NUM_EPOCHS):
     model.train()
     for inputs, targets in train:
         try:
