@@ -308,7 +308,7 @@ class Rescue:
         one of them would have done there was in its gradients.
         """
         parts = {rank: _by_number(each["parts"]) for rank, each in told.items()}
-        is_summing = any(each for own in parts.values() for each in own.values())
+        is_summing = any(own.get(number) for own in parts.values())
         offered = [offer[number] for offer in offers.values() if number in offer]
         if not is_summing and any(each["is_complete"] for each in offered):
             return []

@@ -8,9 +8,12 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from tests.launcher.running import (
     Start,
     run,
     running,
+    variables,
     wait_until_nothing_is_left,
 )
 from tests.support.stage import Stage, wait_until
@@ -36,8 +40,8 @@ Death = tuple[int, str, int, int]  # Rank, place, epoch, batch.
 def mortal(
     stage: Stage, deaths: Sequence[Death], *options: object, **more: object
 ) -> Running:
-    variables = {"ELASTICRUN_RESCUE": "always", "DEATHS": json.dumps(deaths), **more}
-    job = run(stage, "--replicas", 3, *options, script=SCRIPT, **variables)
+    own = {"ELASTICRUN_RESCUE": "always", "DEATHS": json.dumps(deaths), **more}
+    job = run(stage, "--replicas", 3, *options, script=SCRIPT, **own)
     assert job.wait() == 0, job.events
     return job
 
@@ -101,20 +105,24 @@ def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
     num_kills, epochs, drawn = 300, 4000, random.Random(5)
     end = end_of(mortal(Stage(tmp_path / "calm"), [], EPOCHS=epochs))
     options = ["--replicas", 3, "--max-restarts", num_kills, "--spares"]
-    variables = {"ELASTICRUN_RESCUE": "always", "EPOCHS": epochs}
+    own = {"ELASTICRUN_RESCUE": "always", "EPOCHS": epochs}
     options += ["--save-interval", 1]
-    with running(stage, *options, script=SCRIPT, **variables) as job:
+    with running(stage, *options, script=SCRIPT, **own) as job:
         for _ in range(num_kills):
-            before = job.events.count(": resumed at ")
+            num_resumed = len(resumed_at(job)) + 1
             time.sleep(drawn.uniform(0.2, 2.0))  # A moment, which is what is drawn.
             victims = [each["pid"] for each in job.status()["members"]]
             os.kill(drawn.choice(victims), signal.SIGKILL)
-            wait_until(lambda: job.events.count(": resumed at ") > before)
+            wait_until(partial(has_resumed, job, num_resumed))
         assert job.wait() == 0, job.events
         assert end_of(job) == end
     lost = steps_lost(stage)
     print(f"steps lost by {len(lost)} kills: {lost}")
     assert sum(each == 0 for each in lost) >= 0.95 * len(lost)
+
+
+def has_resumed(job: Running, times: int) -> bool:
+    return len(resumed_at(job)) >= times
 
 
 def steps_lost(stage: Stage) -> list[int]:
@@ -158,12 +166,12 @@ def test_the_survivor_of_another_machine_saves(
     stage: Stage, calm: str, start: Start
 ) -> None:
     """Each node has a replica, and none can read another one's record."""
-    variables = {
+    own = {
         "ELASTICRUN_RESCUE": "always",
         "DEATHS": json.dumps([(0, "backward", 0, 4), (1, "forward", 1, 2)]),
         "script": SCRIPT,
     }
-    nodes = [start(nodes="3:3", **variables) for _ in range(3)]
+    nodes = [start(nodes="3:3", **own) for _ in range(3)]
     assert [node.wait() for node in nodes] == [0, 0, 0], nodes[0].events
     [end] = [line for node in nodes for line in re.findall(r"END .*", node.output)]
     assert end == calm
@@ -171,3 +179,43 @@ def test_the_survivor_of_another_machine_saves(
         "epoch 0, loop 0, sample 100 of `loader-0`",
         "epoch 1, loop 0, sample 40 of `loader-0`",
     ]
+
+
+def test_torchrun_waits_for_the_survivor(stage: Stage, calm: str) -> None:
+    deaths = [(0, "backward", 0, 4), (2, "forward", 1, 2)]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node=3", "--max-restarts=2", str(SCRIPT)),
+    ]
+    more = variables(stage, ELASTICRUN_RESCUE="always", DEATHS=json.dumps(deaths))
+    done = subprocess.run(
+        command, env=more, cwd=stage.root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"END .*", done.stdout) == [calm]
+    rescues = [each.get("rescue") for each in stage.committed()]
+    assert rescues[:2] == [
+        "by rank 1 after the death of rank 0",
+        "by rank 0 after the death of rank 2",
+    ]
+
+
+def test_a_survivor_that_is_killed_while_it_saves_leaves_the_last_checkpoint(
+    stage: Stage, calm: str
+) -> None:
+    """It is a generation more that begins where the one before did."""
+    deaths = [(1, "forward", 0, 4), (1, "forward", 1, 4), (2, "loss", 2, 3)]
+    job = mortal(stage, deaths, DIES_SAVING=1)
+    assert end_of(job) == calm
+    assert resumed_at(job) == [
+        "epoch 0, loop 0, sample 80 of `loader-0`",
+        "epoch 0, loop 0, sample 80 of `loader-0`",
+        "epoch 2, loop 0, sample 60 of `loader-0`",
+    ]
+
+
+def test_a_hang_is_rescued_by_who_does_not(stage: Stage, calm: str) -> None:
+    job = mortal(stage, [(1, "hang", 1, 4)], *("--hang-timeout", 5))
+    assert end_of(job) == calm
+    assert resumed_at(job) == ["epoch 1, loop 0, sample 80 of `loader-0`"]
+    assert "rank 1 passed no boundary for" in job.events
