@@ -17,7 +17,7 @@ from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
 from elasticrun.errors import CheckpointError
 
-FORMAT = 2
+FORMAT = 3
 _OLDEST_FORMAT = 1  # Of which this elasticrun can read the states.
 MANIFEST_NAME = "manifest.json"
 DRAFT_NAME = "manifest.json.draft"  # In its place while a folder is no checkpoint.
