@@ -329,14 +329,15 @@ class _Sums(BaseState):
     def add_parts(self, parts: Iterable[Any]) -> None:
         for changes in parts:
             for key, change in changes:
-                self.totals.setdefault(key, ExactSum()).merge(ExactSum.decode(change))
+                total = ExactSum.decode(change)
+                total.merge(self.totals.get(key, ExactSum()))
+                self.totals[key] = total  # Another one: see `remember`.
 
     def remember(self) -> Callable[[], None]:
-        totals = [(key, total.encode()) for key, total in self.totals.items()]
-        blocks = self.blocks_seen.copy()
+        totals, blocks = dict(self.totals), self.blocks_seen.copy()
 
         def put_back() -> None:
-            self.totals = {key: ExactSum.decode(total) for key, total in totals}
+            self.totals = dict(totals)
             self.own, self.blocks_seen = {}, blocks
 
         return put_back
