@@ -117,7 +117,7 @@ class LoaderState(BaseState):
 
         def put_back() -> None:
             put_cursor_back()
-            self.run = run
+            self.run, self.pending = run, None
 
         return put_back
 
