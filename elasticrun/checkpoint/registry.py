@@ -151,6 +151,10 @@ class Registry:
             and not self._has_ended(name)
         ]
 
+    def restrict_to(self, states: Iterable[BaseState]) -> None:
+        """Have these states alone, as at an earlier boundary."""
+        self._states = {state.name: state for state in states}
+
     def end_epochs(self, num_epochs: int) -> None:
         """Forget the states that end with one of the first `num_epochs` epochs."""
         self._num_ended_epochs = num_epochs

@@ -205,14 +205,13 @@ class Rescue:
         """
         if self._is_off or not self._is_somebody_dead(is_in_loop=is_in_loop):
             return
-        dead = ", ".join(map(str, self._dead())) or "on another machine"
         try:
             self._records.break_off()
             self._offer()
             told = self._hear()
             chosen = self._choose(told)
             if chosen is not None:
-                self._save(chosen, told, why=f"the death of rank {dead}")
+                self._save(chosen, told)
         except Exception as error:
             # The death is what the program has ended with; this must not hide it.
             logger.warning(
@@ -314,10 +313,14 @@ class Rescue:
             return []
         return [r for r in range(self._world_size) if number not in parts.get(r, {})]
 
-    def _save(self, kept: Kept, told: Mapping[int, Any], *, why: str) -> None:
+    def _save(self, kept: Kept, told: Mapping[int, Any]) -> None:
+        offers = [rank for rank, each in told.items() if each["offer"] is not None]
+        dead = [rank for rank in self._records.ranks if rank not in offers]
+        whose = ", ".join(map(str, dead)) or "on another machine"
         parts = [
             _by_number(each["parts"]).get(kept.number, {}) for each in told.values()
         ]
+        self._states.restrict_to(state for state, _ in kept.put_back)
         for state, put_back in kept.put_back:
             put_back()
             if own := [each[state.name] for each in parts if state.name in each]:
@@ -327,7 +330,7 @@ class Rescue:
             offer = _by_number(each["offer"]).get(kept.number, {"gathered": {}})
             for name, text in offer["gathered"].items():
                 gathered.setdefault(name, {})[rank] = base64.b64decode(text)
-        why = f"by rank {self._records.rank} after {why}"
+        why = f"by rank {self._records.rank} after the death of rank {whose}"
         checkpoint = self._saver.save_alone(
             kept.position.encode(),
             gathered,

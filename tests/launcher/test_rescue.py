@@ -59,7 +59,7 @@ def resumed_at(job: Running) -> list[str]:
 def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the end of a training in which nobody dies."""
     end = end_of(mortal(Stage(tmp_path_factory.mktemp("calm")), []))
-    assert end.endswith(" 600 600 600 0")
+    assert end.endswith(" 600 600 600 3 0")
     return end
 
 

@@ -56,7 +56,7 @@ scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 model = AdaptiveDataParallel(net, optimizer, scheduler)
 train = AdaptiveDataLoader(data, batch_size=20, shuffle=True)
 valid = AdaptiveDataLoader(data, batch_size=50, even_batches=False)
-counts = Variables(trained=0, validated=0, lost=0)
+counts = Variables(trained=0, validated=0, lost=0, made=0)
 in_training = Accumulator(name="in-training")
 
 
@@ -85,6 +85,9 @@ for epoch in remaining_epochs_until(NUM_EPOCHS):
                 raise
             counts.lost += 1
     scheduler.step()
+    made = Variables(name=f"made-in-{epoch}", number=0)
+    made.number += 1
+    counts.made += made.number
     maybe_die("between", epoch, 0)
     model.eval()
     total = Accumulator()
@@ -101,5 +104,5 @@ with in_training.synchronized():
 state = {**net.state_dict(), "rate": torch.tensor(optimizer.param_groups[0]["lr"])}
 digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in state.values()))
 if elasticrun.rank() == 0:
-    ended = [counts.trained, counts.validated, samples, counts.lost]
+    ended = [counts.trained, counts.validated, samples, counts.made, counts.lost]
     print("END", digest.hexdigest(), *ended, flush=True)
