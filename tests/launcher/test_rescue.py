@@ -22,8 +22,10 @@ from elasticrun.testing import read_trace
 from tests.launcher.running import (
     Running,
     Start,
+    impatient,
     run,
     running,
+    take_for_hung,
     variables,
     wait_until_nothing_is_left,
 )
@@ -214,8 +216,29 @@ def test_a_survivor_that_is_killed_while_it_saves_leaves_the_last_checkpoint(
     ]
 
 
+def is_held_up(job: Running) -> bool:
+    """Return whether the launcher knows that the others are a boundary further."""
+    places = [each["position"] or "" for each in job.status()["members"]]
+    return [place.partition("sample ")[2][:3] for place in places] == [
+        "100",
+        "80 ",
+        "100",
+    ]
+
+
 def test_a_hang_is_rescued_by_who_does_not(stage: Stage, calm: str) -> None:
-    job = mortal(stage, [(1, "hang", 1, 4)], *("--hang-timeout", 5))
+    own = {"ELASTICRUN_RESCUE": "always", "DEATHS": json.dumps([(1, "hang", 1, 4)])}
+    options = ["--replicas", 3]
+    command = impatient(stage)
+    with running(stage, *options, script=SCRIPT, command=command, **own) as job:
+        wait_until(lambda: stage.num_delivered(1))
+        since = time.monotonic()
+        wait_until(lambda: stage.has("hangs") and is_held_up(job))
+        take_for_hung(stage, since)
+        log = stage.checkpoints / "logs" / "generation-0000" / "rank-1.log"
+        wait_until(lambda: "in maybe_die" in log.read_text(), "a stack")
+        stage.mark("dumped")
+        assert job.wait() == 0, job.events
     assert end_of(job) == calm
-    assert resumed_at(job) == ["epoch 1, loop 0, sample 80 of `loader-0`"]
+    assert resumed_at(job) == ["epoch 1, loop 0, sample 100 of `loader-0`"]
     assert "rank 1 passed no boundary for" in job.events

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -40,7 +41,8 @@ def maybe_die(place: str, epoch: int, batch: int) -> None:
         if rank == elasticrun.rank() and where == [place, epoch, batch]:
             os.kill(os.getpid(), signal.SIGKILL)
         hangs = rank == elasticrun.rank() and where == ["hang", epoch, batch]
-        if hangs and place == "forward":
+        if hangs and place == "step":
+            Path(os.environ["LAUNCHER_TEST"], "marks", "hangs").touch()
             threading.Event().wait()
         if generation == DIES_SAVING and where[1:] == [epoch, batch]:
             # A survivor of this generation, in the rescue that is about to come.
