@@ -131,7 +131,7 @@ class Rescue:
             self._kept, self._steps_at = [], self.num_steps
         del self._kept[1:]
         try:
-            if is_whole and not self.num_open:
+            if is_whole:
                 self._kept.append(self._keep(number, position))
                 self._record()
         except (CannotRescueError, RecordTooLargeError) as error:
@@ -162,7 +162,8 @@ class Rescue:
             if part is not None:
                 parts[state.name] = part
         text = json.dumps(parts) if parts else "{}"
-        return Kept(number, position, put_back, self._num_closed > 0, text)
+        is_complete = self._num_closed > 0 and not self.num_open
+        return Kept(number, position, put_back, is_complete, text)
 
     def _record(self, offer: Mapping[int, Any] | None = None) -> None:
         """Record the parts of the boundaries that are kept, and what is offered."""

@@ -152,10 +152,11 @@ def test_sums_after_a_rescue_are_exact_or_there_is_none(
 
 
 def test_a_program_that_catches_the_error_of_a_collective_loses_no_batch(
-    stage: Stage, calm: str
+    stage: Stage,
 ) -> None:
+    """Nor a part of one: of two models, one has made its step."""
     job = mortal(stage, [(1, "forward", 0, 4), (0, "backward", 1, 2)], CATCHES=1)
-    assert end_of(job) == calm
+    assert end_of(job).endswith(" 600 600 600 3 0")
 
 
 def test_it_can_be_left_out(stage: Stage, calm: str) -> None:

@@ -56,6 +56,10 @@ net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(1
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 model = AdaptiveDataParallel(net, optimizer, scheduler)
+if CATCHES:
+    other_net = nn.Linear(6, 1)
+    other_optimizer = torch.optim.SGD(other_net.parameters(), lr=0.01)
+    other = AdaptiveDataParallel(other_net, other_optimizer, name="other")
 train = AdaptiveDataLoader(data, batch_size=20, shuffle=True)
 valid = AdaptiveDataLoader(data, batch_size=50, even_batches=False)
 counts = Variables(trained=0, validated=0, lost=0, made=0)
@@ -64,6 +68,10 @@ in_training = Accumulator(name="in-training")
 
 def step(inputs: torch.Tensor, targets: torch.Tensor, epoch: int) -> None:
     place = epoch, train.batch_index
+    if CATCHES:  # Another model makes its step before this one fails.
+        other_optimizer.zero_grad()
+        nn.functional.mse_loss(other(inputs), targets).backward()
+        other_optimizer.step()
     maybe_die("forward", *place)
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(inputs), targets)
