@@ -20,8 +20,7 @@ import base64
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,9 +76,6 @@ class Rescue:
 
     Attributes:
         num_steps: How often an optimizer has stepped, or what else changes in a step.
-        num_open: Reductions of gradients that have begun and have not come to their
-            end: of such a step nothing is known, also where the program has caught
-            their error and goes on.
         outcome: What this replica has saved, for people; empty if it has not.
     """
 
@@ -102,8 +98,7 @@ class Rescue:
         self._may_cost = may_cost
         self._has_lost = has_lost
         self.num_steps = 0
-        self.num_open = 0
-        self._num_closed = 0
+        self._num_reduced = 0
         self._steps_at = -1  # As of the boundaries that are kept.
         self._kept: list[Kept] = []  # The first one since the last step, and the last.
         self._cost = _Cost()
@@ -137,22 +132,14 @@ class Rescue:
         except (CannotRescueError, RecordTooLargeError) as error:
             self._kept = []
             self._explain(str(error))
-        self._num_closed = 0
+        self._num_reduced = 0
         is_too_much = self._cost.is_too_much(begun, time.perf_counter())
         if is_too_much and not self._may_cost:
             self._turn_off()
 
-    def close_reduction(self) -> None:
-        """Note that a reduction has come to its end."""
-        self.num_open -= 1
-        self._num_closed += 1
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Note what all replicas do together, in a block that may raise."""
-        self.num_open += 1
-        yield
-        self.num_open -= 1
+    def note_reduction(self) -> None:
+        """Note that gradients of all replicas have been averaged."""
+        self._num_reduced += 1
 
     def _keep(self, number: int, position: Position) -> Kept:
         put_back, parts = [], {}
@@ -162,8 +149,7 @@ class Rescue:
             if part is not None:
                 parts[state.name] = part
         text = json.dumps(parts) if parts else "{}"
-        is_complete = self._num_closed > 0 and not self.num_open
-        return Kept(number, position, put_back, is_complete, text)
+        return Kept(number, position, put_back, self._num_reduced > 0, text)
 
     def _record(self, offer: Mapping[int, Any] | None = None) -> None:
         """Record the parts of the boundaries that are kept, and what is offered."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -20,7 +19,6 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.rescue import Rescue
 from elasticrun.parallel.weighing import call_after_backward
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -113,8 +111,7 @@ class Reduction:
         if self._module.training and not is_compiling():  # The count would be a guard.
             self._job.num_forward_passes += 1
         if self._has_common_buffers and self._module.training and is_reduced:
-            with nullcontext() if self._job.rescue is None else self._job.rescue.open():
-                broadcast_buffers(ddp)
+            broadcast_buffers(ddp)
         return output
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +150,9 @@ class Reduction:
         if not self._is_over:
             self._is_over = self._is_reduced
             if self._is_reduced and self._job.rescue is not None:
-                self._note_reduction(self._job.rescue)
+                # DDP's last work is a callback, too, which comes before the second one.
+                note = self._job.rescue.note_reduction
+                call_after_backward(partial(call_after_backward, note))
             return
         raise ElasticRunError(
             f"gradients of {type(self._module).__name__} came after those of its last "
@@ -164,15 +163,6 @@ class Reduction:
             "losses and call backward() once, or let each loss have its forward pass "
             "and then at once its backward pass."
         )
-
-    def _note_reduction(self, rescue: Rescue) -> None:
-        """Let a rescue know of a backward pass that does not come to its end.
-
-        DDP, too, does its last work in a callback, which comes before the second one.
-        """
-        rescue.num_open += 1
-        end = partial(call_after_backward, rescue.close_reduction)
-        call_after_backward(end)
 
 
 def fix_buckets(ddp: DistributedDataParallel) -> None:
