@@ -115,7 +115,7 @@ class GradientHooks:
         if loader is not None:
             loop = loader.running_loop
             part = loop.current.part
-            if self._meter is not None:
+            if self._meter is not None and loader.has_one_weight:
                 self._is_measured = self._meter.measures(loop.current)
             if is_training:
                 for optimizer in self._optimizers:

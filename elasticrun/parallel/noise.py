@@ -76,7 +76,7 @@ class NoiseMeter:
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
         """Take a gradient, as it adds to what is averaged over the replicas."""
         step = self._step
-        if step is None or step.is_over:
+        if step is None:
             return
         if not self._keeps:
             if (
@@ -102,9 +102,8 @@ class NoiseMeter:
 
     def end_pass(self) -> None:
         """Take the gradients of the whole global batch: a backward pass has ended."""
-        step = self._step
-        if step is not None and not step.is_over:
-            step.take_total(_gradients(self._parameters))
+        if self._step is not None:
+            self._step.take_total(_gradients(self._parameters))
 
     def end_step(self, loop: Loop | None) -> None:
         """Keep what the step tells: an optimizer has stepped with its gradients."""
@@ -154,7 +153,7 @@ class _Step:
         chunk_squares: Of the chunks before, each over its share of the samples.
         total_square: Of the gradients of all replicas together.
         is_spoilt: Whether it tells nothing.
-        is_over: Whether an optimizer has stepped: what comes later does not count.
+        is_over: Whether an optimizer has stepped, and what the step tells is kept.
     """
 
     def __init__(self, loop: Loop, gradients: list[Tensor]) -> None:
