@@ -181,7 +181,7 @@ class AdaptiveDataParallel(nn.Module):
 
     @property
     def noise(self) -> Noise:
-        """The noise of gradients, as measured in up to 256 steps.
+        """The noise of gradients, as measured in the newer half of 512 steps or fewer.
 
             print(model.noise)  # critical batch size 812 +- 95 (measured in 64 steps)
 

@@ -131,6 +131,18 @@ def test_evaluation_has_whole_batches() -> None:
     assert len(list(training.loader)) == 10
 
 
+@pytest.mark.usefixtures("job", "each_step")
+def test_the_older_half_is_forgotten() -> None:
+    training = Training(network(), 3)
+    numbers = []
+    for x, y in training.loader:
+        training.backward(x, y, zeroes=True)
+        training.optimizer.step()
+        if training.loader.is_step:
+            numbers.append(training.model.noise.num_steps)
+    assert numbers == [*range(1, 9), *[8] * 8, 9, 9, 10, 10]
+
+
 @pytest.mark.usefixtures("each_step")
 def test_it_is_kept_in_checkpoints(tmp_path: Path) -> None:
     with generation(tmp_path) as job:
