@@ -88,7 +88,7 @@ class Autoscaler(BaseState):
     def end_step(self, part: Part) -> None:
         """Note that a global batch has been trained with, of which this is the last."""
         now = time.perf_counter()
-        if self._last_time is not None:
+        if self._last_time is not None and self._job.boundary.decides:
             local_size = -(-part.global_batch_size // self._job.world_size)
             num_micro = part.micro + 1
             replicas = self._job.world_size

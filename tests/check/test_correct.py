@@ -36,7 +36,7 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
 
 
 def test_batch_sizes_are_not_decided_in_a_check(tmp_path: Path) -> None:
-    options = ("--at", "0:0:2", "--max-epochs", 1, "--max-batches", 6)
+    options = ("--at", "0:0:2", "--max-epochs", 1, "--max-batches", 15)
     found = check(tmp_path, "decides.py", *options)
     assert found.code == 0, found.report
 

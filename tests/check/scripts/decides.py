@@ -17,7 +17,7 @@ torch.manual_seed(0)
 net = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
 model = AdaptiveDataParallel(net, optimizer, measure_noise=True)
-train = AdaptiveDataLoader(TensorDataset(torch.randn(24, 2)), 2, shuffle=True)
+train = AdaptiveDataLoader(TensorDataset(torch.randn(32, 2)), 2, shuffle=True)
 train.autoscale(8)
 train._autoscaler.choose = lambda: random.SystemRandom().randint(2, 8)
 
