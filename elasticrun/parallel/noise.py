@@ -84,7 +84,7 @@ class NoiseMeter:
             ):  # Norms do not add up: sums are kept from now on.
                 self._keeps = step.is_spoilt = True
             step.sums[parameter] = None
-            step.norms.append(_norm(_values(gradient.detach())))
+            step.norms.append(_norm(gradient))
             return
         before = step.sums.get(parameter)
         gradient = gradient.detach()
@@ -192,14 +192,16 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """Return what of a gradient may be other than 0."""
+    """Return what of a gradient may be other than 0, without its graph."""
+    if gradient.requires_grad:
+        gradient = gradient.detach()
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _norm(gradient: Tensor) -> Tensor:
     """Return the norm; that of a low precision would be too rough, or infinite."""
     dtype = torch.float32 if gradient.dtype in _LOW else None
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(_values(gradient), dtype=dtype)
     return norm
 
 
