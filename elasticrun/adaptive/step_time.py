@@ -62,6 +62,7 @@ class StepTime:
         ).reshape(np.broadcast(num_nodes, num_replicas, size, num_micro).shape)
 
 
+@np.errstate(all="ignore")  # Of points that are tried and not taken.
 def fit(steps: Sequence[TimedSteps]) -> StepTime:
     """Return the model that is nearest to steps that were timed, at least one.
 

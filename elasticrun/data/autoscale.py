@@ -88,7 +88,7 @@ class Autoscaler(BaseState):
     def end_step(self, part: Part) -> None:
         """Note that a global batch has been trained with, of which this is the last."""
         now = time.perf_counter()
-        if self._last_time is not None:
+        if self._last_time is not None and self._job.boundary.decides:
             local_size = -(-part.global_batch_size // self._job.world_size)
             num_micro = part.micro + 1
             replicas = self._job.world_size
@@ -102,7 +102,7 @@ class Autoscaler(BaseState):
     def decide(self) -> bool:
         """Decide at this boundary; return whether sizes are to change. Collective."""
         place = self._place()
-        if place is None or place <= self._state.sizes[-1][0]:
+        if place is None:
             return False
         self._noise_record().sum_parts()
         size: int | None = gather(self.choose() if self._job.rank == 0 else None)[0]

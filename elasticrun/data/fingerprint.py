@@ -102,9 +102,6 @@ class LoaderState(BaseState):
         if self._order is not None:
             self._order.plan = self.sizes
 
-    def sync(self) -> None:
-        self._written = None
-
     def after_save(self) -> None:
         self._written, self.pending = self.pending, None
 

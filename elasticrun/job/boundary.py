@@ -54,9 +54,12 @@ class Boundary:
         before_save: Called before states are saved.
 
     Attributes:
+        decides: Whether anything may be decided by the time that steps take.
         exit_code: The exit code with which the job has stopped, or None.
         rescue: Remembers each boundary; None without another replica.
     """
+
+    decides = True
 
     def __init__(
         self,
@@ -199,7 +202,7 @@ class Boundary:
 
     def decide(self) -> bool:
         """Let it be decided what the save here is to hold; return if anything was."""
-        if self._saver is None or self._decider is None:
+        if self._saver is None or self._decider is None or not self.decides:
             return False
         self._saver.finish()  # So that the save comes right after the decision.
         return self._decider()

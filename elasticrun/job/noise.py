@@ -13,7 +13,8 @@ from elasticrun.adaptive.noise import MeasuredStep, Noise, measure_step, summari
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.replicas.gathering import gather
 
-_MOST_STEPS = 256  # Older ones are forgotten: the noise changes while a job trains.
+_MOST_STEPS = 512  # That are kept.
+_FEWEST_STEPS = 8  # That count, as long as there are so many.
 
 
 class StepPart(NamedTuple):
@@ -50,8 +51,12 @@ class NoiseRecord(BaseState):
 
     @property
     def noise(self) -> Noise:
-        """The noise, as of the steps whose parts were added up."""
-        return summarize(self._steps)
+        """The noise, as of the newer half of the steps whose parts were added up.
+
+        Gradients of the beginning, which are larger by far, are soon forgotten so.
+        """
+        num_old = min(len(self._steps) // 2, max(len(self._steps) - _FEWEST_STEPS, 0))
+        return summarize(list(self._steps)[num_old:])
 
     def add(self, part: StepPart) -> None:
         """Keep this replica's part of a step. All replicas measure the same steps."""

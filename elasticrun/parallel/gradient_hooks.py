@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,11 +53,6 @@ class GradientHooks:
         reduction: What averages their gradients over replicas, if there are several.
         weighing: Knows which backward passes begin with weighed losses.
         meter: Measures the noise of gradients in some steps, if it is to be known.
-
-    Attributes:
-        listeners: Called at the end of each backward pass, when the gradients of a
-            micro-batch are complete, with whether those of the global batch are: these
-            are also averaged then, the others hidden.
     """
 
     def __init__(
@@ -71,7 +65,7 @@ class GradientHooks:
     ) -> None:
         self._weighing = weighing
         self._meter = meter
-        self._is_measured = False
+        self._measuring: NoiseMeter | None = None  # In a batch that is measured.
         self._parameters = list(module.parameters())
         self._partial = PartialGradients(
             self._parameters, weighing, is_reduced=reduction is not None
@@ -96,7 +90,6 @@ class GradientHooks:
         self._has_warned = False
         self._optimizers: list[OptimizerHooks] = []
         self._is_in_pass = False
-        self.listeners: list[Callable[[bool], None]] = []
 
     @property
     def has_unstepped(self) -> bool:
@@ -111,16 +104,17 @@ class GradientHooks:
         loader = loader_if_any()
         # In case that an exception has left them.
         self._weighing.counts_met, self._is_in_pass = None, False
-        part, self._is_measured = None, False
+        part, self._measuring = None, None
         if loader is not None:
             loop = loader.running_loop
             part = loop.current.part
-            if self._meter is not None:
-                self._is_measured = self._meter.measures(loop.current)
+            meter = self._meter
+            if meter and loader.has_one_weight and meter.measures(loop.current):
+                self._measuring = meter
             if is_training:
                 for optimizer in self._optimizers:
                     optimizer.note_forward(loop)
-        is_prepared = part is self._prepared_part and not self._is_measured
+        is_prepared = part is self._prepared_part and self._measuring is None
         if is_prepared and not self._partial.hides:
             return True
         return self._place_hooks(loader, part)
@@ -136,11 +130,11 @@ class GradientHooks:
         hides = self._partial.hides or not is_step
         self._multiplied_part = None
         self._multipliers.clear()
-        is_seen = self._is_measured or self.listeners
-        if hides or weight != 1.0 or is_seen:
+        is_measured = self._measuring is not None
+        if hides or weight != 1.0 or is_measured:
             self._hook(hides=hides)
             self._prepared_part = _NEVER
-            if weight and not (hides or self._searches_unused or is_seen):
+            if weight and not (hides or self._searches_unused or is_measured):
                 self._multiplied_part = part
         else:
             self.unhook()
@@ -236,8 +230,8 @@ class GradientHooks:
                 self._partial.make_room(parameter)
                 self._partial.counts_met |= counts_met or {None}
         weighed = self._weigh(loader, gradient, counts_met)
-        if self._is_measured and self._meter is not None and gradient is not None:
-            self._meter.add(parameter, gradient if weighed is None else weighed[0])
+        if self._measuring is not None and gradient is not None:
+            self._measuring.add(parameter, gradient if weighed is None else weighed[0])
         return weighed
 
     def _weigh(
@@ -272,7 +266,7 @@ class GradientHooks:
     def _begin_pass(self, loader: LoopedLoader | None) -> None:
         """Get ready for the first gradient of a backward pass."""
         self._is_in_pass = True
-        meter = self._meter if self._is_measured else None
+        meter = self._measuring
         if meter is not None and loader is not None:
             meter.begin_pass(loader.running_loop)
         # In two turns, so that DDP's own callback, which averages, comes before.
@@ -286,16 +280,10 @@ class GradientHooks:
             self._hide_earlier(loader)
 
     def _end_pass(self) -> None:
-        """Tell that the gradients of a micro-batch or of its global batch are complete.
-
-        Where hooks only multiply gradients it is not called; listeners prevent that.
-        """
+        """Get ready for another backward pass; look at what this one has come to."""
         self._is_in_pass = False
-        is_complete = not is_between_micro_batches()
-        if self._meter is not None and self._is_measured and is_complete:
-            self._meter.end_pass()
-        for listener in self.listeners:
-            listener(is_complete)
+        if self._measuring is not None and not is_between_micro_batches():
+            self._measuring.end_pass()
 
     def _after_adding(self, parameter: Tensor, *_: Any) -> None:
         if is_between_micro_batches():

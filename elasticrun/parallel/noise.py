@@ -76,7 +76,7 @@ class NoiseMeter:
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
         """Take a gradient, as it adds to what is averaged over the replicas."""
         step = self._step
-        if step is None or step.is_over:
+        if step is None:
             return
         if not self._keeps:
             if (
@@ -84,7 +84,7 @@ class NoiseMeter:
             ):  # Norms do not add up: sums are kept from now on.
                 self._keeps = step.is_spoilt = True
             step.sums[parameter] = None
-            step.norms.append(_norm(_values(gradient.detach())))
+            step.norms.append(_norm(gradient))
             return
         before = step.sums.get(parameter)
         gradient = gradient.detach()
@@ -102,9 +102,8 @@ class NoiseMeter:
 
     def end_pass(self) -> None:
         """Take the gradients of the whole global batch: a backward pass has ended."""
-        step = self._step
-        if step is not None and not step.is_over:
-            step.take_total(_gradients(self._parameters))
+        if self._step is not None:
+            self._step.take_total(_gradients(self._parameters))
 
     def end_step(self, loop: Loop | None) -> None:
         """Keep what the step tells: an optimizer has stepped with its gradients."""
@@ -154,7 +153,7 @@ class _Step:
         chunk_squares: Of the chunks before, each over its share of the samples.
         total_square: Of the gradients of all replicas together.
         is_spoilt: Whether it tells nothing.
-        is_over: Whether an optimizer has stepped: what comes later does not count.
+        is_over: Whether an optimizer has stepped, and what the step tells is kept.
     """
 
     def __init__(self, loop: Loop, gradients: list[Tensor]) -> None:
@@ -193,14 +192,16 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """Return what of a gradient may be other than 0."""
+    """Return what of a gradient may be other than 0, without its graph."""
+    if gradient.requires_grad:
+        gradient = gradient.detach()
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _norm(gradient: Tensor) -> Tensor:
     """Return the norm; that of a low precision would be too rough, or infinite."""
     dtype = torch.float32 if gradient.dtype in _LOW else None
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(_values(gradient), dtype=dtype)
     return norm
 
 

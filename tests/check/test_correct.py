@@ -35,6 +35,12 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
     }
 
 
+def test_batch_sizes_are_not_decided_in_a_check(tmp_path: Path) -> None:
+    options = ("--at", "0:0:2", "--max-epochs", 1, "--max-batches", 15)
+    found = check(tmp_path, "decides.py", *options)
+    assert found.code == 0, found.report
+
+
 def test_the_digits_example(tmp_path: Path) -> None:
     (tmp_path / "digits.py").write_bytes((ROOT / "examples/digits.py").read_bytes())
     kept = tmp_path / "digits-checkpoints"

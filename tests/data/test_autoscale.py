@@ -25,10 +25,8 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
-from elasticrun.checkpoint.inspection.entries import choose_checkpoint
-from elasticrun.checkpoint.inspection.plan import show_plans
-from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.data.autoscale import Autoscaler
+from tests.checkpoint.inspection.running import run
 from tests.support.data import Numbers
 from tests.support.full_disk import fail_for_space
 from tests.support.generations import run_once
@@ -119,8 +117,7 @@ def test_a_failed_save_drops_the_decision(
     with pytest.warns(CheckpointWarning, match="No space left"):
         sizes = run_once(script, tmp_path)
     assert sizes == [4] * 6 + [16, 16, 8]
-    checkpoint = choose_checkpoint(storage_at(tmp_path), "newest")
-    assert list(show_plans(checkpoint, as_json=False)) == ["train: {0: 4, 24: 16}"]
+    assert run(tmp_path, "plan").lines == ["train: {0: 4, 24: 16}"]
 
 
 def test_it_goes_on_without_autoscale_and_with_the_recorded_plan(
@@ -140,12 +137,19 @@ def test_it_goes_on_without_autoscale_and_with_the_recorded_plan(
         return [number for batch in loader for number in batch.tolist()]
 
     run_once(script, tmp_path / "job")
-    checkpoint = choose_checkpoint(storage_at(tmp_path / "job"), "newest")
-    assert list(show_plans(checkpoint, as_json=False)) == ["train: {0: 4, 8: 8}"]
-    assert list(show_plans(checkpoint, as_json=True)) == ['{"train": {"0": 4, "8": 8}}']
+    assert run(tmp_path / "job", "plan").lines == ["train: {0: 4, 8: 8}"]
+    values = run(tmp_path / "job", "plan", 1, "--json").values
+    assert values == {"train": {"0": 4, "8": 8}}
     assert run_once(plain, tmp_path / "job") == list(range(24, 64))
     with pytest.raises(CheckpointError, match="4 as the batch size"):
         run_once(lambda: plain(8), tmp_path / "job")
+
+
+def test_without_a_loader_there_is_no_plan(tmp_path: Path) -> None:
+    run_once(save_all_states, tmp_path)
+    said = run(tmp_path, "plan")
+    assert said.code == 2
+    assert "has no loader with a batch size" in said.errors
 
 
 def test_at_the_end_of_an_epoch_the_next_one_is_decided(tmp_path: Path) -> None:

@@ -58,29 +58,6 @@ def test_gradients_are_hidden_until_the_last_micro_batch() -> None:
     assert seen == [0, 0, 0, 1.5]
 
 
-@pytest.mark.parametrize("size", [None, 2])
-def test_listeners_are_told_when_gradients_are_complete(size: int | None) -> None:
-    net = linear()
-    model = AdaptiveDataParallel(net)
-    seen: list[Any] = []
-    model._gradient_hooks.listeners.append(
-        lambda is_complete: seen.append((is_complete, grad_of(net)))
-    )
-    for batch in loader(size):
-        net.zero_grad()
-        backward(model, batch)
-    complete = [(True, 1.5), (True, 5.5)]
-    if size is None:
-        assert seen == complete
-    else:
-        assert seen == [(False, 0.0), complete[0], (False, 0.0), complete[1]]
-
-
-def grad_of(net: nn.Linear) -> float:
-    assert net.weight.grad is not None
-    return net.weight.grad.item()
-
-
 def test_gradients_from_before_are_hidden_with_them() -> None:
     net = nn.Sequential(linear(1.0), linear(1.0))
     earlier = net[1].weight.grad = torch.ones(1, 1)

@@ -85,6 +85,25 @@ def test_gradients_that_add_to_earlier_ones_are_not_measured() -> None:
 
 
 @pytest.mark.usefixtures("job", "each_step")
+def test_sparse_gradients_and_those_of_a_low_precision_count_alike() -> None:
+    found = []
+    for name, sparse in [("dense", False), ("sparse", True), ("bfloat16", False)]:
+        torch.manual_seed(0)
+        net = nn.Embedding(8, 3, sparse=sparse)
+        if name == "bfloat16":
+            net.bfloat16()
+        optimizer = torch.optim.SGD(net.parameters(), 0.0)
+        model = AdaptiveDataParallel(net, optimizer, name=name, measure_noise=True)
+        for (x,) in AdaptiveDataLoader(TensorDataset(torch.arange(64) % 5), 6):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        found.append((model.noise.covariance, model.noise.squared_norm))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[2] == pytest.approx(found[0], rel=0.1)
+
+
+@pytest.mark.usefixtures("job", "each_step")
 def test_infinite_gradients_are_not_measured() -> None:
     training = Training(network(), 12)
     for x, y in training.loader:
@@ -129,6 +148,18 @@ def test_evaluation_has_whole_batches() -> None:
     assert len(list(training.loader)) == 5
     training.model.train()
     assert len(list(training.loader)) == 10
+
+
+@pytest.mark.usefixtures("job", "each_step")
+def test_the_older_half_is_forgotten() -> None:
+    training = Training(network(), 3)
+    numbers = []
+    for x, y in training.loader:
+        training.backward(x, y, zeroes=True)
+        training.optimizer.step()
+        if training.loader.is_step:
+            numbers.append(training.model.noise.num_steps)
+    assert numbers == [*range(1, 9), *[8] * 8, 9, 9, 10, 10]
 
 
 @pytest.mark.usefixtures("each_step")

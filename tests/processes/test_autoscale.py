@@ -102,13 +102,21 @@ def test_kills_in_every_batch_lose_no_sample(tmp_path: Path, by_epochs: bool) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [7, 11])
-def test_kills_within_saves_lose_no_sample(tmp_path: Path, step: int) -> None:
-    program = Program(str(tmp_path / "job"))
-    for kill_at in itertools.count(9, step):
-        if not run_until_killed(replace(program, kill_at=kill_at % 60 + 20), 1):
+@pytest.mark.parametrize("world_sizes", [(1,), (2, 3, 1)])
+def test_kills_within_saves_lose_no_sample(
+    tmp_path: Path, world_sizes: tuple[int, ...]
+) -> None:
+    is_one_size = len(world_sizes) == 1
+    program = Program(str(tmp_path / "job"), scaling="auto" if is_one_size else "sqrt")
+    num_kills = 0
+    for kill_at, world_size in zip(
+        itertools.count(9, 4), itertools.cycle(world_sizes), strict=False
+    ):
+        if not run_until_killed(replace(program, kill_at=kill_at), world_size):
             break
-    assert_as_planned(program, run(program, 1), 1, is_exact=True)
+        num_kills += 1
+    assert num_kills > 3
+    assert_as_planned(program, run(program, 1), 1, is_exact=is_one_size)
 
 
 @pytest.mark.slow

@@ -76,10 +76,12 @@ def measured(
         scaler.update()
         if kind == "adversaries":  # Another loss comes after the step, and is dropped.
             mse_loss(model(x), -y).backward()
-    # In the first step nobody knows yet that two passes make one gradient.
-    assert model.noise.num_steps == num_batches - (kind == "two losses")
     assert model._noise is not None
-    return list(model._noise._steps)
+    model._noise.sum_parts()
+    steps = list(model._noise._steps)
+    # In the first step nobody knows yet that two passes make one gradient.
+    assert len(steps) == num_batches - (kind == "two losses")
+    return steps
 
 
 def assert_unbiased(steps: list[MeasuredStep]) -> None:

@@ -150,15 +150,13 @@ class CheckedJob(Job):
 class CheckedBoundary(Boundary):
     """Stops, saves or dies where the plan says so, on all replicas alike."""
 
+    decides = False  # Runs would differ.
+
     def __init__(self, job: CheckedJob, plan: Plan, **parts: Any) -> None:
         super().__init__(**parts)
         self._job = job
         self._plan = plan
         self._is_doomed = False
-
-    def decide(self) -> bool:
-        """Decide nothing: by the time that steps take, runs would differ."""
-        return False
 
     def reach(self, *, ends_epoch: bool = False) -> None:
         if self._is_doomed:
