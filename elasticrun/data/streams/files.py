@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import operator
 import os
 import tarfile
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from elasticrun.errors import ElasticRunError
 _BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
 _NEWLINE = 10
 _ROWS_AT_ONCE = 512
+_without_end = operator.methodcaller("rstrip", "\r\n")
 
 
 def open_file(name: str) -> IO[bytes]:
@@ -91,13 +93,12 @@ class TextLines(Streams):
             skip_to(file, int(offset))
             lines = io.TextIOWrapper(file, "utf-8", newline="\n")
             try:
-                for line in itertools.islice(lines, first - number, None):
-                    yield line.rstrip("\r\n")
-                    first += 1
+                yield from map(
+                    _without_end, itertools.islice(lines, first - number, None)
+                )
             except UnicodeDecodeError as error:
                 raise ElasticRunError(
-                    f"{self.names[stream]}, behind line {first}: {error}. The text "
-                    "must be UTF-8."
+                    f"{self.names[stream]}: {error}. The text must be UTF-8."
                 ) from error
 
     def describe(self, index: int) -> str:
