@@ -57,7 +57,8 @@ class TextLines(Streams):
     Args:
         paths: Files, patterns or URLs (of fsspec: s3://, gs://, https://).
         parse: From a line, without its end, to what is read; `json.loads` for JSON. It
-            is called before `transform`, where a sample is delivered, too.
+            is called before `transform`, where a sample is delivered, too, and draws
+            nothing at random.
         options: Those of `Streams`.
     """
 
@@ -69,9 +70,14 @@ class TextLines(Streams):
         transform: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
+        self._draws = transform is not None
         if parse is not None and transform is not None:
             transform = Chained(parse, transform)
         super().__init__(paths_of(paths), transform=transform or parse, **options)
+
+    @property
+    def draws(self) -> bool:
+        return self._draws
 
     def scan(self, stream: int) -> Scan:
         """Count the lines; a mark is an offset."""

@@ -51,6 +51,11 @@ class InLanes(Dataset[Any], ABC):
         return True
 
     @property
+    def draws(self) -> bool:
+        """Whether reading a sample may draw at random, so that it is seeded."""
+        return True
+
+    @property
     def beginning(self) -> str:
         """The first samples as text, where nothing else tells that data is the same."""
         return ""
@@ -192,6 +197,10 @@ class Streams(InLanes):
     def scan(self, stream: int) -> Scan:
         """Return how many samples a stream has, and marks to enter it by."""
         return Scan(self.count(stream))
+
+    @property
+    def draws(self) -> bool:
+        return self.transform is not None
 
     @property
     def kind(self) -> str | None:

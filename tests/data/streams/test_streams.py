@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -125,15 +125,47 @@ def test_members_of_a_combined_loader_may_be_streams(job: Any) -> None:
     assert sorted(flat(turn[1] for turn in turns)) == list(range(50))
 
 
-def test_transforms_draw_alike_with_and_without_workers(job: Any) -> None:
+def drawing(number: int) -> int:
+    return number + random.randrange(1000)
+
+
+def parsed_and_drawn(folder: Path) -> TextLines:
+    (folder / "a").write_text("1\n2\n3\n")
+    return TextLines(folder / "a", parse=int, transform=drawing)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: Numbers(*LENGTHS, lanes=3, transform=drawing),
+        parsed_and_drawn,
+        lambda folder: Mixed(
+            {"a": Numbers(8), "b": parsed_and_drawn(folder)},
+            {"a": 1, "b": 1},
+            num_samples=20,
+        ),
+        lambda _: Mixed({"a": Draws(), "b": range(6)}, {"a": 1, "b": 1}, num_samples=9),
+    ],
+)
+def test_transforms_draw_alike_with_and_without_workers(
+    job: Any, make: Any, tmp_path: Path
+) -> None:
     def drawn(num_workers: int) -> list[Any]:
-        streams = Numbers(*LENGTHS, lanes=3, transform=lambda n: n + random.random())
+        streams = make(tmp_path)
         loader = AdaptiveDataLoader(
             streams, 8, True, seed_each="sample", num_workers=num_workers
         )
         return flat(loader)
 
     assert run_once(lambda: drawn(2)) == run_once(lambda: drawn(0))
+
+
+class Draws(Dataset[int]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> int:
+        return drawing(index)
 
 
 @pytest.mark.parametrize("what", ["sampler", "batch_sampler"])
