@@ -476,6 +476,8 @@ def test_broken_samples_are_left_out_and_counted(tmp_path: Path) -> None:
     assert run_once(read, tmp_path / "job") == good
     again = run_once(lambda: (integer.num_calls, read())[0], tmp_path / "job")
     assert again == len(good) + 3  # No line was tried a second time.
+    with generation(tmp_path / "job"):
+        assert len(TextLines(tmp_path / "[ab]", parse=integer)) == 2200
 
 
 def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
@@ -496,6 +498,18 @@ def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
     delivered = []
     run_once(lambda: script(4), tmp_path / "job")
     assert run_once(script, tmp_path / "job") == calm
+
+
+def test_other_broken_samples_are_no_resume(tmp_path: Path) -> None:
+    def script(text: str) -> None:
+        (tmp_path / "a").write_text(text)
+        lines = TextLines(tmp_path / "a", parse=int, skip_broken=True)
+        for _ in AdaptiveDataLoader(lines, 1):
+            request_stop()
+
+    run_once(lambda: script("?\n1\n22\n"), tmp_path / "job")
+    with pytest.raises(CheckpointError, match="a checksum of the order"):
+        run_once(lambda: script("1\n?\n222\n"), tmp_path / "job")
 
 
 def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:
