@@ -127,7 +127,8 @@ class StreamReader:
                 ) from error
             num_read = len(kept) - had
             self._next += num_read
-            self._num_failures *= not num_read
+            if num_read:
+                self._num_failures = 0
             if failure is not None:
                 self._wait_after(failure)
             elif self._next < end:

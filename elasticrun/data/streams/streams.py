@@ -224,9 +224,17 @@ class Streams(InLanes):
 
     def count_all(self) -> None:
         """Count the streams, unless that was done."""
-        if self._scans is None:
-            with program_generators_kept():  # Data sets and transforms may draw.
-                self._scans = self.scan_all()
+        if self._scans is not None:
+            return
+        with program_generators_kept():  # Data sets and transforms may draw.
+            self._scans = self.scan_all()
+        if self.num_broken and current_job().rank == 0:
+            logger.warning(
+                "%s: %d samples are broken and left out, for which %s raises.",
+                type(self).__name__,
+                self.num_broken,
+                name_of(self.transform),
+            )
 
     def scan_all(self) -> list[Scan]:
         """Return the scan of each stream, kept or made now."""

@@ -480,6 +480,14 @@ def test_broken_samples_are_left_out_and_counted(tmp_path: Path) -> None:
         assert len(TextLines(tmp_path / "[ab]", parse=integer)) == 2200
 
 
+def test_broken_samples_are_told(
+    job: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_broken(tmp_path)
+    len(TextLines(tmp_path / "a", parse=int, skip_broken=True))
+    assert "442 samples are broken and left out, for which int raises" in caplog.text
+
+
 def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
     good = write_broken(tmp_path)
 
