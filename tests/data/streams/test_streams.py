@@ -60,11 +60,19 @@ def flat(batches: Any) -> list[int]:
 LENGTHS = (30, 0, 7, 41, 12)
 
 
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"drop_last": True},
+        {"shuffle": True},
+        {"batch_size": {0: 4, 30: 11}, "max_local_batch_size": 3},
+    ],
+)
 def test_a_loop_goes_on_at_the_sample(options: dict[str, Any], tmp_path: Path) -> None:
     def script(stop_in: int = -1) -> list[tuple[int, list[int]]]:
         streams = Numbers(*LENGTHS, lanes=3, window=5)
-        loader = AdaptiveDataLoader(streams, 8, **options)
+        loader = AdaptiveDataLoader(streams, **{"batch_size": 8, **options})
         for epoch in remaining_epochs_until(2):
             for batch in loader:
                 delivered.append((epoch, batch.tolist()))
@@ -85,6 +93,42 @@ def test_a_loop_goes_on_at_the_sample(options: dict[str, Any], tmp_path: Path) -
         assert run_once(lambda at=stop_in: script(at), directory) is None
         assert len(delivered) in (stop_in, stop_in + 1)
         assert run_once(script, directory) == calm
+
+
+def test_a_state_dict_is_where_the_loader_was() -> None:
+    def loader() -> Any:
+        return AdaptiveDataLoader(Numbers(*LENGTHS, lanes=3, window=5), 8, True)
+
+    with generation():
+        first = loader()
+        batches = iter(first)
+        delivered = flat(itertools.islice(batches, 5))
+        state = first.state_dict()
+        rest = flat(batches)
+    with generation():
+        second = loader()
+        second.load_state_dict(state)
+        assert flat(second) == rest
+    assert sorted(delivered + rest) == list(range(90))
+
+
+def test_a_loop_over_streams_in_the_body_of_another_one(tmp_path: Path) -> None:
+    def script(stop_in: int = -1) -> list[list[int]]:
+        outer = AdaptiveDataLoader(Numbers(*LENGTHS, lanes=3, window=5), 40, True)
+        inner = AdaptiveDataLoader(Numbers(6, 5, lanes=2), 4, True)
+        for batch in outer:
+            bodies.append([*batch.tolist(), *flat(inner), *flat(inner.batches(2))])
+            if len(bodies) == stop_in:
+                request_stop()
+        return bodies
+
+    bodies: list[list[int]] = []
+    calm = run_once(script)
+    assert len(calm) == 3
+    assert all(sorted(body[-19:-8]) == list(range(11)) for body in calm)
+    bodies = []
+    run_once(lambda: script(1), tmp_path)
+    assert run_once(script, tmp_path) == calm
 
 
 def test_endless_batches_go_on_in_other_passes(tmp_path: Path) -> None:
