@@ -72,6 +72,10 @@ class Endless(Streams):
         return False
 
     @property
+    def draws(self) -> bool:
+        return self._streams.draws
+
+    @property
     def identity(self) -> str:
         return f"{self._seed} {self._streams.identity}"
 

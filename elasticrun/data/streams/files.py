@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import operator
 import os
 import tarfile
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from elasticrun.errors import ElasticRunError
 _BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
 _NEWLINE = 10
 _ROWS_AT_ONCE = 512
+_without_end = operator.methodcaller("rstrip", "\r\n")
 
 
 def open_file(name: str) -> IO[bytes]:
@@ -55,7 +57,8 @@ class TextLines(Streams):
     Args:
         paths: Files, patterns or URLs (of fsspec: s3://, gs://, https://).
         parse: From a line, without its end, to what is read; `json.loads` for JSON. It
-            is called before `transform`, where a sample is delivered, too.
+            is called before `transform`, where a sample is delivered, too, and draws
+            nothing at random.
         options: Those of `Streams`.
     """
 
@@ -67,9 +70,14 @@ class TextLines(Streams):
         transform: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
+        self._draws = transform is not None
         if parse is not None and transform is not None:
             transform = Chained(parse, transform)
         super().__init__(paths_of(paths), transform=transform or parse, **options)
+
+    @property
+    def draws(self) -> bool:
+        return self._draws
 
     def scan(self, stream: int) -> Scan:
         """Count the lines; a mark is an offset."""
@@ -91,13 +99,12 @@ class TextLines(Streams):
             skip_to(file, int(offset))
             lines = io.TextIOWrapper(file, "utf-8", newline="\n")
             try:
-                for line in itertools.islice(lines, first - number, None):
-                    yield line.rstrip("\r\n")
-                    first += 1
+                yield from map(
+                    _without_end, itertools.islice(lines, first - number, None)
+                )
             except UnicodeDecodeError as error:
                 raise ElasticRunError(
-                    f"{self.names[stream]}, behind line {first}: {error}. The text "
-                    "must be UTF-8."
+                    f"{self.names[stream]}: {error}. The text must be UTF-8."
                 ) from error
 
     def describe(self, index: int) -> str:

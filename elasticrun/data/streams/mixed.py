@@ -94,6 +94,11 @@ class Mixed(InLanes):
         return list(self.sources)[self._number_of(index)]
 
     @property
+    def draws(self) -> bool:
+        sources = self.sources.values()
+        return any(s.draws if isinstance(s, InLanes) else True for s in sources)
+
+    @property
     def beginning(self) -> str:
         own = [s.beginning for s in self.sources.values() if isinstance(s, InLanes)]
         return "; ".join(filter(None, own))

@@ -18,6 +18,7 @@ from elasticrun.data.streams.streams import Streams, name_of, text_of
 from elasticrun.errors import ElasticRunError
 
 NO_DOCUMENT = -1
+_NUM_COMPARED = 64  # Tokens of a document by which a tokenizer is known again.
 
 
 class Packed(Streams):
@@ -81,7 +82,7 @@ class Packed(Streams):
     @cached_property
     def beginning(self) -> str:
         documents = (
-            tokens.tolist()
+            [len(tokens), *tokens[:_NUM_COMPARED].tolist()]
             for stream in range(len(self.names))
             for _, tokens in self._documents(stream, 0)
         )

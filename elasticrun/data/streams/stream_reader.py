@@ -13,6 +13,7 @@ from elasticrun.errors import ElasticRunError
 
 logger = logging.getLogger(__name__)
 
+_AHEAD = 16  # Samples that are read at once.
 _SLOW_SECONDS = 5.0  # To enter a stream: worth a warning.
 # Between attempts to read from a storage that fails, about a minute in all.
 _WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -31,6 +32,9 @@ class StreamReader:
 
     Samples that are passed over are kept until they are asked for, or the window has
     gone by. Anything else begins anew at the window's first sample.
+
+    Attributes:
+        kept: What was read, by its number; whoever takes a sample takes it out of here.
 
     Args:
         name: What messages call the stream.
@@ -57,43 +61,39 @@ class StreamReader:
         self._is_counted = is_counted
         self._samples: Iterator[Any] | None = None
         self._next = 0
-        self._kept: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}
         self._num_failures = 0  # In a row.
 
     @property
     def is_at_end(self) -> bool:
         """Whether all was read, and asked for."""
-        return self._next == self._length and not self._kept
+        return self._next == self._length and not self.kept
 
-    def read(self, number: int) -> Any:
-        """Return a sample.
+    def come_to(self, number: int) -> None:
+        """Read a sample that is not kept, and a few more.
 
         Raises:
             ElasticRunError: The stream has fewer or more samples than it had, or cannot
                 be read.
         """
-        kept = self._kept
-        if number in kept:
-            return kept.pop(number)
+        kept = self.kept
         if self._samples is None or number < self._next:
             self._enter(max(0, number - self._window + 1), number)
-        self._keep_before(number)
-        sample = self._advance()
-        if self._length <= self._window:
-            self._keep_before(self._length)
+        is_short = self._length <= self._window
+        ahead = self._length if is_short else min(self._window, _AHEAD)
+        self._read_before(min(number + ahead, self._length))
         gone = number - self._window
         while kept and (oldest := next(iter(kept))) <= gone:
             del kept[oldest]
         if self._next == self._length and self._samples is not None:
             self._check_end()
-        return sample
 
     def _enter(self, first: int, number: int) -> None:
         self._samples = None
-        self._kept.clear()
+        self.kept.clear()
         self._next = first
         start = time.monotonic()
-        self._keep_before(number)
+        self._read_before(number)
         seconds = time.monotonic() - start
         if seconds > _SLOW_SECONDS:
             logger.warning(
@@ -105,37 +105,40 @@ class StreamReader:
                 seconds,
             )
 
-    def _keep_before(self, number: int) -> None:
-        while (passed := self._next) < number:
-            self._kept[passed] = self._advance()
-
-    def _advance(self) -> Any:
-        """Return the next sample."""
-        try:
-            if self._samples is None:
-                self._samples = iter(self._open_at(self._next))
-            sample = next(self._samples)
-        except StopIteration:
-            raise ElasticRunError(
-                f"{self._name} ends after {self._next} samples, but had "
-                f"{self._length} when they were counted. It has changed, or it depends "
-                "on the rank or the worker that reads it, as a data set does that "
-                "shares itself out. Give the whole of it to every replica, and start "
-                "anew if the data has changed."
-            ) from None
-        except OSError as error:
-            self._wait_after(error)
-            return self._advance()
-        except ElasticRunError:
-            raise
-        except Exception as error:
-            raise ElasticRunError(
-                f"sample {self._next} of {self._name} cannot be read: {error!r}. Mend "
-                "the stream, or what reads it."
-            ) from error
-        self._next += 1
-        self._num_failures = 0
-        return sample
+    def _read_before(self, end: int) -> None:
+        """Read on up to a number; what is read is kept."""
+        kept = self.kept
+        while self._next < end:
+            had = len(kept)
+            failure = None
+            try:
+                if self._samples is None:
+                    self._samples = iter(self._open_at(self._next))
+                # Not one by one: a loop here would take longer than reading lines.
+                kept.update(zip(range(self._next, end), self._samples, strict=False))
+            except ElasticRunError:
+                raise
+            except OSError as error:
+                failure = error
+            except Exception as error:
+                raise ElasticRunError(
+                    f"sample {self._next + len(kept) - had} of {self._name} cannot be "
+                    f"read: {error!r}. Mend the stream, or what reads it."
+                ) from error
+            num_read = len(kept) - had
+            self._next += num_read
+            if num_read:
+                self._num_failures = 0
+            if failure is not None:
+                self._wait_after(failure)
+            elif self._next < end:
+                raise ElasticRunError(
+                    f"{self._name} ends after {self._next} samples, but had "
+                    f"{self._length} when they were counted. It has changed, or it "
+                    "depends on the rank or the worker that reads it, as a data set "
+                    "does that shares itself out. Give the whole of it to every "
+                    "replica, and start anew if the data has changed."
+                )
 
     def _wait_after(self, error: OSError) -> None:
         """Wait before another attempt where the storage fails for a while."""

@@ -87,17 +87,20 @@ def reader_of(
         has_lanes: Whether the data set is read in streams.
     """
     dataset: Any = loader.dataset
+    reader = Reader(dataset)
     if has_lanes:
         dataset = dataset.apart()
+        reader = Reader(dataset, draws=dataset.draws)
     if has_lanes and loader.num_workers:
-        return _ByLanes(loader, dataset)
-    source = _source(loader, dataset, is_seeded=each_sample or is_ahead)
+        return _ByLanes(loader, reader)
+    source = _source(loader, reader, is_seeded=each_sample or is_ahead)
     if loader.num_workers or loader.pin_memory:
         return _ByTorch(loader, source, pin_memory=loader.pin_memory)
     return _Here(source)
 
 
-def _source(loader: DataLoader[Any], dataset: Any, *, is_seeded: bool) -> Source:
+def _source(loader: DataLoader[Any], reader: Reader, *, is_seeded: bool) -> Source:
+    dataset = reader.dataset
     is_here = loader.num_workers == 0
     whole = in_memory(dataset, loader.collate_fn)
     if whole is not None and (is_here or whole.device.type == "cpu"):
@@ -105,7 +108,7 @@ def _source(loader: DataLoader[Any], dataset: Any, *, is_seeded: bool) -> Source
         cut = cut_into_tensors(whole.device) if is_here else as_lists
         return Source(whole, _unchanged, False, cut)
     if is_seeded or not is_here:
-        return Source(Reader(dataset), loader.collate_fn, True, as_lists)
+        return Source(reader, loader.collate_fn, True, as_lists)
     is_by_tensor = takes_tensor(dataset)
     cut = cut_into_tensors(None) if is_by_tensor else as_lists
     return Source(dataset, loader.collate_fn, False, cut)
@@ -182,13 +185,13 @@ class _ByLanes(BatchReader):
     cut = staticmethod(as_lists)
     names_lanes = True
 
-    def __init__(self, loader: DataLoader[Any], dataset: Any) -> None:
+    def __init__(self, loader: DataLoader[Any], reader: Reader) -> None:
         self._num_workers = loader.num_workers
         self._collate = loader.collate_fn
         self._is_default = self._collate is default_collate
         self._is_pinned = loader.pin_memory
         collate = _collated_if_any if self._is_default else _unchanged
-        source = Source(Reader(dataset), collate, True, as_lists)
+        source = Source(reader, collate, True, as_lists)
         self._by_torch = _ByTorch(loader, source, pin_memory=False)
         self._pieces: Iterator[Any] = iter(())
 

@@ -37,10 +37,14 @@ class Reader(Dataset[Any]):
     Seeded are Python's `random`, NumPy's global generator and torch's CPU generator. A
     worker process belongs to its loader, so they are left as the last sample left
     them; in the main process the program's own generators continue undisturbed.
+
+    Args:
+        draws: Whether reading may draw at random; else nothing is seeded.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, draws: bool = True) -> None:
         self.dataset = dataset
+        self._draws = draws
         self._takes_tensor = takes_tensor(dataset)
 
     def __len__(self) -> int:
@@ -55,6 +59,8 @@ class Reader(Dataset[Any]):
             return self._read_seeded(indices, seed)
 
     def _read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+        if not self._draws:
+            return batch_reading(self.dataset)(indices)
         if isinstance(seed, list):
             return self._read_each_seeded(indices, seed)
         seed_generators(seed)

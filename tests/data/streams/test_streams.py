@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -60,11 +60,19 @@ def flat(batches: Any) -> list[int]:
 LENGTHS = (30, 0, 7, 41, 12)
 
 
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"drop_last": True},
+        {"shuffle": True},
+        {"batch_size": {0: 4, 30: 11}, "max_local_batch_size": 3},
+    ],
+)
 def test_a_loop_goes_on_at_the_sample(options: dict[str, Any], tmp_path: Path) -> None:
     def script(stop_in: int = -1) -> list[tuple[int, list[int]]]:
         streams = Numbers(*LENGTHS, lanes=3, window=5)
-        loader = AdaptiveDataLoader(streams, 8, **options)
+        loader = AdaptiveDataLoader(streams, **{"batch_size": 8, **options})
         for epoch in remaining_epochs_until(2):
             for batch in loader:
                 delivered.append((epoch, batch.tolist()))
@@ -85,6 +93,42 @@ def test_a_loop_goes_on_at_the_sample(options: dict[str, Any], tmp_path: Path) -
         assert run_once(lambda at=stop_in: script(at), directory) is None
         assert len(delivered) in (stop_in, stop_in + 1)
         assert run_once(script, directory) == calm
+
+
+def test_a_state_dict_is_where_the_loader_was() -> None:
+    def loader() -> Any:
+        return AdaptiveDataLoader(Numbers(*LENGTHS, lanes=3, window=5), 8, True)
+
+    with generation():
+        first = loader()
+        batches = iter(first)
+        delivered = flat(itertools.islice(batches, 5))
+        state = first.state_dict()
+        rest = flat(batches)
+    with generation():
+        second = loader()
+        second.load_state_dict(state)
+        assert flat(second) == rest
+    assert sorted(delivered + rest) == list(range(90))
+
+
+def test_a_loop_over_streams_in_the_body_of_another_one(tmp_path: Path) -> None:
+    def script(stop_in: int = -1) -> list[list[int]]:
+        outer = AdaptiveDataLoader(Numbers(*LENGTHS, lanes=3, window=5), 40, True)
+        inner = AdaptiveDataLoader(Numbers(6, 5, lanes=2), 4, True)
+        for batch in outer:
+            bodies.append([*batch.tolist(), *flat(inner), *flat(inner.batches(2))])
+            if len(bodies) == stop_in:
+                request_stop()
+        return bodies
+
+    bodies: list[list[int]] = []
+    calm = run_once(script)
+    assert len(calm) == 3
+    assert all(sorted(body[-19:-8]) == list(range(11)) for body in calm)
+    bodies = []
+    run_once(lambda: script(1), tmp_path)
+    assert run_once(script, tmp_path) == calm
 
 
 def test_endless_batches_go_on_in_other_passes(tmp_path: Path) -> None:
@@ -125,15 +169,47 @@ def test_members_of_a_combined_loader_may_be_streams(job: Any) -> None:
     assert sorted(flat(turn[1] for turn in turns)) == list(range(50))
 
 
-def test_transforms_draw_alike_with_and_without_workers(job: Any) -> None:
+def drawing(number: int) -> int:
+    return number + random.randrange(1000)
+
+
+def parsed_and_drawn(folder: Path) -> TextLines:
+    (folder / "a").write_text("1\n2\n3\n")
+    return TextLines(folder / "a", parse=int, transform=drawing)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: Numbers(*LENGTHS, lanes=3, transform=drawing),
+        parsed_and_drawn,
+        lambda folder: Mixed(
+            {"a": Numbers(8), "b": parsed_and_drawn(folder)},
+            {"a": 1, "b": 1},
+            num_samples=20,
+        ),
+        lambda _: Mixed({"a": Draws(), "b": range(6)}, {"a": 1, "b": 1}, num_samples=9),
+    ],
+)
+def test_transforms_draw_alike_with_and_without_workers(
+    job: Any, make: Any, tmp_path: Path
+) -> None:
     def drawn(num_workers: int) -> list[Any]:
-        streams = Numbers(*LENGTHS, lanes=3, transform=lambda n: n + random.random())
+        streams = make(tmp_path)
         loader = AdaptiveDataLoader(
             streams, 8, True, seed_each="sample", num_workers=num_workers
         )
         return flat(loader)
 
     assert run_once(lambda: drawn(2)) == run_once(lambda: drawn(0))
+
+
+class Draws(Dataset[int]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> int:
+        return drawing(index)
 
 
 @pytest.mark.parametrize("what", ["sampler", "batch_sampler"])
@@ -444,6 +520,16 @@ def test_broken_samples_are_left_out_and_counted(tmp_path: Path) -> None:
     assert run_once(read, tmp_path / "job") == good
     again = run_once(lambda: (integer.num_calls, read())[0], tmp_path / "job")
     assert again == len(good) + 3  # No line was tried a second time.
+    with generation(tmp_path / "job"):
+        assert len(TextLines(tmp_path / "[ab]", parse=integer)) == 2200
+
+
+def test_broken_samples_are_told(
+    job: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_broken(tmp_path)
+    len(TextLines(tmp_path / "a", parse=int, skip_broken=True))
+    assert "442 samples are broken and left out, for which int raises" in caplog.text
 
 
 def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
@@ -464,6 +550,18 @@ def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
     delivered = []
     run_once(lambda: script(4), tmp_path / "job")
     assert run_once(script, tmp_path / "job") == calm
+
+
+def test_other_broken_samples_are_no_resume(tmp_path: Path) -> None:
+    def script(text: str) -> None:
+        (tmp_path / "a").write_text(text)
+        lines = TextLines(tmp_path / "a", parse=int, skip_broken=True)
+        for _ in AdaptiveDataLoader(lines, 1):
+            request_stop()
+
+    run_once(lambda: script("?\n1\n22\n"), tmp_path / "job")
+    with pytest.raises(CheckpointError, match="a checksum of the order"):
+        run_once(lambda: script("1\n?\n222\n"), tmp_path / "job")
 
 
 def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:
@@ -512,14 +610,20 @@ def test_a_storage_that_fails_makes_no_sample_broken(job: Any, tmp_path: Path) -
 # Reading one stream.
 
 
+def read(reader: StreamReader, number: int) -> Any:
+    if number not in reader.kept:
+        reader.come_to(number)
+    return reader.kept.pop(number)
+
+
 @given(st.integers(1, 40), st.integers(1, 10), st.data())
 def test_a_reader_gives_any_sample(length: int, window: int, data: Any) -> None:
     reader = StreamReader(
         "s", length, lambda first: iter(range(first, length)), window=window
     )
     for number in data.draw(st.lists(st.integers(0, length - 1), max_size=30)):
-        assert reader.read(number) == number
-        assert len(reader._kept) <= 2 * window
+        assert read(reader, number) == number
+        assert len(reader.kept) <= 2 * window
 
 
 def test_a_storage_that_fails_for_a_while_is_tried_again(
@@ -536,11 +640,11 @@ def test_a_storage_that_fails_for_a_while_is_tried_again(
 
     reader = StreamReader("s", 10, opened, window=1)
     with caplog.at_level(logging.WARNING):
-        assert [reader.read(number) for number in range(10)] == list(range(10))
+        assert [read(reader, number) for number in range(10)] == list(range(10))
     assert caplog.text.count("trying again") == 3
     fails_at = [0] * 3
     with pytest.raises(ElasticRunError, match="sample 0 of s cannot be read: lost 0"):
-        StreamReader("s", 10, opened, window=1).read(0)
+        read(StreamReader("s", 10, opened, window=1), 0)
 
 
 def test_a_stream_that_raises_is_named() -> None:
@@ -550,7 +654,7 @@ def test_a_stream_that_raises_is_named() -> None:
 
     reader = StreamReader("s", 10, opened, window=1)
     with pytest.raises(ElasticRunError, match="sample 4 of s cannot be read: ZeroDiv"):
-        [reader.read(number) for number in range(10)]
+        [read(reader, number) for number in range(10)]
 
 
 def test_a_process_that_is_forked_or_sent_opens_for_itself(job: Any) -> None:
