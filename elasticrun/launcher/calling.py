@@ -230,10 +230,10 @@ def _folder_with(function: Callable[..., Any], args: tuple[Any, ...]) -> Path:
 
 
 def _result_of(job: LaunchedJob) -> list[Any]:
-    """Wait for a job; if the user interrupts that, let it save and end first."""
+    """Wait for a job; if this process is to end, let it save and end first."""
     try:
         return job.result()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         job.interrupt()
         with contextlib.suppress(ElasticRunError):
             job.result()

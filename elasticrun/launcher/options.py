@@ -207,6 +207,8 @@ def parse_nodes(
             f"--nodes {nodes}: give a number from 1 up, or MIN:MAX with "
             "1 <= MIN <= MAX."
         )
+    if most == 1 and endpoint is None:
+        return None  # There is nobody to meet.
     if address is not None and not re.fullmatch(_HOST, address):
         raise OptionError(
             f"--address {address}: give the name or the address of this machine, "

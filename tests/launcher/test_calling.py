@@ -201,3 +201,27 @@ def test_a_job_ends_with_the_process_that_launched_it(
         os.kill(job["pid"], signal.SIGCONT)
     wait_until_nothing_is_left(stage)
     assert list((stage.root / "kept").glob("checkpoint-*/manifest.json"))
+
+
+EXITING = """
+import signal, sys
+from pathlib import Path
+import elasticrun
+from tests.launcher.called import train
+
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))
+elasticrun.launch(train, Path(sys.argv[1]), 1, replicas=1, checkpoint_dir=sys.argv[2])
+"""
+
+
+def test_a_call_that_is_to_end_waits_until_the_job_has_saved(stage: Stage) -> None:
+    """As one that submitit is about to submit again."""
+    directory = stage.root / "saved"
+    command = [sys.executable, "-c", EXITING, str(stage.root), str(directory)]
+    with subprocess.Popen(command, env=variables(stage), cwd=stage.root) as process:
+        ask = functools.partial(running.elasticrun, stage, "status", "--json")
+        wait_until(lambda: '"training"' in ask().stdout)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait() == 9
+        assert processes_of(stage) == []
+    assert len(list(directory.glob("checkpoint-*/manifest.json"))) == 1

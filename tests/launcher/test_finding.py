@@ -201,6 +201,7 @@ def test_a_node_is_told_to_leave_and_a_signal_after_that_hurries_nobody(
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith("saving and leaving\n")
     assert first.wait() == 75
+    assert "the leave command: saving at the next boundary\n" in first.events
     assert "ending at once" not in first.events
     stage.mark("go-2")
     finish(stage, second, is_calm=True)

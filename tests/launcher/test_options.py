@@ -61,7 +61,8 @@ PLACE = Path("/checkpoints")
 
 
 def test_a_number_or_a_range_and_where_they_meet() -> None:
-    assert parse_nodes(None, None, place=PLACE) is None
+    for alone in (None, "1", "1:1"):
+        assert parse_nodes(alone, None, place=PLACE) is None
     for text, least, most in (("3", 3, 3), ("2:4", 2, 4)):
         settings = parse_nodes(text, "host-1.example:4000", place=PLACE)
         assert settings is not None

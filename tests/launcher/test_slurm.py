@@ -1,4 +1,4 @@
-"""The recipe of docs/usage.md on a real Slurm, and replicas that srun starts."""
+"""The recipe of docs/slurm.md on a real Slurm, and replicas that srun starts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elasticrun.testing import read_trace
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
-from tests.launcher.running import PROGRAM, REPOSITORY, variables
+from tests.launcher.running import PROGRAM, REPOSITORY, processes_of, variables
 from tests.support.slurm import Slurm, cluster
 from tests.support.stage import Stage, wait_until
 
@@ -24,7 +25,7 @@ HOLDS = [f"--hold {number}:{3 * number + 3}" for number in range(MOST_GENERATION
 # What must be another thing on a machine that has neither GPUs nor time.
 CHANGES = {
     " --gpus-per-node=4": "",
-    "--replicas 4": "--replicas 1 --no-lint",
+    "--replicas 4": "--replicas 1 --no-lint --address 127.0.0.1",
     "train.py": f"{PROGRAM} $HOME {' '.join(HOLDS)}",
 }
 WARNING = " --signal=B:USR1@120"
@@ -45,7 +46,7 @@ def slurm(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sl
 
 def recipe(stage: Stage, *, is_warned: bool = True) -> Path:
     """Return the batch script of the documentation."""
-    [text] = RECIPE.findall((REPOSITORY / "docs" / "usage.md").read_text())
+    [text] = RECIPE.findall((REPOSITORY / "docs" / "slurm.md").read_text())
     for before, after in CHANGES.items():
         assert before in text
         text = text.replace(before, after)
@@ -59,16 +60,41 @@ def recipe(stage: Stage, *, is_warned: bool = True) -> Path:
     return path
 
 
-def end_of(stage: Stage, slurm: Slurm, job: str) -> None:
-    """Let the job come to its end, and check what it has trained."""
+def wait_until_held(stage: Stage, slurm: Slurm, jobs: list[str], least: int) -> int:
+    """Wait until two replicas of a generation are held; return its number."""
+    found: list[int] = []
+
+    def is_held() -> bool:
+        for job in jobs:
+            slurm.hurry(job)
+            state = slurm.show(job)["JobState"]
+            assert state not in ("FAILED", "CANCELLED"), outputs(stage)
+        found.extend(
+            number
+            for number in range(least, MOST_GENERATIONS)
+            if stage.has(f"held-{number}-0", f"held-{number}-1")
+        )
+        return bool(found)
+
+    wait_until(is_held, f"generation {least}")
+    return found[0]
+
+
+def outputs(stage: Stage) -> str:
+    return "".join(path.read_text() for path in sorted(stage.root.glob("output*")))
+
+
+def end_of(stage: Stage, slurm: Slurm, *jobs: str) -> None:
+    """Let the jobs come to their end, and check what was trained."""
     for generation in range(MOST_GENERATIONS):
         stage.mark(f"go-{generation}")
 
-    def has_ended() -> bool:
-        slurm.hurry(job)
-        return slurm.show(job)["JobState"] == "COMPLETED"
+    def have_ended() -> bool:
+        for job in jobs:
+            slurm.hurry(job)
+        return {slurm.show(job)["JobState"] for job in jobs} == {"COMPLETED"}
 
-    wait_until(has_ended, "its end")
+    wait_until(have_ended, "its end")
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
     assert 2 in {line["world_size"] for line in read_trace(stage.trace)}
 
@@ -81,31 +107,15 @@ def test_the_recipe_goes_on_whatever_ends_an_allocation(
     options = ["--parsable", "--time=10", "--job-name=test", f"--output={output}"]
     job = slurm.run("sbatch", *options, recipe(stage)).strip()
 
-    def held(least: int) -> int | None:
-        slurm.hurry(job)
-        assert slurm.show(job)["JobState"] not in ("FAILED", "CANCELLED"), (
-            output.read_text()
-        )
-        for number in range(least, MOST_GENERATIONS):
-            if stage.has(f"held-{number}-0", f"held-{number}-1"):
-                return number
-        return None
-
-    def wait_until_held(least: int) -> int:
-        wait_until(lambda: held(least) is not None, f"generation {least}")
-        number = held(least)
-        assert number is not None
-        return number
-
-    number = wait_until_held(0)
+    number = wait_until_held(stage, slurm, [job], 0)
     slurm.run("scontrol", "requeue", job)
-    number = wait_until_held(number + 1)
+    number = wait_until_held(stage, slurm, [job], number + 1)
     mark = stage.root / "marks" / "preempted"
     wrap = f"--wrap=touch {mark}"
     slurm.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", wrap,
               f"--output={output}-2", "--wait")  # fmt: skip
     assert mark.exists()
-    number = wait_until_held(number + 1)
+    number = wait_until_held(stage, slurm, [job], number + 1)
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
     wait_until(lambda: "SIGUSR1: saving" in output.read_text(), "the warning")
     wait_until(lambda: slurm.show(job)["JobState"] == "PENDING", "the queue")
@@ -125,6 +135,53 @@ def test_the_time_limit_saves_without_a_warning(stage: Stage, slurm: Slurm) -> N
     assert "stopped; checkpoint 1 is saved" in said
     job = slurm.run("sbatch", *options, "--time=10", script).strip()
     end_of(stage, slurm, job)
+
+
+def test_nodes_of_an_array_come_and_go(stage: Stage, slurm: Slurm) -> None:
+    """Both are sent back into the queue: none is special."""
+    options = ["--parsable", "--time=10", "--job-name=test", "--array=0-1"]
+    options += ["--nodes=1", f"--output={stage.root}/output-%a"]
+    job = slurm.run("sbatch", *options, recipe(stage)).strip()
+    tasks = [f"{job}_{number}" for number in range(2)]
+    number = wait_until_held(stage, slurm, tasks, 0)
+    for task in tasks:
+        slurm.run("scontrol", "requeue", task)
+        number = wait_until_held(stage, slurm, tasks, number + 1)
+    end_of(stage, slurm, *tasks)
+
+
+def test_a_node_leaves_before_the_allocation_shrinks(
+    stage: Stage, slurm: Slurm
+) -> None:
+    output = stage.root / "output"
+    options = ["--parsable", "--time=10", "--job-name=test", f"--output={output}"]
+    job = slurm.run("sbatch", *options, recipe(stage)).strip()
+    wait_until_held(stage, slurm, [job], 0)
+    names = ["scontrol", "show", "hostnames", slurm.show(job)["NodeList"]]
+    *stay, leaves = slurm.run(*names).split()
+    step = ["--overlap", "--nodes=1", "--ntasks=1", f"--jobid={job}", "-w", leaves]
+    pid = launcher_on(stage, leaves)  # All nodes are this machine, and one name.
+    said = slurm.run("srun", *step, "elasticrun", "leave", pid)
+    assert "saving and leaving" in said
+    slurm.run("scontrol", "update", f"JobId={job}", f"NodeList={','.join(stay)}")
+    for generation in range(MOST_GENERATIONS):
+        stage.mark(f"go-{generation}")
+    # The step ends with the highest code of its tasks, so the script asks for more.
+    wait_until(lambda: slurm.show(job)["JobState"] == "PENDING", "the queue")
+    assert "finished after" in outputs(stage)
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+    assert {line["world_size"] for line in read_trace(stage.trace)} == {1, 2}
+    slurm.run("scancel", job)
+
+
+def launcher_on(stage: Stage, node: str) -> int:
+    """Return the launcher that a step has started on a node."""
+    for pid in processes_of(stage):
+        process = psutil.Process(pid)
+        is_launcher = process.cmdline()[1:4] == ["-m", "elasticrun", "run"]
+        if is_launcher and process.environ().get("SLURMD_NODENAME") == node:
+            return pid
+    raise AssertionError(f"no launcher on {node}")
 
 
 TASK = """

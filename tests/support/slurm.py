@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,16 @@ class Slurm:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def hurry(self, job: str) -> None:
-        """Let a job begin that Slurm has queued again for a later time."""
-        if self.show(job)["Reason"] == "BeginTime":
-            self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        """Let a job begin soon that Slurm has queued again for two minutes later.
+
+        In the second in which it was ended a node refuses it: "credential revoked".
+        """
+        shown = self.show(job)
+        if shown["Reason"] == "BeginTime":
+            begin = datetime.fromisoformat(shown["EligibleTime"])
+            if begin > datetime.now() + timedelta(seconds=10):
+                soon = "StartTime=now+2seconds"
+                self.run("scontrol", "update", f"JobId={job}", soon)
 
 
 @contextmanager

@@ -43,6 +43,7 @@ _LAST_CALL = 3  # Seconds for all to see that a round is open; each looks every 
 _BEAT_SECONDS = 2
 _TOKEN_SECONDS = 10.0
 _RETRY_SECONDS = 0.2
+_FIND_SECONDS = 1.0  # Each try writes to a file system that all nodes share.
 _STORE_SECONDS = 60.0
 _PROBE_SECONDS = 10.0
 _FAREWELL_SECONDS = 10.0
@@ -137,7 +138,7 @@ class Rendezvous:
                     # Whoever serves it may come later: no reason to worry so far.
                     is_usual = isinstance(error, ConnectionRefusedError)
                     self._tell("failing", text=why, is_usual=is_usual)
-            time.sleep(_RETRY_SECONDS)
+            time.sleep(_RETRY_SECONDS if self._meeting is None else _FIND_SECONDS)
 
     def _serve_or_reach(self) -> TCPStore | None:
         """Serve the store, or see that another node does."""

@@ -28,7 +28,7 @@ import enum
 from dataclasses import replace
 from pathlib import Path
 
-from elasticrun.errors import STOPPED
+from elasticrun.errors import BY_SIGNAL, STOPPED
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.imports import imports_of
@@ -51,7 +51,7 @@ from elasticrun.replicas.signals import ANNOUNCING
 
 _AFTER_GRACE_SECONDS = 3.0
 _REAP_SECONDS = 1.0
-_ANNOUNCED = {number.name for number in ANNOUNCING}
+_REPEATABLE = {number.name for number in BY_SIGNAL if number not in ANNOUNCING}
 
 
 class Phase(enum.Enum):
@@ -211,9 +211,10 @@ class Supervisor:
             self.nodes.leave(reason, cause)
             self.exit_code = code
         else:
+            can_be_hurried = is_for_all or cause in _REPEATABLE
             self._console.event(
                 f"{cause}: saving at the next boundary"
-                + ("" if cause in _ANNOUNCED else " (again: ends at once)")
+                + " (again: ends at once)" * can_be_hurried
             )
             self.nodes.request_stop(reason, cause)
             self._ask_to_stop(Stop.END, cause)

@@ -65,19 +65,22 @@ def hosts() -> Iterator[Hosts]:
         yield Hosts(names, ends)
 
 
+@pytest.mark.parametrize("where", ["--rdzv-endpoint", "--address"])
 def test_a_node_that_loses_its_link_comes_back_with_it(
-    stage: Stage, hosts: Hosts
+    stage: Stage, hosts: Hosts, where: str
 ) -> None:
-    options = ["--nodes", "1:2", "--rdzv-endpoint", f"{ADDRESSES[0]}:29400"]
-    options += ["--replicas", 1, "--max-restarts", 0, "--save-interval", 0]
-    options += ["--", *HOLDS, "--workers", 1]
+    """Whether they meet at an endpoint or find each other, as who stays serves."""
+    options = ["--nodes", "1:2", "--replicas", 1, "--max-restarts", 0]
+    options += ["--save-interval", 0, "--", *HOLDS, "--workers", 1]
+    told = [f"{ADDRESSES[0]}:29400"] * 2 if where == "--rdzv-endpoint" else ADDRESSES
+    own = [[where, each] for each in told]
     with (
-        running(stage, *options, name="-0", before=hosts.start(0)) as stays,
+        running(stage, *own[0], *options, name="-0", before=hosts.start(0)) as stays,
         ExitStack() as stack,
     ):
         stays.wait_until_held(0, 1)
         lost = stack.enter_context(
-            running(stage, *options, name="-1", before=hosts.start(1))
+            running(stage, *own[1], *options, name="-1", before=hosts.start(1))
         )
         stays.wait_until_said("another node has come")
         stage.mark("stop-0")
