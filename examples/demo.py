@@ -137,7 +137,11 @@ def launched(
         say(f"elasticrun run --replicas {num_replicas} examples/digits.py")
     launcher = subprocess.Popen(
         [*ELASTICRUN, *arguments],
-        env={**os.environ, "ELASTICRUN_TRACE": str(directory / "trace")},
+        env={
+            **os.environ,
+            "ELASTICRUN_TRACE": str(directory / "trace"),
+            "ELASTICRUN_RESCUE": "off",  # Or it would hang on the machine's speed.
+        },
         stdout=None if shown else subprocess.DEVNULL,
         stderr=None if shown else subprocess.DEVNULL,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from elasticrun.saving.opening import (
 from elasticrun.saving.saver import Saver
 from elasticrun.saving.schedule import Schedule
 from elasticrun.saving.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 # How long a replica may wait in a loop for one that is gone, by the kind of device:
 # collectives of gloo fail when a peer is gone; those on GPUs wait for minutes.
@@ -163,7 +166,11 @@ class Job:
         environment = self.environment
         first = environment.rank - environment.local_rank
         neighbours = range(max(0, first), first + environment.local_world_size)
-        records = Records(self.rank, neighbours, store)
+        try:
+            records = Records(self.rank, neighbours, store)
+        except OSError as error:
+            logger.info("no rescue by rank %d: %s", self.rank, error)
+            return None
         if not self.settings.rescue or self.device.type != "cpu":
             records.close()
             return None

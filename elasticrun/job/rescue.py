@@ -190,7 +190,10 @@ class Rescue:
             is_in_loop: Whether the program has ended in the middle of a loop, so that a
                 death may be about to be noticed.
         """
-        if self._is_off or not self._is_somebody_dead(is_in_loop=is_in_loop):
+        has_trained = self._steps_at >= 0  # Else there is nothing to save, or to break.
+        if self._is_off or not has_trained:
+            return
+        if not self._is_somebody_dead(is_in_loop=is_in_loop):
             return
         try:
             self._records.break_off()

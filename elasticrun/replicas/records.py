@@ -50,23 +50,32 @@ class Records:
         rank: This replica's.
         neighbours: The other ranks on this machine.
         store: At which they tell each other where their records are.
+
+    Raises:
+        OSError: This replica may have no such memory, as under a limit of the size of
+            files.
     """
 
     def __init__(self, rank: int, neighbours: range, store: JobStore) -> None:
         self.rank = rank
+        self._store_port = store.address.port
         self._descriptor = os.memfd_create("elasticrun-record")
-        os.ftruncate(self._descriptor, _SIZE)
-        self._memory = mmap.mmap(self._descriptor, _SIZE)
+        try:
+            os.ftruncate(self._descriptor, _SIZE)
+            self._memory = mmap.mmap(self._descriptor, _SIZE)
+        except OSError:
+            os.close(self._descriptor)
+            store.put(_key(rank), None)
+            raise
         token = secrets.token_bytes(16)
         self._memory[_TOKEN] = token
         self._next = 1
         store.put(_key(rank), [os.getpid(), self._descriptor, token.hex()])
         self._others: dict[int, _Other] = {}
         for other in neighbours:
-            if other != rank:
-                found = _open(*store.take(_key(other)))
-                if found is not None:
-                    self._others[other] = found
+            where = None if other == rank else store.take(_key(other))
+            if where is not None and (found := _open(*where)) is not None:
+                self._others[other] = found
 
     @property
     def ranks(self) -> list[int]:
@@ -112,7 +121,8 @@ class Records:
     def break_off(self) -> None:
         """Shut down the connections to the other replicas of this machine.
 
-        In a collective that has lost a replica, one of the others may wait for this
+        But for those to the job's store, at which they may still hear why all end. In a
+        collective that has lost a replica, one of the others may wait for this
         one, which lives, and would wait for it. Gloo has nothing to end it with.
         """
         ends = set()
@@ -120,7 +130,8 @@ class Records:
             with contextlib.suppress(psutil.Error):  # It has ended.
                 ends |= {each.laddr for each in _connections(other.pid)}
         for each in _connections(os.getpid()):
-            if each.raddr in ends:
+            is_of_store = self._store_port in (each.laddr.port, each.raddr.port)
+            if each.raddr in ends and not is_of_store:
                 _shut_down(each.fd, each.raddr)
 
     def claim(self) -> bool:

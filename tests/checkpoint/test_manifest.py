@@ -62,7 +62,7 @@ manifests = st.builds(
         unique_by=lambda record: record.name,
     ).map(tuple),
     values=st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False)),
-    format=st.sampled_from([1, 2]),
+    format=st.sampled_from([1, 2, 3]),
 )
 
 
@@ -80,7 +80,7 @@ def test_it_comes_back(manifest: Manifest) -> None:
 
 def test_people_can_read_it() -> None:
     text = MANIFEST.encode().decode()
-    assert text.startswith('{\n  "format": 2,\n  "job": "digits",\n  "number": 12,\n')
+    assert text.startswith('{\n  "format": 3,\n  "job": "digits",\n  "number": 12,\n')
     fields = json.loads(text)
     assert fields["files"][0] == {"name": "model", "size": 10, "crc32": "0000beef"}
     assert fields["position"] == MANIFEST.position
@@ -175,13 +175,13 @@ def test_a_field_of_another_type_is_damage(
 
 
 def test_other_format_says_who_wrote_it() -> None:
-    data = replace(MANIFEST, format=3, elasticrun_version="0.9.1").encode()
+    data = replace(MANIFEST, format=4, elasticrun_version="0.9.1").encode()
     with pytest.raises(CheckpointError) as caught:
         decode(data, source="/data/manifest.json")
     assert not isinstance(caught.value, DamagedFileError)
     assert str(caught.value) == (
-        "/data/manifest.json has checkpoint format 3, written by elasticrun 0.9.1; "
-        "this elasticrun reads formats 1 to 2. Its states cannot be understood here. "
+        "/data/manifest.json has checkpoint format 4, written by elasticrun 0.9.1; "
+        "this elasticrun reads formats 1 to 3. Its states cannot be understood here. "
         "Go on with the elasticrun that wrote it, or start anew in another checkpoint "
         "directory."
     )

@@ -305,7 +305,7 @@ def test_other_job_is_refused(store: CheckpointStore) -> None:
 def test_other_format_is_refused(store: CheckpointStore) -> None:
     save(store)
     newer = store.begin(2)
-    store.storage.commit(newer.folder, replace(manifest(2), format=3).encode())
+    store.storage.commit(newer.folder, replace(manifest(2), format=4).encode())
     text = re.escape(f"{newer.path}/manifest.json has check")
     with pytest.raises(CheckpointError, match=text):
         store.find_newest()

@@ -130,7 +130,7 @@ def test_another_format_is_refused(saved: Stage) -> None:
     rewrite(newest(saved) / MANIFEST_NAME, format=0, elasticrun_version="0.0.1")
     for error in refusals(saved, 3):
         assert "has checkpoint format 0, written by elasticrun 0.0.1" in error
-        assert "reads formats 1 to 2" in error
+        assert "reads formats 1 to 3" in error
 
 
 def largest(directory: Path) -> Path:

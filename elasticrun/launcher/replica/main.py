@@ -33,7 +33,11 @@ from elasticrun.launcher.replica.reporter import (
     rescued,
 )
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
-from elasticrun.replicas.process_end import close_files, wait_for_threads
+from elasticrun.replicas.process_end import (
+    close_files,
+    flush_files,
+    wait_for_threads,
+)
 from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])
@@ -96,6 +100,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     end = to_line(
         {"type": "end", "has_failed_save": has_failed_save(), "rescued": rescued()}
     )
+    flush_files()  # In a cycle, what a file writes to may be finalized before it.
     _release([*modules_of_program(after=last)])  # What it has replaced fails from here.
     close_files()
     stores.clear()

@@ -43,7 +43,9 @@ class World:
         self.channels: list[Channel] = []
         self.outputs: list[int] = []
         self.logs = logs
-        self.watchdog = Watchdog(self.loop, self.said.append, HangClock(TIMEOUT))
+        self.watchdog = Watchdog(
+            self.loop, self.said.append, HangClock(TIMEOUT), grace=TIMEOUT
+        )
 
     def begin(self, stack: ExitStack) -> None:
         subscriber: Any = Subscriber()
