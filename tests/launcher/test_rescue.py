@@ -34,7 +34,7 @@ from tests.support.stage import Stage, wait_until
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal.py"
 RESUMED = re.compile(r"generation \d+: resumed at (.*)")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(30)
 
 Death = tuple[int, str, int, int]  # Rank, place, epoch, batch.
 
