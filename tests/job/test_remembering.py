@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -37,10 +38,12 @@ class Counted(State):
         self.history = {"losses": [1.0], "best": np.zeros(3)}
 
     def save(self, fileobj: Any) -> None:
-        fileobj.write(repr((self.number, self.history)).encode())
+        values = {**self.history, "best": self.history["best"].tolist()}
+        fileobj.write(json.dumps([self.number, values]).encode())
 
     def load(self, fileobj: Any) -> None:
-        raise NotImplementedError
+        self.number, values = json.loads(fileobj.read())
+        self.history = {**values, "best": np.array(values["best"])}
 
 
 def batch_norm() -> Change:

@@ -144,6 +144,11 @@ class Generation:
         return all(m.report.get("has_trained") for m in self.members)
 
     @property
+    def num_failed(self) -> int:
+        """How many have ended, or raised, on this node."""
+        return sum(m.failure is not None or m.ending is not None for m in self.members)
+
+    @property
     def may_rescue(self) -> bool:
         """Whether one that runs here may save what was trained."""
         return any(member.report.get("can_rescue") for member in self.running)

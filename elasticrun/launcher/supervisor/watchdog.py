@@ -13,6 +13,8 @@ from elasticrun.launcher.supervisor.generation import Generation, Member
 
 _SHORTEST = 540.0  # NCCL ends processes after 600, and says nothing of who hangs.
 _TIMES_USUAL = 20.0
+_SHORTEST_NOTICING = 10.0
+_TIMES_USUAL_NOTICING = 3.0
 _BETTER_CAUSE_SECONDS = 1.0
 _FINALIZING_SECONDS = 10.0
 _MOST_STACKS_SECONDS = 3.0
@@ -44,6 +46,11 @@ class HangClock:
         if self.setting == AUTO:
             return max(self._shortest, _TIMES_USUAL * self._longest)
         return None if self.setting is None else float(self.setting)
+
+    @property
+    def noticing(self) -> float:
+        """Seconds in which one of the others comes to a collective or a boundary."""
+        return max(_SHORTEST_NOTICING, _TIMES_USUAL_NOTICING * self._longest)
 
     def note_gap(self, seconds: float) -> None:
         """Learn from the time between two boundaries of a loop."""
@@ -117,17 +124,18 @@ class Watchdog:
     def on_trouble(self) -> None:
         """End the generation, once it is clear what the trouble began with.
 
-        Those that may save what was trained have the grace for it: they come to an end
-        of themselves. A replica that has raised finalizes what its program has left
-        before.
+        Survivors that may save what was trained come to an end of themselves. Once one
+        of them has, they have the grace for it. A replica that has raised finalizes
+        what its program has left before.
         """
         generation = self._generation
         if generation is None or generation.is_killed:
             return
         if generation.may_rescue:
-            if not self._is_in_trouble:
-                self._is_in_trouble = True
-                self._set_timer(self._grace, generation.kill)
+            has_survivor_failed = generation.num_failed > 1
+            seconds = self._grace if has_survivor_failed else self._hang.noticing
+            self._is_in_trouble = True
+            self._set_timer(min(seconds, self._grace), generation.kill)
             return
         if any(member.failure for member in generation.running):
             self._is_in_trouble = True  # It calls again when that one has ended.
