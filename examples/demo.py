@@ -60,8 +60,8 @@ class Interruption:
 NUM_REPLICAS = 4  # at the start
 STORM = (
     Interruption(0.1, "scale", 2),
-    Interruption(0.36, "kill", 1),
-    Interruption(0.5, "scale", 3),
+    Interruption(0.28, "kill", 1),
+    Interruption(0.35, "scale", 3),
     Interruption(0.86, "stop", 1),
 )
 KILLED = {1}  # generations, by number

@@ -105,6 +105,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
 def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
     """Kill replicas whenever, also while they save, rescale, or rescue."""
     num_kills, epochs, drawn = 300, 4000, random.Random(5)
+    (tmp_path / "calm").mkdir()
     end = end_of(mortal(Stage(tmp_path / "calm"), [], EPOCHS=epochs))
     options = ["--replicas", 3, "--max-restarts", num_kills, "--spares"]
     own = {"ELASTICRUN_RESCUE": "always", "EPOCHS": epochs}
