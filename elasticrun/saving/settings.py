@@ -97,7 +97,15 @@ def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]
     Raises:
         ValueError: `value` is something else.
     """
-    return "always" if value == "always" else parse_switch(value, setting=setting)
+    if value == "always":
+        return "always"
+    try:
+        return parse_switch(value, setting=setting)
+    except ValueError as error:
+        raise ValueError(
+            f"{str(error).rstrip('.')}; or 'always', to be ready for a rescue also where "
+            "that costs more than it may."
+        ) from None
 
 
 def parse_trust_pickle(value: str | Iterable[str], *, setting: str) -> frozenset[str]:

@@ -67,6 +67,8 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("keep_best", "accuracy:max", ("accuracy", "max")),
     ("async_save", "on", True),
     ("async_save", "off", False),
+    ("rescue", "off", False),
+    ("rescue", "always", "always"),
     ("grace", "12.5", 12.5),
     ("stop_signals", "USR2, quit", (15, 2, 12, 3)),
     ("timeout", "90", 90.0),
@@ -139,6 +141,11 @@ def test_a_job_is_named_after_its_script(
         ("timeout", "0", "timeout (ELASTICRUN_TIMEOUT) is '0'; give the seconds"),
         ("timeout", [], "timeout (ELASTICRUN_TIMEOUT) is []"),
         ("async_save", "no", "async_save (ELASTICRUN_ASYNC_SAVE) is 'no'; give True"),
+        (
+            "rescue",
+            "yes",
+            "rescue (ELASTICRUN_RESCUE) is 'yes'; give True or False, in",
+        ),
         *(
             (
                 "grace",
