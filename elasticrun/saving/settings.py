@@ -103,8 +103,8 @@ def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]
         return parse_switch(value, setting=setting)
     except ValueError as error:
         raise ValueError(
-            f"{str(error).rstrip('.')}; or 'always', to be ready for a rescue also where "
-            "that costs more than it may."
+            f"{str(error).rstrip('.')}; or 'always', to be ready for a rescue also "
+            "where that costs more than it may."
         ) from None
 
 

@@ -114,8 +114,9 @@ def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
         for _ in range(num_kills):
             num_resumed = len(resumed_at(job)) + 1
             time.sleep(drawn.uniform(0.2, 2.0))  # A moment, which is what is drawn.
-            victims = [each["pid"] for each in job.status()["members"]]
-            os.kill(drawn.choice(victims), signal.SIGKILL)
+            while not (members := job.status()["members"]):
+                time.sleep(0.05)  # Another generation is about to begin.
+            os.kill(drawn.choice(members)["pid"], signal.SIGKILL)
             wait_until(partial(has_resumed, job, num_resumed))
         assert job.wait() == 0, job.events
         assert end_of(job) == end
