@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.running import REPOSITORY, processes_of, variables
+from tests.launcher.running import REPOSITORY, elasticrun, processes_of, variables
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
@@ -61,7 +62,9 @@ def test_a_call_that_is_preempted_goes_on_where_it_was(
     executor = submitit.LocalExecutor(Path(stage.root / "submitit"))
     executor.update_parameters(timeout_min=60)
     job = executor.submit(own.Train(str(stage.checkpoints)), str(stage.root))
-    wait_until(lambda: stage.has("held-0-0") or job.done(), "a batch")
+    wait_until(lambda: stage.has("held-0-0", "held-0-1") or job.done(), "a batch")
+    # The launcher hears of it a moment later.
+    wait_until(lambda: _state(stage) == "training", "training")
     signalled = psutil.Process(int(job.job_id)).children(recursive=is_all)
     for process in signalled:
         process.send_signal(signal.SIGUSR2)
@@ -72,3 +75,8 @@ def test_a_call_that_is_preempted_goes_on_where_it_was(
     assert set(results) == {1}
     wait_until(lambda: not processes_of(stage))
     stage.check_exactly_once(NUM_SAMPLES)
+
+
+def _state(stage: Stage) -> str:
+    state: str = json.loads(elasticrun(stage, "status", "--json").stdout)["state"]
+    return state
