@@ -182,7 +182,7 @@ class Autoscaler(BaseState):
         """Return whether steps of the size that batches have now were timed."""
         local_size = -(-size // self._job.world_size)
         return any(
-            kind[1] == self._job.world_size and kind[2] * kind[3] == local_size
+            kind[1] == self._job.world_size and round(kind[2] * kind[3]) == local_size
             for kind in self._timed()
         )
 

@@ -143,6 +143,11 @@ class LoaderState(BaseState):
         run = values.pop(_RUN, None) if has_keys else None
         decided = values.pop(_DECIDED, ()) if has_keys else ()
         self._decide(())
+        if decided and [*_pairs(values[_SIZES]), *decided] == _pairs(
+            self.fingerprint[_SIZES]
+        ):
+            # The program is given as its plan what was decided before.
+            values[_SIZES], decided = self.fingerprint[_SIZES], ()
         self._check_fingerprint(
             values,
             whose=f"the checkpoint's loader `{self.loader_name}`",
@@ -218,7 +223,7 @@ class LoaderState(BaseState):
                 f"{', '.join(own)}. The state is that of a loader of another kind (a "
                 "CombinedLoader, or one alone), or was changed."
             )
-        if self.plan is not None and saved[_SIZES] == [list(p) for p in self.sizes]:
+        if self.plan is not None and _pairs(saved[_SIZES]) == _pairs(own[_SIZES]):
             saved = {**saved, _SIZES: own[_SIZES]}  # One size may be a list of a pair.
         differing = [key for key in own if saved[key] != own[key]]
         if differing:
@@ -235,3 +240,8 @@ class LoaderState(BaseState):
 def _encode_plan(plan: SizePlan) -> int | list[list[int]]:
     """Return the sizes as plain values: one number where they never change."""
     return plan[0][1] if len(plan) == 1 else [list(pair) for pair in plan]
+
+
+def _pairs(encoded: int | list[list[int]]) -> list[list[int]]:
+    """Return the pairs of what `_encode_plan` returned."""
+    return [[0, encoded]] if isinstance(encoded, int) else encoded

@@ -98,6 +98,7 @@ def shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:
             try:
                 yield batch
             finally:  # Also if the loop ends with it.
+                bar.total = loop.num_batches  # Which sizes that are decided change.
                 bar.update(loop.current.part.is_step)
     finally:
         bar.close()

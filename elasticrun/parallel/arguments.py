@@ -136,6 +136,22 @@ def check_measurable(module: nn.Module, optimizers: Mapping[str, Any]) -> None:
         )
 
 
+def check_scalable(optimizers: Mapping[str, Any]) -> None:
+    """Refuse to scale rates that nobody can find.
+
+    Raises:
+        ValueError: There is no optimizer, or one that is not torch's.
+    """
+    others = [type(o) for o in optimizers.values() if not isinstance(o, Optimizer)]
+    if others or not optimizers:
+        what = f"a {others[0].__name__}" if others else "none"
+        raise ValueError(
+            "scaling multiplies the learning rates of a torch.optim.Optimizer, and "
+            f"AdaptiveDataParallel was given {what}. Give it the optimizer, or leave "
+            "scaling out."
+        )
+
+
 def check_closures(optimizers: Iterable[Any], *, world_size: int) -> None:
     """Refuse LBFGS over several replicas.
 

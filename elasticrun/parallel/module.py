@@ -26,6 +26,7 @@ from elasticrun.parallel.arguments import (
     check_measurable,
     check_module,
     check_options,
+    check_scalable,
     name_states,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
@@ -98,7 +99,7 @@ class AdaptiveDataParallel(nn.Module):
             wrapped already.
         ValueError: The module has no parameter to train, an optimizer has none of its
             parameters, `static_graph` is set, there is no such `scaling`, or noise is
-            to be measured without an optimizer.
+            to be measured or rates scaled without an optimizer of torch's.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
         ElasticRunError: An optimizer is LBFGS, and there are several replicas; or
@@ -140,6 +141,8 @@ class AdaptiveDataParallel(nn.Module):
         self._weighing = job.get_or_make(Weighing, job.world_size)
         self._noise: NoiseRecord | None = None
         follows_gain = needs_gain(scaling, list(optimizers.values()))
+        if scaling is not None:
+            check_scalable(optimizers)
         if measure_noise or follows_gain:
             check_measurable(module, optimizers)
             self._noise = NoiseRecord(f"{prefix}noise")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch.optim import SGD, Optimizer
 
+from elasticrun.adaptive.noise import is_measured
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.noise import NoiseRecord
 from elasticrun.job.stepping import is_between_micro_batches
@@ -85,8 +86,9 @@ class Rates:
             before = record.progress
             record.progress += self._gain(record)
             self._num_scheduled = math.floor(record.progress) - math.floor(before)
-        # Not only when the job saves: that depends on the time.
-        record.sum_parts()
+        if is_measured(loop.current.number):
+            # Not only when the job saves: that depends on the time.
+            record.sum_parts()
 
     def step_scheduler(
         self, method: Any, scheduler: Any, *args: Any, **kwargs: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,20 @@ def test_a_decision_holds_from_the_boundary_on_at_which_it_is_saved(
     assert run_once(script, tmp_path) == [4, 4, 4, 8, 8, 16, 16, 4]
 
 
+def test_a_bar_shows_how_many_batches_there_are_now(tmp_path: Path) -> None:
+    def script() -> None:
+        loader = numbers(progress=True)
+        force(loader, 16)
+        for _ in loader:
+            if loader.batch_index == 3:
+                request_checkpoint()
+
+    with redirect_stderr(io.StringIO()) as shown:
+        run_once(script, tmp_path)
+    assert "0/16" in shown.getvalue()
+    assert "7/7" in shown.getvalue()
+
+
 def test_other_saves_decide_nothing(tmp_path: Path) -> None:
     def script() -> list[int]:
         loader = numbers()
@@ -141,6 +156,7 @@ def test_it_goes_on_without_autoscale_and_with_the_recorded_plan(
     values = run(tmp_path / "job", "plan", 1, "--json").values
     assert values == {"train": {"0": 4, "8": 8}}
     assert run_once(plain, tmp_path / "job") == list(range(24, 64))
+    assert run_once(lambda: plain({0: 4, 8: 8}), tmp_path / "job") == [*range(24, 64)]
     with pytest.raises(CheckpointError, match="4 as the batch size"):
         run_once(lambda: plain(8), tmp_path / "job")
 
@@ -241,6 +257,16 @@ def test_what_is_chosen(
     expected: int | None,
 ) -> None:
     assert chosen(critical=critical, seconds=seconds, largest=largest) == expected
+
+
+@pytest.mark.usefixtures("job")
+def test_a_size_is_known_however_it_was_cut() -> None:
+    autoscaler = autoscaler_of(numbers(29, largest=29))
+    autoscaler.load(
+        io.BytesIO(json.dumps({"steps": [[1, 1, 29 / 7, 7, 1.0]]}).encode())
+    )
+    assert autoscaler._knows(29)
+    assert not autoscaler._knows(28)
 
 
 def test_steps_are_timed_and_kept(tmp_path: Path) -> None:

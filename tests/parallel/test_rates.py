@@ -214,6 +214,26 @@ def test_an_unknown_rule_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("scaling", ["auto", "linear", "adascale"])
+def test_rates_that_cannot_be_found_are_refused(scaling: Any) -> None:
+    net: nn.Module = linear()
+    with pytest.raises(ValueError, match="given none"):
+        AdaptiveDataParallel(net, scaling=scaling)
+    with pytest.raises(ValueError, match="given a Linear"):
+        AdaptiveDataParallel(net, linear(), scaling=scaling)
+
+
+@pytest.mark.usefixtures("job")
+def test_replicas_exchange_what_they_have_measured_in_those_steps_only() -> None:
+    training, calls = Training(), []
+    record = training.model._noise
+    assert record is not None
+    record.sum_parts = lambda: calls.append(training.loader.batch_index)  # type: ignore[method-assign]
+    training.run(num_batches=60)
+    assert calls == [0, 25, 50, 0]  # And in the save at the end.
+
+
+@pytest.mark.usefixtures("job")
 def test_progress_is_counted_only_where_rates_follow_the_gain() -> None:
     net = linear()
     model = AdaptiveDataParallel(net, SGD(net.parameters(), 1.0), scaling="linear")

@@ -307,6 +307,7 @@ _METHODS: dict[str, dict[str, Row]] = {
     "loader": {
         "enumerate": Row(do=_count),
         "batches": Row(do=_batches),
+        "autoscale": Row("collective"),
         "__iter__": Row(do=_own_iterator),
         _OTHERWISE: Row(),
     },
