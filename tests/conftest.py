@@ -74,7 +74,7 @@ if sys.platform == "linux" and _is_fit_for_tests("/dev/shm"):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many processes run the tests, which mostly wait for others."""
-    return min(3 * (os.cpu_count() or 1), 8)
+    return min(4 * (os.cpu_count() or 1), 8)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

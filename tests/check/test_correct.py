@@ -9,7 +9,7 @@ import pytest
 from elasticrun.testing import assert_restart_equivalent
 from tests.check.checking import ROOT, SCRIPTS, check
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(30)
 
 
 def everything_in(folder: Path) -> dict[str, bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each replica does.
 from torch.utils.data import TensorDataset
 
 import elasticrun

@@ -29,7 +29,7 @@ from tests.support.object_store import Bucket
 from tests.support.places import Content
 from tests.support.stage import Stage, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(30)
 
 FOLDER = "rendezvous"
 

@@ -14,7 +14,7 @@ from tests.launcher.running import REPOSITORY, processes_of, variables
 from tests.support.kubelet import PretendedJob, skip_without_namespaces
 from tests.support.stage import Stage
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(40)
 
 MANIFEST = REPOSITORY / "docs" / "kubernetes.yaml"
 VOLUME = "/mnt/checkpoints"

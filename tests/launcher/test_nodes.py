@@ -30,7 +30,7 @@ from tests.launcher.running import (
 )
 from tests.support.stage import Stage, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(20)
 
 LEARNING = PROGRAM.with_name("learning.py")
 

@@ -21,7 +21,7 @@ from tests.launcher.running import (
 from tests.support.loops import value_after
 from tests.support.stage import Stage, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(25)
 
 NUM_EPOCHS = 2
 # An `elasticrun` for which new replicas are late at once.
@@ -242,7 +242,9 @@ def test_new_replicas_that_take_too_long_come_up_while_the_others_save(
     assert len(trained.pids("comes", 1)) == 1
 
 
-@pytest.mark.parametrize("name", ["stays", "comes"])
+@pytest.mark.parametrize(
+    "name", ["stays", pytest.param("comes", marks=pytest.mark.soak)]
+)
 def test_where_one_fails_the_next_ones_start_after_those_that_run(
     trained: Trained, name: str
 ) -> None:
@@ -275,7 +277,7 @@ def test_a_node_that_is_killed_while_it_prepares_to_join_costs_nothing(
     trained.finish(stays, sizes_={0: 1})
 
 
-@pytest.mark.parametrize("is_host", [True, False])
+@pytest.mark.parametrize("is_host", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_those_that_prepare_go_on_without_a_node_that_is_killed(
     trained: Trained, is_host: bool
 ) -> None:

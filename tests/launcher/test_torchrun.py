@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "tests" / "support" / "scripts" / "linear.py"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(40)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +156,10 @@ def signal_everything(stage: Stage, agent: psutil.Popen) -> None:
 @pytest.mark.parametrize(
     "by",
     [
-        signal_rank,
-        pytest.param(signal_agent, marks=pytest.mark.soak),
+        *(
+            pytest.param(by, marks=pytest.mark.soak)
+            for by in (signal_rank, signal_agent)
+        ),
         signal_everything,
     ],
 )

@@ -196,7 +196,7 @@ def expected(label: str) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_training_equals_plain_torch(world_size: int) -> None:
     assert differences(calm(world_size)) == {}
 
@@ -254,7 +254,10 @@ def go_on(stage: Stage, world_size: int) -> list[Results]:
 
 
 @pytest.mark.slow(50)
-def test_a_stop_and_a_kill_change_no_bit(stage: Stage) -> None:
+def test_two_replicas_equal_plain_torch_and_a_stop_and_a_kill_change_no_bit(
+    stage: Stage,
+) -> None:
+    assert differences(calm(2)) == {}
     leave(stage, 2, (None, 1))
     for size in (None, 2):
         leave(stage, 2, (size, 5), kill_this, exit_code=-signal.SIGKILL)

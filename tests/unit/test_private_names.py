@@ -51,7 +51,7 @@ NAMES = {
     ),
     "torch.autograd.graph._engine_run_backward": ROOTS,
     # Torch's: modules, and what compiles and averages them.
-    "torch._dynamo": "Each replica of a test imports it, which takes over a second.",
+    "torch._dynamo": "Each replica imports it, which takes over a second.",
     "torch.distributed.Reducer._reset_state": (
         "DDP reduces the first partial gradients, and forgets what was used."
     ),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 
 from elasticrun.launcher.options import Program
+
+_OF_OPTIMIZERS = "torch._dynamo"  # It takes over a second.
 
 
 def imports_of(program: Program) -> list[str]:
@@ -14,23 +17,32 @@ def imports_of(program: Program) -> list[str]:
     The forkserver imports them once, so that a restart need not. What stands below the
     first line that does something may depend on it, as on a variable that is set there;
     and so may what stands below the import of a module of the program's own.
+
+    For a script that makes optimizers this has also what the first one of a process
+    imports, unless the script looks at variables, which that might depend on.
     """
     if program.file is None:
         return []
     try:
-        tree = ast.parse(program.file.read_bytes())
+        source = program.file.read_bytes()
+        tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError):  # The script itself will say so.
         return []
-    names: dict[str, None] = {}
+    names = dict.fromkeys(_first_imports(tree, program))
+    if b"optim" in source and b"environ" not in source:
+        names[_OF_OPTIMIZERS] = None
+    return list(names)
+
+
+def _first_imports(tree: ast.Module, program: Program) -> Iterator[str]:
     for node in tree.body:
         wanted = _imported(node)
         if wanted is None:
-            break
+            return
         for name in wanted:
             if _is_own(name, program):
-                return list(names)
-            names[name] = None
-    return list(names)
+                return
+            yield name
 
 
 def _imported(node: ast.stmt) -> list[str] | None:

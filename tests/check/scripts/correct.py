@@ -1,7 +1,6 @@
 """Nothing wrong: a schedule in zone C, sums in an Accumulator, a best value kept."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

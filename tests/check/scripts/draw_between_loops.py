@@ -1,7 +1,6 @@
 """A random draw of zone B decides how much the second loop learns."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

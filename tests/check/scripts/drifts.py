@@ -3,7 +3,6 @@
 import random
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel

@@ -1,7 +1,6 @@
 """Dropout draws other masks with another number of replicas, restarted or not."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -1,7 +1,6 @@
 """The last value of a finished loop is missing after a restart."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -1,7 +1,6 @@
 """After a restart, two replicas wait for each other in different collectives."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset

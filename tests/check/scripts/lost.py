@@ -1,7 +1,6 @@
 """A counter, a best value and an averaged model that are in no checkpoint."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset

@@ -1,7 +1,6 @@
 """Replayed code changes what is kept: weights in P, a list in A, a file in B."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -1,7 +1,6 @@
 """The schedule is stepped in zone B, after the training loop."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -1,7 +1,6 @@
 """The weights are of single precision, whatever the default is."""
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

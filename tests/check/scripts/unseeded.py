@@ -3,7 +3,6 @@
 import random
 
 import torch
-import torch._dynamo  # In the forkserver; else the optimizer of each run does.
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -41,6 +41,14 @@ def test_only_imports_before_anything_else_are_taken(tmp_path: Path) -> None:
     assert imported(tmp_path, "def broken(") == []
 
 
+def test_what_optimizers_import_is_imported_for_all_replicas(tmp_path: Path) -> None:
+    text = "import torch\nimport numpy as A\noptimizer = torch.optim.SGD(A, 0.1)\n"
+    assert imported(tmp_path, text)[-1] == "torch._dynamo"
+    assert (
+        imported(tmp_path, f"import os\n{text}\nos.environ['A'] = '1'")[-1] == "numpy"
+    )
+
+
 def test_the_programs_own_modules_are_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "numpy").mkdir()  # Only a folder, which hides no installed package.

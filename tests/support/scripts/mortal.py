@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import torch
+import torch._dynamo  # In the forkserver; else the optimizer of each replica does.
 from torch import nn
 from torch.utils.data import TensorDataset
 
