@@ -9,7 +9,7 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.program import Walked, doubts, in_words, is_once
-from elasticrun.lint.values import UNFIXED
+from elasticrun.lint.values import UNFIXED, taints_of
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 
@@ -113,6 +113,9 @@ def _paths(program: Walked) -> Iterator[Finding]:
         if event.what == "opened" and not event.how.startswith(("w", "a")):
             continue
         is_own = isinstance(event.at, ast.Call) and "rank" in written(event.at)
+        given = event.given
+        path = [*(given.args[1:] or given.args), *given.keywords.values()]
+        is_own = is_own or "rank" in taints_of(path)
         if _rank_guard(event.step) is None and not is_own and program.zone(event.step):
             yield program.finding(ER403, event, "every replica writes this path")
 
