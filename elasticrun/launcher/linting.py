@@ -63,8 +63,9 @@ class Linting:
             self._console.event(
                 f"warning: {self._path} does not use elasticrun, nor do modules beside "
                 "it: each replica runs all of it by itself, and nothing is saved, "
-                "stopped at a boundary or resumed"
+                "stopped at a boundary or resumed; `elasticrun lint` says what to do"
             )
+            return
         findings: list[dict[str, Any]] = report["findings"]
         errors = [each for each in findings if each["severity"] == "E"]
         for each in errors:

@@ -35,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pedantic", action="store_true", help="report hints as well")
     parser.add_argument(
+        "--diff", action="store_true",
+        help="print what makes plain scripts elastic as a patch, findings to stderr",
+    )  # fmt: skip
+    parser.add_argument(
         "--explain-zones", action="store_true", help="print the zone of each line"
     )
     parser.add_argument(
@@ -71,7 +75,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 def _lint(options: argparse.Namespace) -> int:
     from elasticrun.lint.engine import lint_paths
-    from elasticrun.lint.report import explain, problem_line, report
+    from elasticrun.lint.report import concise, explain, patch, problem_line, report
 
     paths = [Path(each) for each in options.paths]
     try:
@@ -82,6 +86,10 @@ def _lint(options: argparse.Namespace) -> int:
     result = lint_paths(paths, chosen)
     if options.explain_zones:
         output = "\n".join(explain(program) for program in result.programs)
+    elif options.diff:
+        output = "".join(patch(module) for module in result.modules).removesuffix("\n")
+        for finding in result.findings:
+            _complain(concise(finding))
     else:
         output = report(result, options.format)
     if output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ from elasticrun.lint.finding import Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module, Project, python_files
+from elasticrun.lint.rules import conversion
+from elasticrun.lint.rules.conversion import converted, edits_of
 from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
@@ -77,8 +79,28 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
             continue
         walked.add(module.name)
         result.programs.append(program)
+    if not roots:
+        for module in result.modules:
+            found += _in_plain(project, options, module)
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
+
+
+def _in_plain(
+    project: Project, options: LintOptions, module: Module
+) -> Iterator[Finding]:
+    """Yield what makes a plain script elastic, and what is found in it then."""
+    tree = module.parse() if "torch" in module.text else None
+    edits = edits_of(tree) if tree is not None else []
+    if not edits:
+        return
+    yield from conversion.findings(module, edits)
+    elastic = Module(
+        module.path, module.name, converted(module.text, edits, adds_lines=False)
+    )
+    program = Walked(walk_through(project, options, elastic))
+    for check in CHECKS:
+        yield from check(program)
 
 
 def _why_given_up(error: Exception) -> str:

@@ -109,12 +109,16 @@ def test_what_cannot_be_linted_exits_with_2(
     assert run(["train.py"]) == 2
 
 
-def test_scripts_that_are_not_elastic_are_left_alone(script: Path) -> None:
+def test_scripts_that_are_not_elastic_are_told_what_to_change(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = WRONG.replace("elasticrun", "other").replace("Adaptive", "Plain")
     script.write_text(
         plain.replace("remaining_epochs_until", "range"), encoding="utf-8"
     )
-    assert run(["train.py"]) == 0
+    assert run(["train.py"]) == 1
+    assert "ER003" in capsys.readouterr().out
+    assert run(["train.py", "--ignore", "ER"]) == 0
 
 
 def test_codes_are_selected_and_ignored(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.program import Walked
 from elasticrun.lint.rules import (
+    conversion,
     data,
     effects,
     files,
@@ -20,7 +21,7 @@ from elasticrun.lint.rules import (
 )
 
 _MODULES = (
-    suppressions, files, effects, loops, volatile, left_over,
+    suppressions, conversion, files, effects, loops, volatile, left_over,
     states, steps, ranks, data,
 )  # fmt: skip
 
