@@ -134,7 +134,8 @@ def looping(
 ) -> Iterator[None]:
     """Stand on a loop's head; what runs inside leads back to it.
 
-    A loop that may be skipped leaves what was there before; the others have a turn.
+    A loop that may be skipped leaves what was there before; the others have a turn,
+    also if a `break` at the top of their body ends them: that is the next turn's.
     """
     leaving = Leaving(of)
     walk.frame.loops.append(leaving)
@@ -144,7 +145,13 @@ def looping(
     ends = [*walk.here, *leaving.continues]
     walk.lead(ends, head)
     walk.frame.loops.pop()
-    walk.here = [*([head] if is_skipped or not ends else ends), *leaving.breaks]
+    breaks = leaving.breaks
+    if ends and not is_skipped:
+        steps = walk.graph.steps[head.number + 1 :]
+        written = (s.number for s in steps if s.writes and s.node is not head.node)
+        first = next(written, head.number)
+        breaks = [each for each in breaks if each.number > first]
+    walk.here = [*([head] if is_skipped or not ends else ends), *breaks]
     walk.current, walk.turns = head, turns
 
 
