@@ -19,6 +19,8 @@ from elasticrun.check.runs.source import find_source
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher.options import OptionError, parse_seconds
 from elasticrun.launcher.script_arguments import add_script_arguments
+from elasticrun.lint.engine import lint_paths
+from elasticrun.lint.rules.conversion import ER003
 
 _DEFAULT_SIZES = "1,2,3"
 
@@ -75,6 +77,11 @@ def check(options: argparse.Namespace) -> Report:
         del arguments[0]
     scope = _scope(options, arguments)
     source = find_source(options.script, directory=os.getcwd(), linked=options.link)
+    if any(f.code == ER003.code for f in lint_paths([source.script]).findings):
+        raise OptionError(
+            f"{source.script.name} trains without elasticrun, so there is nothing to "
+            f"restart in. `elasticrun lint {options.script}` says what to change."
+        )
     hang_timeout = parse_seconds("--hang-timeout", options.hang_timeout)
     # So that neither replicas nor copies are left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(BY_SIGNAL[signal.SIGTERM]))

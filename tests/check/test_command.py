@@ -33,3 +33,17 @@ def test_wrong_usage_says_what_is_right(
     (tmp_path / "train.py").touch()
     assert main(["check", "--format", "json", *options, "train.py"]) == 2
     assert text in json.loads(capsys.readouterr().out)["problem"]
+
+
+def test_a_script_that_is_not_elastic_is_refused_before_it_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nopen('began', 'w')\nfor epoch in range(3):\n"
+        "    for x in loader:\n        net(x).backward()\n"
+    )
+    assert main(["check", str(script)]) == 2
+    said = capsys.readouterr().out
+    assert f"`elasticrun lint {script}` says what to change" in said
+    assert "0 runs" in said
