@@ -239,11 +239,14 @@ def register_reachable(value: Value, depth: int = 4) -> None:
 
 def join(first: Value, second: Value) -> Value:
     """Return what is known where two branches meet."""
-    if first is second or second.kind == "unknown":
+    if first is second:
         return first
-    if first.kind == "unknown":
-        return second
-    if first.kind == "const" and second.kind == "const":
+    kinds = {first.kind, second.kind}
+    if kinds == {"const", "unknown"}:
+        return unknown(first.name or second.name, first.taints | second.taints)
+    if "unknown" in kinds:
+        return first if second.kind == "unknown" else second
+    if kinds == {"const"}:
         one, other = first.constant, second.constant
         if one == other and type(one) is type(other):
             return first
