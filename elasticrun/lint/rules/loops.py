@@ -312,12 +312,12 @@ ER002 = Rule(
 
 
 def _ranges(program: Walked) -> Iterator[Finding]:
-    if program.graph.epochs:
-        return
     counted = {id(event.at) for event in program.events("counted")}
     seen: set[ast.AST] = set()
     for loop in program.graph.loops:
         if loop.loader.kind != "loader" or not loop.turns or not loop.sure:
+            continue
+        if loop.epoch is not None:
             continue
         turn = loop.turns[0]
         if turn in seen or not (_counts(turn) or id(turn) in counted):
