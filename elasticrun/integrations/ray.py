@@ -25,6 +25,8 @@ INTERNALS = {
 }
 _TESTED = "Ray 2.60"
 _LOOK_SECONDS = 1.0
+# A launcher whose actor ends can save; by default Ray kills it then.
+_SURVIVAL = {"RAY_kill_child_processes_on_worker_exit": "0"}
 # Actors have options for these; all others are a dict.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
@@ -161,6 +163,7 @@ class _Crew:
             resources=others,
             scheduling_strategy="SPREAD",
             max_concurrency=2,  # `leave` comes while it waits.
+            runtime_env={"env_vars": _SURVIVAL},
         )
         self._words = list(words)
         self._members: list[_Member] = []

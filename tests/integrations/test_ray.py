@@ -155,8 +155,15 @@ def driven(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
 def finish(driven: Driven) -> None:
     driven.stage.mark("finish")
     assert driven.wait() == 0, driven.output
-    assert driven.output.endswith("finished\n")
+    assert "\nfinished\n" in driven.output
     assert driven.stage.delivered() == list(range(NUM_SAMPLES))
+
+
+def check_nothing_is_left(driven: Driven) -> None:
+    """No process but Ray's own, and no socket of a launcher."""
+    driven.cluster.shutdown()
+    wait_until_nothing_is_left(driven.stage)
+    assert list(temporary(driven.stage).glob("elasticrun-*/*")) == []
 
 
 def test_nodes_are_drained_and_added_at_no_cost(driven: Driven) -> None:
@@ -169,3 +176,58 @@ def test_nodes_are_drained_and_added_at_no_cost(driven: Driven) -> None:
     last = driven.wait_until_trains(2, after=last)
     finish(driven)
     driven.stage.check_exactly_once(NUM_SAMPLES)
+    check_nothing_is_left(driven)
+
+
+def test_a_node_that_dies_costs_what_came_after_the_last_checkpoint(
+    driven: Driven,
+) -> None:
+    nodes = [driven.add_node(), driven.add_node()]
+    driven.start()
+    last = driven.wait_until_trains(2)
+    driven.kill(nodes[0])
+    last = driven.wait_until_trains(1, after=last)
+    driven.add_node()
+    driven.wait_until_trains(2, after=last)
+    finish(driven)
+
+
+def test_a_launcher_saves_when_ray_is_lost_on_its_node(driven: Driven) -> None:
+    nodes = [driven.add_node(), driven.add_node()]
+    driven.start()
+    last = driven.wait_until_trains(2)
+    driven.cluster.remove_node(nodes[0], allow_graceful=False)
+    driven.wait_until_trains(1, after=last)
+    finish(driven)
+    driven.stage.check_exactly_once(NUM_SAMPLES)
+    check_nothing_is_left(driven)
+
+
+def launcher_of(driven: Driven) -> int:
+    """Return a launcher."""
+    for pid in processes_of(driven.stage):
+        words = psutil.Process(pid).cmdline()
+        if "run" in words and "--lifeline" in words:
+            return pid
+    raise AssertionError(f"no launcher runs\n{driven.output}")
+
+
+def test_it_ends_as_its_launchers_do(driven: Driven) -> None:
+    """By the end of who has called it, by `elasticrun stop`, and by a failure."""
+    driven.add_node()
+    driven.add_node()
+    driven.start()
+    last = driven.wait_until_trains(2)
+    driven.process.send_signal(signal.SIGTERM)
+    assert driven.wait() == signal.SIGTERM
+    driven.start()
+    last = driven.wait_until_trains(2, after=last)
+    elasticrun(driven.stage, "stop", launcher_of(driven))
+    assert driven.wait() == 1
+    assert "the job was stopped (exit code 75); the same call goes on" in driven.output
+    driven.start()
+    driven.wait_until_trains(2, after=last)
+    driven.stage.mark("fail")
+    assert driven.wait() == 1
+    assert "the job failed (exit code 1)" in driven.output
+    check_nothing_is_left(driven)
