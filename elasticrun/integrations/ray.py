@@ -41,8 +41,8 @@ def run(
     """Train on as many nodes as Ray gives, until the program has come to its end.
 
     A launcher runs on each. A node that is drained leaves first, as after SIGTERM; new
-    ones join; after the death of one the others go on. If this process is told to end,
-    by SIGINT or SIGTERM, the job saves first.
+    ones join; after the death of one the others go on. The job ends with this process,
+    however that ends: it saves first, and at Ctrl-C this process waits for that.
 
     Args:
         program: What stands after `elasticrun run`: options, the script, its arguments.

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ import psutil
 import pytest
 
 from tests.launcher.running import (
-    REPOSITORY,
     elasticrun,
     processes_of,
     temporary,
@@ -139,9 +135,7 @@ def driven(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     head = {"num_cpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(
-        initialize_head=True, head_node_args=head, shutdown_at_exit=False
-    )
+    cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
     driven = Driven(stage, cluster)
     try:
         yield driven
@@ -203,26 +197,38 @@ def test_a_launcher_saves_when_ray_is_lost_on_its_node(driven: Driven) -> None:
     check_nothing_is_left(driven)
 
 
-def launcher_of(driven: Driven) -> int:
-    """Return a launcher."""
+def launchers_of(driven: Driven) -> list[int]:
+    found = []
     for pid in processes_of(driven.stage):
-        words = psutil.Process(pid).cmdline()
-        if "run" in words and "--lifeline" in words:
-            return pid
-    raise AssertionError(f"no launcher runs\n{driven.output}")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = psutil.Process(pid).cmdline()
+            found += [pid] if "run" in words and "--lifeline" in words else []
+    return found
 
 
-def test_it_ends_as_its_launchers_do(driven: Driven) -> None:
-    """By the end of who has called it, by `elasticrun stop`, and by a failure."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_job_saves_when_who_runs_it_ends(driven: Driven, number: int) -> None:
     driven.add_node()
     driven.add_node()
     driven.start()
     last = driven.wait_until_trains(2)
-    driven.process.send_signal(signal.SIGTERM)
-    assert driven.wait() == signal.SIGTERM
+    driven.process.send_signal(number)
+    assert driven.wait() != 0
+    if number == signal.SIGINT:  # It has waited.
+        assert launchers_of(driven) == []
+    wait_until(lambda: not launchers_of(driven), "the end of the launchers")
     driven.start()
-    last = driven.wait_until_trains(2, after=last)
-    elasticrun(driven.stage, "stop", launcher_of(driven))
+    driven.wait_until_trains(2, after=last)
+    finish(driven)
+    driven.stage.check_exactly_once(NUM_SAMPLES)
+
+
+def test_a_stop_and_a_failure_end_it(driven: Driven) -> None:
+    driven.add_node()
+    driven.add_node()
+    driven.start()
+    last = driven.wait_until_trains(2)
+    elasticrun(driven.stage, "stop", launchers_of(driven)[0])
     assert driven.wait() == 1
     assert "the job was stopped (exit code 75); the same call goes on" in driven.output
     driven.start()
