@@ -1,7 +1,8 @@
 """A training whose replicas die at given places, each in a generation of its own.
 
 DEATHS is JSON: for each generation [rank, place, epoch, batch]; WITH_MACHINE lets the
-launcher and all its replicas die with that one. The end of the training is printed: the bits of the model, and what was counted.
+launcher and all its replicas die with that one. The end of the training
+is printed: the bits of the model, and what was counted.
 """
 
 from __future__ import annotations
