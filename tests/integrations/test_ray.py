@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from elasticrun import ElasticRunError
 from tests.launcher.running import (
     elasticrun,
     processes_of,
@@ -25,6 +26,8 @@ from tests.support.stage import DEADLINE, Stage, wait_until
 
 # 240 MB, with which nothing else is tested, so requirements-dev.txt leaves it out.
 ray = pytest.importorskip("ray", reason="pip install ray")
+
+from elasticrun.integrations.ray import INTERNALS, run  # noqa: E402
 
 pytestmark = pytest.mark.slow(40)
 
@@ -158,6 +161,19 @@ def check_nothing_is_left(driven: Driven) -> None:
     driven.cluster.shutdown()
     wait_until_nothing_is_left(driven.stage)
     assert list(temporary(driven.stage).glob("elasticrun-*/*")) == []
+
+
+def test_a_version_that_lacks_what_is_not_public_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in INTERNALS:
+        *_, owner, last = name.split(".")
+        assert owner == "state"
+        monkeypatch.delattr(type(ray._private.state.state), last)
+        with pytest.raises(ElasticRunError, match=f"has no {name}, which says"):
+            run([], "checkpoints", nodes=(1, 2), resources={})
+    with pytest.raises(ValueError, match=r"give \(MIN, MAX\) with 1 <= MIN <= MAX"):
+        run([], "checkpoints", nodes=(2, 1), resources={})
 
 
 def test_nodes_are_drained_and_added_at_no_cost(driven: Driven) -> None:
