@@ -98,8 +98,7 @@ class Driven:
 
     def kill(self, node: Any) -> None:
         """Let a machine die: everything on it ends at once."""
-        [raylet] = node.all_processes["raylet"]
-        for process in psutil.Process(raylet.process.pid).children(recursive=True):
+        for process in raylet_of(node).children(recursive=True):
             process.kill()
         self.cluster.remove_node(node, allow_graceful=False)
 
@@ -123,6 +122,11 @@ class Driven:
         return self.process.wait(DEADLINE)
 
 
+def raylet_of(node: Any) -> psutil.Process:
+    [raylet] = node.all_processes["raylet"]
+    return psutil.Process(raylet.process.pid)
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
@@ -132,7 +136,7 @@ def stage(tmp_path: Path) -> Stage:
 def driven(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
     from ray.cluster_utils import Cluster
 
-    own = variables(stage, RAY_TMPDIR=temporary(stage), ELASTICRUN_SAVE_INTERVAL=300)
+    own = variables(stage, RAY_TMPDIR=temporary(stage), RAY_AUTH_MODE="disabled")
     for name in ("ELASTICRUN_JOB", "ELASTICRUN_CHECKPOINT_DIR"):
         del own[name]
     for name, value in own.items():
@@ -213,12 +217,15 @@ def test_a_launcher_saves_when_ray_is_lost_on_its_node(driven: Driven) -> None:
     check_nothing_is_left(driven)
 
 
-def launchers_of(driven: Driven) -> list[int]:
+def launchers_of(driven: Driven, node: Any = None) -> list[int]:
+    """Return the launchers of a node, or of all of them."""
     found = []
     for pid in processes_of(driven.stage):
         with contextlib.suppress(psutil.NoSuchProcess):
-            words = psutil.Process(pid).cmdline()
-            found += [pid] if "run" in words and "--lifeline" in words else []
+            process = psutil.Process(pid)
+            is_launcher = {"run", "--lifeline"} <= {*process.cmdline()}
+            if is_launcher and (node is None or raylet_of(node) in process.parents()):
+                found.append(pid)
     return found
 
 
@@ -239,17 +246,28 @@ def test_the_job_saves_when_who_runs_it_ends(driven: Driven, number: int) -> Non
     driven.stage.check_exactly_once(NUM_SAMPLES)
 
 
-def test_a_stop_and_a_failure_end_it(driven: Driven) -> None:
-    driven.add_node()
-    driven.add_node()
+def test_a_node_that_is_told_to_leave_is_not_taken_again(driven: Driven) -> None:
+    """Until the job is stopped."""
+    nodes = [driven.add_node(), driven.add_node()]
     driven.start()
     last = driven.wait_until_trains(2)
-    elasticrun(driven.stage, "stop", launchers_of(driven)[0])
+    [launcher] = launchers_of(driven, nodes[0])
+    elasticrun(driven.stage, "leave", launcher)
+    last = driven.wait_until_trains(1, after=last)
+    nodes.append(driven.add_node())
+    driven.wait_until_trains(2, after=last)
+    assert [len(launchers_of(driven, node)) for node in nodes] == [0, 1, 1]
+    elasticrun(driven.stage, "stop", *launchers_of(driven, nodes[1]))
     assert driven.wait() == 1
     assert "the job was stopped (exit code 75); the same call goes on" in driven.output
+    check_nothing_is_left(driven)
+
+
+def test_a_job_that_fails_raises(driven: Driven) -> None:
+    driven.add_node()
     driven.start()
-    driven.wait_until_trains(2, after=last)
+    driven.wait_until_trains(1)
     driven.stage.mark("fail")
     assert driven.wait() == 1
-    assert "the job failed (exit code 1)" in driven.output
+    assert "ElasticRunError: the job failed (exit code 1)" in driven.output
     check_nothing_is_left(driven)
