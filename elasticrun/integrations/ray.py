@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import ray
 
-from elasticrun.errors import STOP_CODES, STOPPED, ElasticRunError
+from elasticrun.errors import STOP_CODES, ElasticRunError
 from elasticrun.launcher import environment
 from elasticrun.launcher.interpreter import command
 
@@ -173,22 +173,21 @@ class _Crew:
         """Keep so many actors until the job is over; return its exit code."""
         for _ in range(number):
             self._add()
-        code = STOPPED
-        while not self._left or any(each.has_started() for each in self._members):
+        while True:
             refs = [each.ended for each in self._members]
-            for ref in ray.wait(refs, timeout=_LOOK_SECONDS)[0]:
-                member = self._members.pop(refs.index(ref))
-                end = _end_of(member)
-                if end is None:
-                    ray.kill(member.actor)
-                    self._add()
-                    continue
-                self._left.append(member)
-                code = end
-                if code not in STOP_CODES:
-                    self.end(is_told=code != 0)
-                    return code
-        return code
+            [ended], _ = ray.wait(refs)
+            member = self._members.pop(refs.index(ended))
+            code = _end_of(member)
+            if code is None:
+                ray.kill(member.actor)
+                self._add()
+                continue
+            self._left.append(member)
+            if code not in STOP_CODES:
+                self.end(is_told=code != 0)
+                return code
+            if not any(each.has_started() for each in self._members):
+                return code
 
     def end(self, *, is_told: bool) -> None:
         """Wait for the end of the launchers that run, and start no other one.
@@ -229,4 +228,5 @@ def _end_of(member: _Member) -> int | None:
         if error.actor_init_failed:
             raise ElasticRunError(f"no launcher can be started: {error}") from error
         return None  # It was killed, or its node died.
-    return None if is_drained or code < 0 else code
+    is_replaced = code < 0 or (is_drained and code in STOP_CODES)
+    return None if is_replaced else code
