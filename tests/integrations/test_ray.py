@@ -48,7 +48,7 @@ for _ in elasticrun.remaining_epochs_until(1):
         if stage.has("fail"):
             raise ValueError("the loss is not a number")
         if not stage.has("finish"):
-            time.sleep(0.05)
+            time.sleep(0.2)
 """
 DRIVER = """
 import sys
