@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from tests.launcher.running import REPOSITORY, processes_of, variables
+from tests.launcher.running import (
+    REPOSITORY,
+    WITHOUT_TORCH,
+    processes_of,
+    run,
+    variables,
+)
 from tests.support.kubelet import PretendedJob, skip_without_namespaces
 from tests.support.stage import Stage
 
@@ -42,10 +48,14 @@ for _ in elasticrun.remaining_epochs_until(1):
 """
 
 
+def documents(name: str) -> list[Any]:
+    yaml = pytest.importorskip("yaml", reason="requirements-dev.txt installs it")
+    return list(yaml.safe_load_all((MANIFEST.parent / name).read_text()))
+
+
 @pytest.fixture
 def manifest() -> Any:
-    yaml = pytest.importorskip("yaml", reason="requirements-dev.txt installs it")
-    return yaml.safe_load(MANIFEST.read_text())
+    return documents(MANIFEST.name)[0]
 
 
 @pytest.fixture
@@ -162,13 +172,79 @@ def test_a_program_that_fails_is_not_started_again(
     assert len(job.ended) == 3
 
 
-def test_the_manifest_is_valid(manifest: Any) -> None:
+def validate(manifest: Any, *, error: str = "") -> None:
     """By the schemas of the oldest and the newest version that are known."""
-    validate = pytest.importorskip(
+    schemas = pytest.importorskip(
         "kubernetes_validate", reason="requirements-dev.txt installs it"
     )
-    for version in ("1.31", validate.latest_version()):
-        validate.validate(manifest, version, strict=True)
+    for version in ("1.31", schemas.latest_version()):
+        if not error:
+            schemas.validate(manifest, version, strict=True)
+            continue
+        with pytest.raises(schemas.ValidationError, match=error):
+            schemas.validate(manifest, version, strict=True)
+
+
+def test_the_manifest_is_valid(manifest: Any) -> None:
+    validate(manifest)
     manifest["spec"]["podReplacementPolice"] = "Failed"
-    with pytest.raises(validate.ValidationError, match="podReplacementPolice"):
-        validate.validate(manifest, "1.31", strict=True)
+    validate(manifest, error="podReplacementPolice")
+
+
+def test_kueues_manifest_is_the_same_in_a_queue(manifest: Any) -> None:
+    [queued] = documents("kueue.yaml")
+    validate(queued)
+    del queued["metadata"]["labels"], queued["metadata"]["annotations"]
+    assert queued == manifest
+
+
+def pytorchjob() -> tuple[list[str], Any]:
+    """Return the command of a pod, and its template in an object that is known."""
+    [job] = documents("pytorchjob.yaml")
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    [container] = template["spec"]["containers"]
+    known = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+    return container["command"], known
+
+
+def trainjob() -> tuple[list[str], Any]:
+    job, runtime = documents("trainjob.yaml")
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    [node] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    known = {"apiVersion": "batch/v1", "kind": "Job", "spec": node["template"]["spec"]}
+    return job["spec"]["trainer"]["command"], known
+
+
+# What Kubeflow 1.9 and its Trainer 2.3 set for torchrun.
+BY_PYTORCHJOB = {"PET_NNODES": 3}
+BY_TRAINJOB = {
+    "PET_NNODES": 3,
+    "PET_NPROC_PER_NODE": 8,
+    "PET_NODE_RANK": 0,
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": 29400,
+}
+
+
+@pytest.mark.parametrize(
+    ("load", "own"), [(pytorchjob, BY_PYTORCHJOB), (trainjob, BY_TRAINJOB)]
+)
+def test_kubeflows_manifests_are_valid_and_their_command_runs(
+    stage: Stage,
+    manifest: Any,
+    load: Callable[[], tuple[list[str], Any]],
+    own: dict[str, object],
+) -> None:
+    """The schemas of Kubeflow's own objects are not at hand; those of pods are."""
+    command, known = load()
+    validate({**known, "metadata": {"name": "train"}})
+    [container] = manifest["spec"]["template"]["spec"]["containers"]
+    assert command == container["command"]
+    script = stage.root / "script.py"
+    script.write_text("import os; print('of', os.environ['WORLD_SIZE'])")
+    here = {"/mnt/checkpoints/train": str(stage.checkpoints), "auto": "2"}
+    options = [here.get(word, word) for word in command[2:-1]]
+    options += ["--address", "127.0.0.1", *WITHOUT_TORCH]
+    node = run(stage, *options, script=script, **own)
+    assert node.process.returncode == 0, node.events
+    assert "[1] of 2\n" in node.output

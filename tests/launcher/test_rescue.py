@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -184,6 +185,35 @@ def test_the_survivor_of_another_machine_saves(
         "epoch 0, loop 0, sample 100 of `loader-0`",
         "epoch 1, loop 0, sample 40 of `loader-0`",
     ]
+
+
+@pytest.mark.parametrize(("rank", "saver"), [(0, 2), (3, 0)])
+def test_when_a_machine_dies_a_replica_of_another_one_saves(
+    stage: Stage, tmp_path: Path, rank: int, saver: int
+) -> None:
+    """Also the machine with rank 0, and maybe with what all others had met at."""
+    (tmp_path / "calm").mkdir()
+    calm = end_of(mortal(Stage(tmp_path / "calm"), [], "--replicas", 4))
+    own = {
+        "ELASTICRUN_RESCUE": "always",
+        "DEATHS": json.dumps([(rank, "backward", 1, 4)]),
+        "WITH_MACHINE": 1,
+        "script": SCRIPT,
+    }
+    options = ["--nodes", 2, "--address", "127.0.0.1", "--replicas", 2]
+    with ExitStack() as stack:
+        nodes = [  # The third one waits for the place of the one that dies.
+            stack.enter_context(running(stage, *options, name=f"-{n}", **own))
+            for n in range(3)
+        ]
+        assert sorted(node.wait() for node in nodes) == [-signal.SIGKILL, 0, 0]
+        stay = [node for node in nodes if node.wait() == 0]
+        ends = [end for node in stay for end in re.findall(r"END .*", node.output)]
+        assert ends == [calm]
+        assert "epoch 1, loop 0, sample 100 of `loader-0`" in resumed_at(stay[0])
+        wait_until_nothing_is_left(stage)
+    [rescue] = [each["rescue"] for each in stage.committed() if "rescue" in each]
+    assert rescue.startswith(f"by rank {saver} after the death of rank ")
 
 
 def test_torchrun_waits_for_the_survivor(stage: Stage, calm: str) -> None:

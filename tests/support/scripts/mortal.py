@@ -1,6 +1,7 @@
 """A training whose replicas die at given places, each in a generation of its own.
 
-DEATHS is JSON: for each generation [rank, place, epoch, batch]. The end of the training
+DEATHS is JSON: for each generation [rank, place, epoch, batch]; WITH_MACHINE lets the
+launcher and all its replicas die with that one. The end of the training
 is printed: the bits of the model, and what was counted.
 """
 
@@ -32,6 +33,7 @@ DEATHS = json.loads(os.environ.get("DEATHS", "[]"))
 SUMS_IN_TRAINING = "SUMS" in os.environ
 DIES_SAVING = int(os.environ.get("DIES_SAVING", -1))
 CATCHES = "CATCHES" in os.environ
+WITH_MACHINE = "WITH_MACHINE" in os.environ
 NUM_EPOCHS = int(os.environ.get("EPOCHS", 3))
 
 
@@ -40,6 +42,8 @@ def maybe_die(place: str, epoch: int, batch: int) -> None:
     if generation < len(DEATHS):
         rank, *where = DEATHS[generation]
         if rank == elasticrun.rank() and where == [place, epoch, batch]:
+            if WITH_MACHINE:  # The launcher, and with it all its replicas.
+                os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         hangs = rank == elasticrun.rank() and where == ["hang", epoch, batch]
         if hangs and place == "step":
