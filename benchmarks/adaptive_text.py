@@ -5,7 +5,7 @@
 It reads pieces of 32 characters of Python's standard library, and tells each character
 from those before it: a convolutional net of 58 thousand parameters, trained by SGD with
 momentum. The cases and figures are those of adaptive.py; the goal is a held-out loss of
-1.62 nats a character.
+1.70 nats a character.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def make_text() -> tuple[Dataset[Any], Tensor, Tensor, nn.Module]:
 
 
 def is_good(look: Look) -> bool:
-    return look["loss"] <= 1.62
+    return look["loss"] <= 1.70
 
 
-TEXT = Task("text", make_text, is_good, num_epochs=5, num_samples=NUM_TRAIN, rate=0.05)
+TEXT = Task("text", make_text, is_good, 3, NUM_TRAIN, rate=0.03, first=8)
 
 if __name__ == "__main__":
     main(TEXT, str(__doc__))
