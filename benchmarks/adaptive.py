@@ -151,7 +151,7 @@ def train(task: Task, seed: int, directory: str, options: dict[str, Any]) -> lis
                 num_samples += loader.global_batch_size
                 if num_samples * NUM_LOOKS >= (len(looks) + 1) * task.num_samples:
                     look = look_at(net, inputs, targets)
-                    size = loader.global_batch_size
+                    size, _ = loader.planned_sizes
                     look.update(samples=num_samples, steps=num_steps, size=size)
                     looks.append(look)
     return looks
