@@ -5,7 +5,7 @@
 It reads pieces of 32 characters of Python's standard library, and tells each character
 from those before it: a convolutional net of 58 thousand parameters, trained by SGD with
 momentum. The cases and figures are those of adaptive.py; the goal is a held-out loss of
-1.70 nats a character.
+1.74 nats a character.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, pad
 from torch.utils.data import Dataset, TensorDataset
 
 LENGTH, WIDTH, NUM_LETTERS = 32, 64, 128
-NUM_HELD_OUT, NUM_TRAIN = 1024, 8000
+NUM_HELD_OUT, NUM_TRAIN = 1024, 5000
 
 
 class Net(nn.Module):
@@ -55,7 +55,7 @@ def make_text() -> tuple[Dataset[Any], Tensor, Tensor, nn.Module]:
 
 
 def is_good(look: Look) -> bool:
-    return look["loss"] <= 1.70
+    return look["loss"] <= 1.74
 
 
 TEXT = Task("text", make_text, is_good, 3, NUM_TRAIN, rate=0.03, first=8)

@@ -1,4 +1,4 @@
-"""Trains until it is stopped, and keeps how long its steps take."""
+"""Trains until it is stopped; keeps checkpoints where the launcher did not say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 import elasticrun
 
 torch.manual_seed(3)
-elasticrun.init(save_interval="off", save_every=50, keep=20)
+elasticrun.init("elsewhere", save_interval="off", save_every=50, keep=20)
 inputs = torch.randn(96, 5)
 data = TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 net = torch.nn.Linear(5, 1)
