@@ -39,13 +39,13 @@ def test_a_scheduler_reads_how_many_replicas_are_worth_it(stage: Stage) -> None:
     with running(stage, "--replicas", 1, script=PROGRAM) as job:
         rows = wait_until_measured(job, 1)
         assert [row["basis"] for row in rows] == ["measured", "predicted"]
-        best = job.ask("status", "--worth", 0.01)
+        best = job.ask("status", "--worth", 0)
         assert best.stdout == "2\n"
         assert job.ask("scale", best.stdout.strip()).returncode == 0
         rows = wait_until_measured(job, 2)
         assert [row["replicas"] for row in rows] == [1, 2, 3, 4]
         assert rows[0]["basis"] == "measured"  # By the generation before.
-        assert job.ask("status", "--worth", 0.01).stdout == "4\n"
+        assert job.ask("status", "--worth", 0).stdout == "4\n"
         too_much = job.ask("status", "--worth", 99)
         assert (too_much.returncode, too_much.stdout) == (2, "")
         shown = job.ask("status", "--scaling").stdout.splitlines()
