@@ -116,7 +116,7 @@ def main(task: Task, description: str) -> None:
             last_size=[run[-1]["size"] for run in runs],
             curve=[
                 [mean(list(looks), key) for key in ("samples", "steps", "loss")]
-                for looks in list(zip(*runs, strict=True))[NUM_LOOKS - 1 :: NUM_LOOKS]
+                for looks in zip(*runs, strict=True)
             ],
         )
 

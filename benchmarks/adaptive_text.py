@@ -5,7 +5,7 @@
 It reads pieces of 32 characters of Python's standard library, and tells each character
 from those before it: a convolutional net of 58 thousand parameters, trained by SGD with
 momentum. The cases and figures are those of adaptive.py; the goal is a held-out loss of
-1.74 nats a character.
+1.77 nats a character.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def make_text() -> tuple[Dataset[Any], Tensor, Tensor, nn.Module]:
 
 
 def is_good(look: Look) -> bool:
-    return look["loss"] <= 1.74
+    return look["loss"] <= 1.77
 
 
 TEXT = Task("text", make_text, is_good, 3, NUM_TRAIN, rate=0.03, first=8)

@@ -121,3 +121,16 @@ def test_a_state_of_ones_own_has_no_times(tmp_path: Path) -> None:
         return loader.state_dict()
 
     assert "step_times" not in str(script())
+
+
+@pytest.mark.usefixtures("job")
+def test_the_newest_come_last() -> None:
+    optimizer = make_trainer()
+    loader = AdaptiveDataLoader(Numbers(100), 4)
+    times: Any = loader._state.times
+    known = [[1, 1, size, 1, 0.1] for size in (4.0, 8.0)]
+    times.decode({"batch_size": 8, "steps": known})
+    assert [step.size for step in steps_of(loader)] == [4, 8]
+    for _ in loader:
+        optimizer.step()
+    assert [step.size for step in steps_of(loader)] == [8, 4]
