@@ -142,8 +142,14 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON line a job")
-    parser.add_argument("--watch", action="store_true", help="again every second")
+    add = parser.add_argument
+    add("--json", action="store_true", help="one JSON line a job")
+    add("--watch", action="store_true", help="again every second")
+    add("--scaling", action="store_true",
+        help="what each number of replicas gives, by its checkpoint")  # fmt: skip
+    add("--worth", type=float, metavar="X",
+        help="of that, print only the largest number of which each is worth so much "
+        "of one alone, as 0.7")  # fmt: skip
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:

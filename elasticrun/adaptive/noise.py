@@ -109,6 +109,14 @@ class Noise:
         )
 
 
+def summarize_newest(steps: Sequence[MeasuredStep]) -> Noise:
+    """Return the noise that the newer half of steps tells, or the 8 newest ones.
+
+    Gradients of the beginning, which are larger by far, are soon forgotten so.
+    """
+    return summarize(steps[min(len(steps) // 2, max(len(steps) - _FEWEST, 0)) :])
+
+
 def summarize(steps: Sequence[MeasuredStep]) -> Noise:
     """Return the noise that steps tell together.
 

@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import statistics
-import time
-from collections import deque
-from typing import BinaryIO
 
 from elasticrun.adaptive.goodput import Choice, choose
-from elasticrun.adaptive.step_time import TimedSteps, fit
-from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.adaptive.scaling import seconds_of
+from elasticrun.adaptive.step_time import fit
 from elasticrun.data.fingerprint import LoaderState
+from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Part
 from elasticrun.job.noise import NoiseRecord
 from elasticrun.job.open_loop import LoopStart
 from elasticrun.replicas.gathering import gather
 
 logger = logging.getLogger(__name__)
 
-_FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
-_MOST_TIMES = 64
 _LEAST_GAIN = 1.05  # Less would not make up for a change of the learning rate.
 _MOST_GROWTH = 2  # In one change: the model knows little of what is much larger.
 
-Kind = tuple[int, int, float, int]  # As the first four of `TimedSteps`.
 
-
-class Autoscaler(BaseState):
-    """Times the steps of a loader's loops, and decides what size batches are to have.
+class Autoscaler:
+    """Decides what size the global batches of a loader's loops are to have.
 
     Rank 0 decides, at a boundary where a checkpoint is written anyway. All note the
     decision, so that it is in that checkpoint, and use it once that is committed.
 
     Args:
         state: The loader's, which keeps what was decided.
+        times: Of the loader's steps.
         largest: The most samples in a global batch.
-        max_local_batch_size: Of the loader.
     """
 
     def __init__(
-        self,
-        job: Job,
-        state: LoaderState,
-        *,
-        largest: int,
-        max_local_batch_size: int | None,
+        self, job: Job, state: LoaderState, times: StepTimes, *, largest: int
     ) -> None:
-        super().__init__("autoscale")
         self._job = job
         self._state = state
+        self._times = times
         self._largest = largest
-        self._max_local_batch_size = max_local_batch_size
-        self._num_nodes = -(-job.world_size // job.environment.local_world_size)
-        self._kind: Kind | None = None
-        self._times: dict[Kind, deque[float]] = {}
-        self._known: dict[Kind, float] = {}  # From earlier generations.
-        self._last_time: float | None = None  # When the step before ended.
         self._last_loop: LoopStart | None = None
 
     # The loops over the loader.
@@ -80,22 +60,6 @@ class Autoscaler(BaseState):
                 "loop over the same ones. Loop over it once in each epoch of "
                 "remaining_epochs_until, or over its batches(n) only."
             )
-
-    def begin_reading(self) -> None:
-        """Forget when the last step ended: the next one is about to be read anew."""
-        self._last_time = None
-
-    def end_step(self, part: Part) -> None:
-        """Note that a global batch has been trained with, of which this is the last."""
-        now = time.perf_counter()
-        if self._last_time is not None and self._job.boundary.decides:
-            local_size = -(-part.global_batch_size // self._job.world_size)
-            num_micro = part.micro + 1
-            replicas = self._job.world_size
-            kind = self._num_nodes, replicas, local_size / num_micro, num_micro
-            times = self._times.setdefault(kind, deque(maxlen=_MOST_TIMES))
-            times.append(now - self._last_time)
-        self._last_time = now
 
     # Decisions.
 
@@ -121,9 +85,11 @@ class Autoscaler(BaseState):
     def choose(self) -> int | None:
         """Return another size for global batches, or None if this one is right."""
         noise = self._noise_record().noise
-        steps = [TimedSteps(*kind, seconds) for kind, seconds in self._timed().items()]
         base, size = self._state.sizes[0][1], self._state.sizes[-1][1]
-        if noise.critical_batch_size is None or not self._knows(size):
+        steps, replicas = self._times.steps, self._job.world_size
+        if noise.critical_batch_size is None:
+            return None
+        if seconds_of(steps, replicas, size) is None:  # None were timed yet.
             return None
         step_time = fit(steps)
 
@@ -133,9 +99,9 @@ class Autoscaler(BaseState):
                 noise,
                 base=base,
                 sizes=sizes,
-                num_nodes=self._num_nodes,
-                num_replicas=self._job.world_size,
-                max_local_batch_size=self._max_local_batch_size,
+                num_nodes=self._times.num_nodes,
+                num_replicas=replicas,
+                max_local_batch_size=self._times.max_local_batch_size,
             )
 
         best = best_of(range(base, min(self._largest, _MOST_GROWTH * size) + 1))
@@ -175,35 +141,6 @@ class Autoscaler(BaseState):
                 "measure_noise=True)."
             )
         return records[0]
-
-    # Times.
-
-    def _knows(self, size: int) -> bool:
-        """Return whether steps of the size that batches have now were timed."""
-        local_size = -(-size // self._job.world_size)
-        return any(
-            kind[1] == self._job.world_size and round(kind[2] * kind[3]) == local_size
-            for kind in self._timed()
-        )
-
-    def _timed(self) -> dict[Kind, float]:
-        """Return how long steps of each kind take.
-
-        A save, or an evaluation in the loop's body, makes a few of them longer.
-        """
-        return self._known | {
-            kind: statistics.median(times)
-            for kind, times in self._times.items()
-            if len(times) >= _FEWEST_TIMES
-        }
-
-    def save(self, fileobj: BinaryIO) -> None:
-        steps = [[*kind, seconds] for kind, seconds in self._timed().items()]
-        fileobj.write(json.dumps({"steps": steps}).encode())
-
-    def load(self, fileobj: BinaryIO) -> None:
-        steps = [TimedSteps(*step) for step in json.loads(fileobj.read())["steps"]]
-        self._known = {step[:4]: step.seconds for step in steps}
 
 
 def _may_follow(last: LoopStart, start: LoopStart) -> bool:

@@ -11,6 +11,7 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.data.by_hand import PassesByHand
 from elasticrun.data.order.batches import SizePlan
 from elasticrun.data.order.loop_orders import SampleOrder
+from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
@@ -20,6 +21,7 @@ _SIZES = "batch_size"
 _CURSOR = "cursor"
 _RUN = "passes_by_hand"
 _DECIDED = "decided_batch_sizes"
+_TIMES = "step_times"
 
 _WORDS = {
     "num_samples": "samples in the data set (or its sampler)",
@@ -43,6 +45,7 @@ class LoaderState(BaseState):
 
     Args:
         order: Is given other sizes of batches, where they were decided.
+        times: Of the steps of its loops, where batches have planned sizes.
 
     Attributes:
         loader_name: What the loader is called.
@@ -62,12 +65,14 @@ class LoaderState(BaseState):
         fingerprint: Fingerprint,
         plan: SizePlan | None,
         order: SampleOrder | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         super().__init__(default if name is None else f"loader.{name}")
         self.loader_name = default
         self._fingerprint = fingerprint
         self.plan = plan
         self._order = order
+        self.times = times
         self._decided: SizePlan = ()
         self.pending: tuple[int, int] | None = None
         self._written: tuple[int, int] | None = None
@@ -125,6 +130,8 @@ class LoaderState(BaseState):
         if self.plan is not None and (self._decided or pending):
             values[_SIZES] = _encode_plan(self.plan)
             values[_DECIDED] = [*self._decided, *pending]
+        if self.times is not None and (times := self.times.encode()):
+            values[_TIMES] = times
         if self.cursor.place:
             values[_CURSOR] = self.cursor.encode()
         if self.run is not None:
@@ -142,6 +149,7 @@ class LoaderState(BaseState):
         cursor = values.pop(_CURSOR, None) if has_keys else None
         run = values.pop(_RUN, None) if has_keys else None
         decided = values.pop(_DECIDED, ()) if has_keys else ()
+        times = values.pop(_TIMES, None) if has_keys else None
         self._decide(())
         if decided and [*_pairs(values[_SIZES]), *decided] == _pairs(
             self.fingerprint[_SIZES]
@@ -159,6 +167,8 @@ class LoaderState(BaseState):
             self.cursor.decode(cursor, resume=current_job().progress.body)
         if run is not None:
             self.run = PassesByHand(*run)
+        if times is not None and self.times is not None:
+            self.times.decode(times)
 
     def encode(self, position: Position, index: int | None) -> dict[str, Any]:
         """Return what `state_dict()` of the loader does.

@@ -38,6 +38,7 @@ from elasticrun.data.order.shares import (
     LaneShares,
     LoopShares,
 )
+from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.mixed import Mixed
 from elasticrun.data.streams.streams import InLanes, lanes_of
@@ -189,6 +190,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             "drop_last": bool(drop_last),
             "order": self._order.checksum,
         }
+        times = None
+        if batch_sampler is None:
+            times = StepTimes(job, max_local_batch_size)
         Looped.__init__(
             self,
             job,
@@ -205,6 +209,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 else dataset.beginning,
             },
             progress=progress,
+            times=times,
         )
         # Set past torch's guard against changing them: torch itself was given none.
         is_one_size = batch_sampler is None and len(plan) == 1
@@ -294,19 +299,16 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         """
         check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
         job = current_job()
-        if any(isinstance(state, Autoscaler) for state in job.states):
+        if job.boundary.has_decider:
             raise ElasticRunError(
                 f"autoscale of `{self.name}` came, but it was called before. A job "
                 "decides the batch size of one loader, that it trains with; call it "
                 "once."
             )
-        self._autoscaler = Autoscaler(
-            job,
-            self._state,
-            largest=max_batch_size,
-            max_local_batch_size=self.shares.max_local_batch_size,
-        )
-        job.register(self._autoscaler)
+        times = self._state.times
+        assert times is not None  # Batches have planned sizes.
+        times.max_batch_size = max_batch_size
+        self._autoscaler = Autoscaler(job, self._state, times, largest=max_batch_size)
         job.boundary.decide_by(self._autoscaler.decide)
         object.__setattr__(self, "batch_size", None)  # As with any plan.
 

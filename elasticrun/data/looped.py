@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from types import FrameType
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from elasticrun.data.order.batches import Batches, SizePlan
 from elasticrun.data.order.loop_orders import SampleOrder
 from elasticrun.data.order.plan import loop_key, passes_key
 from elasticrun.data.same_on_replicas import check_same_on_replicas, publish
+from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
@@ -56,6 +58,7 @@ class Looped(ABC):
         seed: What orders depend on.
         plan: The sizes of its global batches; None of a loader of loaders.
         made: What must be alike on all replicas, beside the fingerprint.
+        times: Of the steps of its loops; None if these have no planned sizes.
         progress: Whether rank 0 shows a bar.
     """
 
@@ -70,6 +73,7 @@ class Looped(ABC):
         fingerprint: Fingerprint,
         made: dict[str, Any],
         progress: bool,
+        times: StepTimes | None = None,
     ) -> None:
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None
@@ -82,6 +86,7 @@ class Looped(ABC):
             fingerprint=fingerprint,
             plan=plan,
             order=batches if isinstance(batches, SampleOrder) else None,
+            times=times,
         )
         self._autoscaler: Autoscaler | None = None
         job.register(self._state)
@@ -354,14 +359,33 @@ class Looped(ABC):
             batches = self._start(loop)
         else:
             autoscaler.begin_loop(start)
-            batches = self._autoscaled(loop, autoscaler)
+            batches = self._autoscaled(loop)
+        times = self._state.times
+        if times is not None and job.boundary.decides and not start.inside:
+            batches = self._timed(times, job, loop, batches)
         if job.trace is not None:
             batches = self._traced(job.trace, batches)
         if self.progress and job.rank == 0 and not start.inside:
             batches = shown(loop, batches, self._bar(loop))
         return batches
 
-    def _autoscaled(self, loop: RunningLoop, autoscaler: Autoscaler) -> Iterator[Any]:
+    def _timed(
+        self, times: StepTimes, job: Job, loop: RunningLoop, batches: Iterator[Any]
+    ) -> Iterator[Any]:
+        """Yield a loop's batches, and time those after the first that are trained with.
+
+        A step's time goes from the end of the body before to the end of its own.
+        """
+        last, num_steps = None, 0
+        for batch in batches:
+            yield batch
+            if loop.current.part.is_step:
+                now = perf_counter()
+                if last is not None and job.num_steps != num_steps:
+                    times.note(loop.current, self.planned_sizes[0], now - last)
+                last, num_steps = now, job.num_steps
+
+    def _autoscaled(self, loop: RunningLoop) -> Iterator[Any]:
         """Yield a loop's batches; after another size was decided, read on with that.
 
         It holds from the boundary on at which it was decided: what was read ahead is
@@ -370,14 +394,10 @@ class Looped(ABC):
         is_over = False
         while not is_over:
             batches, sizes = self._start(loop), self._state.sizes
-            autoscaler.begin_reading()
             is_over = True
             for batch in batches:
                 yield batch
-                if not loop.current.part.is_step:
-                    continue
-                autoscaler.end_step(loop.current.part)
-                if self._state.sizes != sizes:
+                if loop.current.part.is_step and self._state.sizes != sizes:
                     is_over = False
                     break
             if not is_over:

@@ -200,6 +200,11 @@ class Boundary:
         """
         self._decider = decider
 
+    @property
+    def has_decider(self) -> bool:
+        """Whether `decide_by` was called."""
+        return self._decider is not None
+
     def decide(self) -> bool:
         """Let it be decided what the save here is to hold; return if anything was."""
         if self._saver is None or self._decider is None or not self.decides:

@@ -214,8 +214,10 @@ def loader_if_any() -> LoopedLoader | None:
 def note_step() -> None:
     """Note that a registered optimizer steps; makes no job where there is none."""
     note_change()
-    if _job is not None and _job.loader is None:
-        _job.boundary.note_step_outside()
+    if _job is not None:
+        _job.num_steps += 1
+        if _job.loader is None:
+            _job.boundary.note_step_outside()
 
 
 def note_change() -> None:

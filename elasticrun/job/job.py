@@ -70,6 +70,7 @@ class Job:
         rescue: Remembers boundaries for a rescue; None if there is nobody to rescue.
         num_loaders: Loaders made so far without a name.
         num_forward_passes: For training, through a DDP, of those that have ended.
+        num_steps: How often a registered optimizer has begun a step.
         deferred_error: What could not be raised where it happened.
         cuts_for_noise: Returns, when a loop begins, whether batches of which the noise
             of gradients is measured have to be cut in two.
@@ -99,7 +100,7 @@ class Job:
         self.is_in_epoch = False
         self.is_closed = False
         self.num_loaders = 0
-        self.num_forward_passes = 0
+        self.num_forward_passes = self.num_steps = 0
         self.cuts_for_noise: Callable[[], bool] = lambda: False
         self.deferred_error = DeferredError()
         self._restores_at_loop = False  # Whether states come back when it goes on.

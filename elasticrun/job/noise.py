@@ -9,12 +9,16 @@ from typing import BinaryIO, NamedTuple
 
 from torch import Tensor
 
-from elasticrun.adaptive.noise import MeasuredStep, Noise, measure_step, summarize
+from elasticrun.adaptive.noise import (
+    MeasuredStep,
+    Noise,
+    measure_step,
+    summarize_newest,
+)
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.replicas.gathering import gather
 
 _MOST_STEPS = 512  # That are kept.
-_FEWEST_STEPS = 8  # That count, as long as there are so many.
 
 
 class StepPart(NamedTuple):
@@ -51,12 +55,8 @@ class NoiseRecord(BaseState):
 
     @property
     def noise(self) -> Noise:
-        """The noise, as of the newer half of the steps whose parts were added up.
-
-        Gradients of the beginning, which are larger by far, are soon forgotten so.
-        """
-        num_old = min(len(self._steps) // 2, max(len(self._steps) - _FEWEST_STEPS, 0))
-        return summarize(list(self._steps)[num_old:])
+        """The noise, as of the newer half of the steps whose parts were added up."""
+        return summarize_newest(list(self._steps))
 
     def add(self, part: StepPart) -> None:
         """Keep this replica's part of a step. All replicas measure the same steps."""

@@ -157,11 +157,26 @@ def _follow(
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Show one job or all of them."""
+    """Show one job or all of them, or how one scales."""
     try:
+        if arguments.scaling or arguments.worth is not None:
+            return _show_scaling(arguments)
         return _show_status(arguments)
     except JobError as error:
         return _fail(str(error), error.exit_code)
+
+
+def _show_scaling(arguments: argparse.Namespace) -> int:
+    """Show what each number of replicas gives, as `elasticrun checkpoints` does."""
+    from elasticrun.checkpoint.inspection import command
+
+    with find_job(arguments.job) as job:
+        words = [str(job.status["checkpoint_dir"]), "scaling"]
+    if arguments.json:
+        words.append("--json")
+    if arguments.worth is not None:
+        words += ["--worth", str(arguments.worth)]
+    return command.main(argparse.Namespace(words=words))
 
 
 def _show_status(arguments: argparse.Namespace) -> int:

@@ -216,6 +216,12 @@ def test_other_loops_and_places_decide_nothing(tmp_path: Path) -> None:
     assert run_once(script, tmp_path, save_every="epoch") == [4] * 4 + [8, 8]
 
 
+def know(loader: AdaptiveDataLoader, *steps: list[float]) -> None:
+    """Let the loader have timed these."""
+    assert loader._state.times is not None
+    loader._state.times.decode({"batch_size": 16, "steps": steps})
+
+
 def chosen(
     *, critical: float | None, seconds: dict[int, float], largest: int = 64
 ) -> int | None:
@@ -229,8 +235,7 @@ def chosen(
     record = model._noise
     assert record is not None
     record.load(io.BytesIO(values.encode()))
-    times = {"steps": [[1, 1, size, 1, time] for size, time in seconds.items()]}
-    autoscaler_of(loader).load(io.BytesIO(json.dumps(times).encode()))
+    know(loader, *([1, 1, size, 1, time] for size, time in seconds.items()))
     return autoscaler_of(loader).choose()
 
 
@@ -257,29 +262,6 @@ def test_what_is_chosen(
     expected: int | None,
 ) -> None:
     assert chosen(critical=critical, seconds=seconds, largest=largest) == expected
-
-
-@pytest.mark.usefixtures("job")
-def test_a_size_is_known_however_it_was_cut() -> None:
-    autoscaler = autoscaler_of(numbers(29, largest=29))
-    autoscaler.load(
-        io.BytesIO(json.dumps({"steps": [[1, 1, 29 / 7, 7, 1.0]]}).encode())
-    )
-    assert autoscaler._knows(29)
-    assert not autoscaler._knows(28)
-
-
-def test_steps_are_timed_and_kept(tmp_path: Path) -> None:
-    def script() -> int:
-        loader = numbers(num_samples=256)
-        kinds = len(autoscaler_of(loader)._timed())
-        for _ in loader:
-            if loader.batch_index == 40:
-                request_stop()
-        return kinds
-
-    assert run_once(script, tmp_path) is None
-    assert run_once(script, tmp_path) == 1
 
 
 @pytest.mark.usefixtures("job")

@@ -125,3 +125,15 @@ def test_kills_at_1_3_and_2_replicas_lose_no_sample(tmp_path: Path) -> None:
     for world_size, kill_in in ((1, 4), (3, 5), (2, 3)):
         assert run_until_killed(replace(program, kill_in=kill_in), world_size)
     assert_as_planned(program, run(program, 2), 2, is_exact=False)
+
+
+@pytest.mark.slow
+def test_whoever_does_not_hear_that_a_decision_was_saved_ends(tmp_path: Path) -> None:
+    program = Program(str(tmp_path / "job"), scaling="sqrt")
+    missed = replace(program, is_missed=True)
+    with start_generation(missed, 2, variables=variables(program)) as started:
+        outcomes = started.wait(timeout=300)
+    assert "AgreementError: rank 0 did not come" in (outcomes[1].error or "")
+    assert outcomes[0].exit_code != 0  # It cannot step alone.
+    assert len(recorded(program)) == 2
+    assert_as_planned(program, run(program, 2), 2, is_exact=True)

@@ -34,9 +34,18 @@ def test_it_is_that_of_exact_gradients(world_size: int) -> None:
             assert_unbiased(steps)
 
 
-@pytest.mark.slow
-def test_padding_does_not_count() -> None:
-    found = run_generation(partial(measured, batch_size=2), 3, timeout=600)
+@pytest.mark.parametrize(
+    ("batch_size", "world_size"),
+    [
+        pytest.param(2, 4, marks=pytest.mark.slow),
+        pytest.param(3, 4, marks=pytest.mark.slow),
+        pytest.param(10, 16, marks=pytest.mark.soak),
+    ],
+)
+def test_padding_does_not_count(batch_size: int, world_size: int) -> None:
+    program = partial(measured, batch_size=batch_size)
+    found = run_generation(program, world_size, timeout=600)
+    assert all(other == found[0] for other in found)
     assert_unbiased(found[0])
 
 

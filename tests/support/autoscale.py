@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +18,13 @@ from torch.utils.data import TensorDataset
 from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
+    AgreementError,
     init,
     rank,
     remaining_epochs_until,
 )
+from elasticrun.saving import saver
+from tests.support.stage import wait_until
 from tests.support.steps import network, samples
 
 NUM_SAMPLES, FIRST, MOST = 41, 3, 12
@@ -39,6 +44,8 @@ class Program:
         scaling: Of learning rates.
         kill_in: The number of the iteration of this generation, in which all die.
         kill_at: The number of the file operation, before which rank 0 dies.
+        is_missed: Whether the other ranks give up waiting for the first save, which
+            rank 0 commits all the same.
     """
 
     directory: str
@@ -48,6 +55,7 @@ class Program:
     scaling: Any = "auto"
     kill_in: int = -1
     kill_at: int = -1
+    is_missed: bool = False
 
     def __call__(self) -> list[Any]:
         torch.set_num_threads(1)
@@ -69,6 +77,12 @@ class Program:
             decide_by_force(loader)
         if self.kill_at >= 0 and rank() == 0:
             die_before_operation(self.kill_at)
+        mark = Path(f"{self.directory}-missed")
+        with missing_the_first_save(mark) if self.is_missed else nullcontext():
+            self._train(loader, model, optimizer)
+        return [parameter.detach() for parameter in net.parameters()]
+
+    def _train(self, loader: AdaptiveDataLoader, model: Any, optimizer: Any) -> None:
         num_iterations = 0
         for _ in remaining_epochs_until(NUM_EPOCHS if self.by_epochs else 1):
             for _, x, y in loader if self.by_epochs else loader.batches(NUM_STEPS):
@@ -78,7 +92,6 @@ class Program:
                 if num_iterations == self.kill_in:
                     os.kill(os.getpid(), signal.SIGKILL)
                 num_iterations += 1
-        return [parameter.detach() for parameter in net.parameters()]
 
 
 def decide_by_force(loader: AdaptiveDataLoader) -> None:
@@ -88,6 +101,26 @@ def decide_by_force(loader: AdaptiveDataLoader) -> None:
     assert autoscaler is not None
     draw = random.Random(os.urandom(8))
     autoscaler.choose = lambda: draw.randint(FIRST, MOST)  # type: ignore[method-assign]
+
+
+@contextmanager
+def missing_the_first_save(mark: Path) -> Iterator[None]:
+    """Let rank 0 commit only when the others have run out of patience."""
+    replace = os.replace
+
+    def commit(*arguments: Any, **keywords: Any) -> None:
+        wait_until(mark.exists, "the others to give up")
+        replace(*arguments, **keywords)
+
+    if rank() == 0:
+        os.replace = commit
+    else:
+        saver._PATIENCE = 2.0
+    try:
+        yield
+    except AgreementError:
+        mark.touch()
+        raise
 
 
 def die_before_operation(number: int) -> None:

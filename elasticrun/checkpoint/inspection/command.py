@@ -118,6 +118,13 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("state", nargs="?", metavar="STATE")
 
 
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    _add_plan(parser)
+    parser.add_argument("--worth", type=float, metavar="X",
+        help="print only the largest number of replicas of which each is worth so "
+        "much of one alone, as 0.7")  # fmt: skip
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     text = f"a number, {NEWEST!r} (the default), or the path or URL of a checkpoint"
     parser.add_argument("which", nargs="?", default=NEWEST, metavar="N", help=text)
@@ -171,6 +178,13 @@ def _plan(arguments: argparse.Namespace) -> Iterator[str]:
     return show_plans(checkpoint, as_json=arguments.json)
 
 
+def _scaling(arguments: argparse.Namespace) -> Iterator[str]:
+    from elasticrun.checkpoint.inspection.scaling import show_scaling
+
+    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
+    return show_scaling(checkpoint, worth=arguments.worth, as_json=arguments.json)
+
+
 def _export(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.exporting import export_state
 
@@ -193,6 +207,7 @@ _ACTIONS: dict[str, _Action] = {
     "show": ("what one holds, or one state of it", _add_show, _show),
     "diff": ("which values differ, and by how much", _add_diff, _diff),
     "plan": ("which batch sizes the loaders have had", _add_plan, _plan),
+    "scaling": ("what each number of replicas gives", _add_scaling, _scaling),
     "export": ("write a state as a file of its own", _add_export, _export),
 }
 

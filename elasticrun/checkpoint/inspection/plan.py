@@ -22,9 +22,9 @@ def show_plans(checkpoint: Checkpoint, *, as_json: bool) -> Iterator[str]:
         CheckpointError: A file is damaged.
     """
     plans = {
-        name.removeprefix("loader."): plan
-        for name in checkpoint.names()
-        if name.startswith(_PREFIXES) and (plan := _plan_in(checkpoint, name))
+        name: plan
+        for name, values in states_of_loaders(checkpoint)
+        if (plan := plan_in(values))
     }
     if not plans:
         raise InspectionError(f"{checkpoint.path} has no loader with a batch size.")
@@ -35,10 +35,16 @@ def show_plans(checkpoint: Checkpoint, *, as_json: bool) -> Iterator[str]:
         yield f"{name}: {plan}"
 
 
-def _plan_in(checkpoint: Checkpoint, name: str) -> dict[int, int]:
-    """Return the plan of a loader; empty of one of loaders."""
-    with checkpoint.open(name) as file:
-        values: dict[str, Any] = json.loads(file.read())
+def states_of_loaders(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each loader, and what is kept of it."""
+    for name in checkpoint.names():
+        if name.startswith(_PREFIXES):
+            with checkpoint.open(name) as file:
+                yield name.removeprefix("loader."), json.loads(file.read())
+
+
+def plan_in(values: dict[str, Any]) -> dict[int, int]:
+    """Return the plan in the state of a loader; empty of one of loaders."""
     sizes = values.get("batch_size", [])
     given = [[0, sizes]] if isinstance(sizes, int) else sizes
     return dict([*given, *values.get("decided_batch_sizes", [])])

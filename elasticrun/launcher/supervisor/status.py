@@ -87,7 +87,8 @@ class StatusBook:
             ),
             "restarts": supervisor.crashes.num_restarts,
             "causes": supervisor.crashes.causes,
-            "checkpoint_dir": str(options.checkpoint_dir),
+            "checkpoint_dir": report.get("checkpoint_dir")
+            or str(options.checkpoint_dir),
             "log_dir": str(options.log_dir),
             "seconds": time.time() - supervisor.judge.started_at,
             "spares": supervisor.successors.num_ready_spares,

@@ -1,0 +1,81 @@
+"""How long the steps of a loader's loops take: kept, as medians, with the loader."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import Any
+
+from elasticrun.adaptive.noise import is_measured
+from elasticrun.adaptive.step_time import TimedSteps
+from elasticrun.job.job import Job
+from elasticrun.job.loop import MicroBatch
+
+_FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
+_MOST_TIMES = 64
+_MOST_KINDS = 64  # That are kept, the newest ones.
+
+Kind = tuple[int, int, float, int]  # As the first four of `TimedSteps`.
+
+
+class StepTimes:
+    """How long steps take, at these and at earlier numbers of replicas.
+
+    Of whole batches, and not where noise is measured, which takes longer.
+
+    Attributes:
+        batch_size: Samples in the last batch that was timed; 0 before any.
+        max_local_batch_size: Of the loader.
+        max_batch_size: Up to which the job decides the size; None if it does not.
+    """
+
+    def __init__(self, job: Job, max_local_batch_size: int | None) -> None:
+        self._num_replicas = job.world_size
+        self.num_nodes = -(-job.world_size // job.environment.local_world_size)
+        self.batch_size = 0
+        self.max_local_batch_size = max_local_batch_size
+        self.max_batch_size: int | None = None
+        self._times: dict[Kind, deque[float]] = {}
+        self._known: dict[Kind, float] = {}  # From earlier generations.
+
+    def note(self, batch: MicroBatch, planned_size: int, seconds: float) -> None:
+        """Note how long a step took, of whose global batch this is the last part."""
+        part, size = batch.part, batch.part.global_batch_size
+        if is_measured(batch.number) or size != planned_size:
+            return
+        replicas, num_micro = self._num_replicas, part.micro + 1
+        kind = self.num_nodes, replicas, -(-size // replicas) / num_micro, num_micro
+        self._times.setdefault(kind, deque(maxlen=_MOST_TIMES)).append(seconds)
+        self.batch_size = size
+
+    @property
+    def steps(self) -> list[TimedSteps]:
+        """How long steps of each kind take.
+
+        A save, or an evaluation in the loop's body, makes a few of them longer.
+        """
+        medians = {
+            kind: statistics.median(times)
+            for kind, times in self._times.items()
+            if len(times) >= _FEWEST_TIMES
+        }
+        known = {k: known for k, known in self._known.items() if k not in medians}
+        return [TimedSteps(*k, seconds) for k, seconds in {**known, **medians}.items()]
+
+    def encode(self) -> dict[str, Any]:
+        """Return them as plain values; empty before there are any."""
+        steps = self.steps[-_MOST_KINDS:]
+        if not steps:
+            return {}
+        return {
+            "batch_size": self.batch_size,
+            "max_local_batch_size": self.max_local_batch_size,
+            "max_batch_size": self.max_batch_size,
+            "steps": steps,
+        }
+
+    def decode(self, values: dict[str, Any]) -> None:
+        """Take what was known of the loader's steps before."""
+        self.batch_size = values["batch_size"]
+        steps = [TimedSteps(*step) for step in values["steps"]]
+        self._known = {step[:4]: step.seconds for step in steps}

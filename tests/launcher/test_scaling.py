@@ -1,0 +1,53 @@
+"""`elasticrun status --scaling`, and a number for whoever rescales the job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrun.errors import NO_JOB
+from tests.launcher.running import Running, running
+from tests.support.stage import Stage, wait_until
+
+PROGRAM = Path(__file__).with_name("scaling.py")
+
+
+def table(job: Running) -> list[dict[str, Any]]:
+    """Return its rows; none before there is a job, and a checkpoint with times."""
+    said = job.ask("status", job.pid, "--scaling", "--json")
+    if said.returncode != 0:
+        assert said.returncode in (2, NO_JOB), said.stderr
+        return []
+    rows: list[dict[str, Any]] = json.loads(said.stdout)["train"]
+    return rows
+
+
+def wait_until_measured(job: Running, replicas: int) -> list[dict[str, Any]]:
+    def is_measured() -> bool:
+        rows = table(job)
+        return len(rows) >= replicas and rows[replicas - 1]["basis"] == "measured"
+
+    wait_until(is_measured, f"steps with {replicas} replicas\n{job.events}")
+    return table(job)
+
+
+@pytest.mark.slow
+def test_a_scheduler_reads_how_many_replicas_are_worth_it(stage: Stage) -> None:
+    with running(stage, "--replicas", 1, script=PROGRAM) as job:
+        rows = wait_until_measured(job, 1)
+        assert [row["basis"] for row in rows] == ["measured", "predicted"]
+        best = job.ask("status", "--worth", 0)
+        assert best.stdout == "2\n"
+        assert job.ask("scale", best.stdout.strip()).returncode == 0
+        rows = wait_until_measured(job, 2)
+        assert [row["replicas"] for row in rows] == [1, 2, 3, 4]
+        assert rows[0]["basis"] == "measured"  # By the generation before.
+        assert job.ask("status", "--worth", 0).stdout == "4\n"
+        too_much = job.ask("status", "--worth", 99)
+        assert (too_much.returncode, too_much.stdout) == (2, "")
+        shown = job.ask("status", "--scaling").stdout.splitlines()
+        assert shown[-1].split() == ["from", "5", "not", "measured"]
+        assert job.ask("stop").returncode == 0
