@@ -238,29 +238,29 @@ def register_reachable(value: Value, depth: int = 4) -> None:
 
 
 def join(first: Value, second: Value) -> Value:
-    """Return what is known where two branches meet."""
+    """Return what is known where two branches meet: more of objects than of others."""
     if first is second:
         return first
-    kinds = {first.kind, second.kind}
-    if kinds == {"const", "unknown"}:
-        return unknown(first.name or second.name, first.taints | second.taints)
-    if "unknown" in kinds:
-        return first if second.kind == "unknown" else second
-    if kinds == {"const"}:
-        one, other = first.constant, second.constant
-        if one == other and type(one) is type(other):
-            return first
-        return unknown(first.name, first.taints | second.taints)
-    if first.kind == "const":
-        return second
-    if second.kind == "const":
-        return first
+    vague = [each.kind in ("const", "unknown") for each in (first, second)]
+    if all(vague):
+        is_same = first.kind == second.kind and (
+            first.kind == "unknown" or _is_same_constant(first, second)
+        )
+        name, taints = first.name or second.name, first.taints | second.taints
+        return first if is_same else unknown(name, taints)
+    if any(vague):
+        return second if vague[0] else first
     if first.is_object and second.is_object:
         if second not in first.also:
             first.also.append(second)
         if first not in second.also:
             second.also.append(first)
     return first
+
+
+def _is_same_constant(first: Value, second: Value) -> bool:
+    one, other = first.constant, second.constant
+    return type(one) is type(other) and bool(one == other)
 
 
 def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value]:
