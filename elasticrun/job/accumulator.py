@@ -324,7 +324,7 @@ class _Sums(BaseState):
         return [(key, change.encode()) for key, change in self.own.items()]
 
     def own_part(self) -> Any:
-        return self._encode_own() or None
+        return self._encode_own()
 
     def add_parts(self, parts: Iterable[Any]) -> None:
         for changes in parts:

@@ -104,6 +104,7 @@ class Rescue:
         self._cost = _Cost()
         self._is_off = False
         self._has_explained = False
+        self._known: set[str] = set()  # The states that could be remembered once.
         self.outcome = ""
 
     @property
@@ -144,7 +145,9 @@ class Rescue:
     def _keep(self, number: int, position: Position) -> Kept:
         put_back, parts = [], {}
         for state in self._states:
-            put_back.append((state, remember(state)))
+            is_new = state.name not in self._known
+            put_back.append((state, remember(state, is_new=is_new)))
+            self._known.add(state.name)
             part = state.own_part()
             if part is not None:
                 parts[state.name] = part
@@ -232,14 +235,16 @@ class Rescue:
         offer = {}
         if self._kept and self.num_steps != self._steps_at:
             self._kept = []
-            logger.info("no rescue by this replica: it has made a part of a step since")
+            logger.warning(
+                "no rescue by this replica: it has stepped since the boundary"
+            )
         for kept in [*self._kept]:
             try:
                 for _, put_back in kept.put_back:
                     put_back()
             except CannotRescueError as error:
                 self._kept.remove(kept)
-                logger.info("no rescue by this replica: %s", error)
+                logger.warning("no rescue by this replica: %s", error)
                 continue
             generators = {
                 state.name: base64.b64encode(state.capture()).decode()
@@ -259,8 +264,9 @@ class Rescue:
         for number in numbers:
             lacking = self._lacking(number, told, offers)
             if lacking:
-                logger.info(
-                    "no rescue at boundary %d, to which rank %s has not come",
+                logger.warning(
+                    "no rescue at boundary %d: rank %s has not come to it, so what "
+                    "that would have added to sums is unknown, or the step",
                     number,
                     ", ".join(map(str, lacking)),
                 )
@@ -338,8 +344,11 @@ class Rescue:
         self._records.close()
 
 
-def remember(state: BaseState) -> Callable[[], None]:
+def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     """Remember a state as it is; return what puts it back.
+
+    Args:
+        is_new: Whether it is yet to be found out if all of its values can be.
 
     Raises:
         CannotRescueError: It cannot be remembered; or, when it is put back, more has
@@ -355,6 +364,8 @@ def remember(state: BaseState) -> Callable[[], None]:
     if (copy := _copy_of_plain(values)) is not None:
         return partial(_put_back_plain, state, copy)
     remembered = Remembered(values)
+    if is_new and remembered.compare(values) is Change.MORE:
+        raise CannotRescueError(f"{state.name!r} has values that are not plain")
 
     def put_back_values() -> None:
         now = state.current()

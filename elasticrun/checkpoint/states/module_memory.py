@@ -4,31 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from elasticrun.checkpoint.states.state import CannotRescueError
+
+_LOOKED_AT = 16  # Elements of each tensor.
+_SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
+_KNOWN = (
+    "torch.nn.",
+    "torchmetrics.",
+    "elasticrun.",
+)  # Whose ways of saving these are.
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class ModuleMemory:
     """A module's parameters and buffers as they were at a boundary.
 
-    Parameters change when an optimizer steps, so of these only torch's count of changes
-    in place is remembered. Buffers, such as the statistics of a BatchNorm, change in
-    each forward pass: they are copied, if they have changed since the last copy.
+    Parameters change when an optimizer steps, so of these only what a look at them sees
+    is remembered. Buffers, such as the statistics of a BatchNorm, change in each
+    forward pass: they are copied, if they have changed since the last copy.
 
     Args:
         name: What the module is called in checkpoints.
+        has_common_statistics: Whether the averages in BatchNorms are the same on all
+            replicas, or this is the replica whose averages are saved.
     """
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, has_common_statistics: Callable[[], bool]
+    ) -> None:
         self._name = name
         self._module = module
-        self._parameters: list[Tensor] | None = None
-        self._buffers: list[Tensor] = []
+        self._has_common_statistics = has_common_statistics
+        self._statistics: list[Tensor] = []
+        self._statistics_at: list[int] = []
+        self._parameters: _Watched | None = None
+        self._buffers = _Watched([])
         self._copies: list[Tensor] = []
-        self._copied: list[int] = []  # The buffers' counts of changes.
+        self._copied: Any = None  # What a look at the buffers has seen then.
         self._num_copied = 0
 
     def remember(self) -> Callable[[], None]:
@@ -40,49 +58,101 @@ class ModuleMemory:
         """
         if self._parameters is None:
             self._check()
-            self._parameters = list(self._module.parameters())
-            self._buffers = list(self._module.buffers())
-            self._copies = [each.detach().clone() for each in self._buffers]
-            self._copied = _versions(self._buffers)
-        if self._buffers:
-            self._copy()
-        versions = _versions(self._parameters)
-        return partial(self._put_back, versions, self._copied, self._num_copied)
+            self._parameters = _Watched(list(self._module.parameters()))
+            self._buffers = _Watched(list(self._module.buffers()))
+            self._copies = [each.detach().clone() for each in self._buffers.tensors]
+            self._copied = self._buffers.look()
+            self._statistics = _statistics_of(self._module)
+            self._statistics_at = _versions(self._statistics)
+        if self._copies and (seen := self._buffers.look()) != self._copied:
+            with torch.no_grad():
+                torch._foreach_copy_(self._copies, self._buffers.tensors)
+            self._copied = seen
+            self._num_copied += 1
+        seen = self._parameters.look()
+        return partial(self._put_back, seen, self._copied, self._num_copied)
 
     def _check(self) -> None:
         for part in self._module.modules():
-            if type(part).get_extra_state is not nn.Module.get_extra_state:
-                raise CannotRescueError(
-                    f"{type(part).__name__} in {self._name!r} has a state of its own "
-                    "(get_extra_state)"
-                )
+            for name in _SAVING:
+                if not getattr(type(part), name).__module__.startswith(_KNOWN):
+                    raise CannotRescueError(
+                        f"{type(part).__name__} in {self._name!r} has a way of its own "
+                        f"to save ({name})"
+                    )
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        if any(each.is_inference() for each in tensors):
+            raise CannotRescueError(
+                f"{self._name!r} has tensors that torch.inference_mode() has made"
+            )
 
-    def _copy(self) -> None:
-        now = _versions(self._buffers)
-        if now != self._copied:
-            with torch.no_grad():
-                torch._foreach_copy_(self._copies, self._buffers)
-            self._copied = now
-            self._num_copied += 1
-
-    def _put_back(self, versions: list[int], buffers: list[int], number: int) -> None:
+    def _put_back(self, parameters: Any, buffers: Any, number: int) -> None:
         assert self._parameters is not None
-        tensors = [*self._parameters, *self._buffers]
-        now = [*self._module.parameters(), *self._module.buffers()]
-        is_same = len(now) == len(tensors) and all(map(_is, now, tensors))
-        if not is_same or _versions(self._parameters) != versions:
+        is_same = self._parameters.are(self._module.parameters())
+        if not is_same or self._parameters.look() != parameters:
             raise CannotRescueError(f"parameters of {self._name!r} have changed since")
-        if _versions(self._buffers) == buffers:
+        if not self._copies:
             return
-        if self._num_copied != number:
+        if not self._buffers.are(self._module.buffers()) or self._num_copied != number:
             raise CannotRescueError(f"buffers of {self._name!r} have changed since")
-        with torch.no_grad():
-            torch._foreach_copy_(self._buffers, self._copies)
+        have_changed = _versions(self._statistics) != self._statistics_at
+        if have_changed and not self._has_common_statistics():
+            raise CannotRescueError(
+                f"BatchNorms in {self._name!r} have other averages on rank 0, whose "
+                "are saved"
+            )
+        if self._buffers.look() != buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(self._buffers.tensors, self._copies)
+        elif not all(map(torch.equal, self._buffers.tensors, self._copies)):
+            raise CannotRescueError(
+                f"buffers of {self._name!r} have changed through `tensor.data`"
+            )
+
+
+def _statistics_of(module: nn.Module) -> list[Tensor]:
+    """Return the averages that a module's own forward passes change."""
+    if isinstance(module, AveragedModel):
+        return []  # They are copied from another one.
+    return [
+        buffer
+        for part in module.modules()
+        if isinstance(part, _BATCH_NORMS) and part.training
+        for buffer in part.buffers()
+    ]
+
+
+class _Watched:
+    """Some tensors, and whether they change.
+
+    A change through `tensor.data`, as of moving averages, is none that torch counts. So
+    a look sees also the first elements, by arrays that share the tensors' memory.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self._places = _places_of(tensors)
+        self._first = [_first_of(each) for each in tensors]
+
+    def look(self) -> tuple[list[int], bytes]:
+        """Return torch's counts of changes in place, and the first elements."""
+        return _versions(self.tensors), b"".join(self._first)
+
+    def are(self, tensors: Any) -> bool:
+        """Return whether they are these, in the same memory as at the start."""
+        return _places_of(list(tensors)) == self._places
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]
+    return [each._version for each in tensors]
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _places_of(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    return [(id(each), each.data_ptr()) for each in tensors]
+
+
+def _first_of(tensor: Tensor) -> Any:
+    """Return the memory of a tensor's first elements; of a sparse one, nothing."""
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        return b""
+    return tensor.detach().view(-1)[:_LOOKED_AT].view(torch.uint8).numpy()

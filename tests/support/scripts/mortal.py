@@ -63,7 +63,8 @@ if CATCHES:
 train = AdaptiveDataLoader(data, batch_size=20, shuffle=True)
 valid = AdaptiveDataLoader(data, batch_size=50, even_batches=False)
 counts = Variables(trained=0, validated=0, lost=0, made=0)
-in_training = Accumulator(name="in-training")
+if SUMS_IN_TRAINING:
+    in_training = Accumulator(name="in-training")
 
 
 def step(inputs: torch.Tensor, targets: torch.Tensor, epoch: int) -> None:
@@ -109,8 +110,10 @@ for epoch in remaining_epochs_until(NUM_EPOCHS):
     with total.synchronized():
         counts.validated += total["samples"]
 
-with in_training.synchronized():
-    samples = in_training["samples"] if SUMS_IN_TRAINING else counts.trained
+samples = counts.trained
+if SUMS_IN_TRAINING:
+    with in_training.synchronized():
+        samples = in_training["samples"]
 state = {**net.state_dict(), "rate": torch.tensor(optimizer.param_groups[0]["lr"])}
 digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in state.values()))
 if elasticrun.rank() == 0:
