@@ -101,6 +101,8 @@ class Rescue:
         self._num_reduced = 0
         self._steps_at = -1  # As of the boundaries that are kept.
         self._kept: list[Kept] = []  # The first one since the last step, and the last.
+        self._why_none = ""  # Why none is kept, if so.
+        self._is_known = True  # What this replica has of sums, from its record.
         self._cost = _Cost()
         self._is_off = False
         self._has_explained = False
@@ -125,14 +127,15 @@ class Rescue:
         begun = time.perf_counter()
         if self.num_steps != self._steps_at:
             self._kept, self._steps_at = [], self.num_steps
+            self._why_none = "gradients wait for a step"
         del self._kept[1:]
+        self._is_known = True
         try:
             if is_whole:
                 self._kept.append(self._keep(number, position))
                 self._record()
         except (CannotRescueError, RecordTooLargeError) as error:
-            self._kept = []
-            self._explain(str(error))
+            self._forget(str(error))
         self._num_reduced = 0
         is_too_much = self._cost.is_too_much(begun, time.perf_counter())
         if is_too_much and not self._may_cost:
@@ -158,9 +161,15 @@ class Rescue:
         """Record the parts of the boundaries that are kept, and what is offered."""
         parts = ",".join(f'"{kept.number}":{kept.parts}' for kept in self._kept)
         offered = "null" if offer is None else json.dumps(offer)
-        self._records.write(f'{{"parts":{{{parts}}},"offer":{offered}}}')
+        known = json.dumps(self._is_known)
+        self._records.write(
+            f'{{"parts":{{{parts}}},"offer":{offered},"is_known":{known}}}'
+        )
 
-    def _explain(self, why: str) -> None:
+    def _forget(self, why: str) -> None:
+        """Keep no boundary, and say why: once, at the first one."""
+        self._kept, self._why_none, self._is_known = [], why, False
+        self._record()
         if not self._has_explained:
             self._has_explained = True
             if self._records.rank == 0:
@@ -177,12 +186,12 @@ class Rescue:
             remember(state)
             costs[state.name] = time.perf_counter() - begun
         dearest = max(costs, key=costs.__getitem__)
-        self._explain(
+        self._forget(
             "to remember all states at each boundary takes "
             f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
             "which is more than 1 % of a step"
         )
-        self._is_off, self._kept = True, []
+        self._is_off = True
 
     # After a death.
 
@@ -234,17 +243,14 @@ class Rescue:
         """
         offer = {}
         if self._kept and self.num_steps != self._steps_at:
-            self._kept = []
-            logger.warning(
-                "no rescue by this replica: it has stepped since the boundary"
-            )
+            self._kept, self._why_none = [], "it has made a part of a step since"
         for kept in [*self._kept]:
             try:
                 for _, put_back in kept.put_back:
                     put_back()
             except CannotRescueError as error:
                 self._kept.remove(kept)
-                logger.warning("no rescue by this replica: %s", error)
+                self._why_none = str(error)
                 continue
             generators = {
                 state.name: base64.b64encode(state.capture()).decode()
@@ -255,6 +261,8 @@ class Rescue:
                 "is_complete": kept.is_complete,
                 "gathered": generators,
             }
+        if not offer:
+            logger.warning("no rescue by this replica: %s", self._why_none)
         self._record(offer)
 
     def _choose(self, told: Mapping[int, Any]) -> Kept | None:
@@ -303,7 +311,9 @@ class Rescue:
         one of them would have done there was in its gradients.
         """
         parts = {rank: _by_number(each["parts"]) for rank, each in told.items()}
-        is_summing = any(own.get(number) for own in parts.values())
+        is_summing = any(any(own.values()) for own in parts.values()) or not all(
+            each["is_known"] for each in told.values()
+        )
         offered = [offer[number] for offer in offers.values() if number in offer]
         if not is_summing and any(each["is_complete"] for each in offered):
             return []

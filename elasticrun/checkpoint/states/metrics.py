@@ -52,6 +52,7 @@ class MetricState(StatefulState):
         super().__init__(name, target)
         self._module = target if module is None else module
         self._merged: dict[str, Any] = {}
+        self._is_uneven = False  # Whether some replicas update it, and others do not.
         self._found: list[Any] | None = None  # Its metrics: boundaries do not search.
         for key, metric, state in self._states():
             kind = _kind_of(metric, state)
@@ -87,7 +88,9 @@ class MetricState(StatefulState):
         }
         for prefix, _ in find_metrics(self._module):
             count = f"{prefix}{_COUNT}"
-            self._merged[count] = max(values[count] for values in every)
+            counts = [values[count] for values in every]
+            self._merged[count] = max(counts)
+            self._is_uneven |= any(counts) and not all(counts)
 
     def after_save(self) -> None:
         self._merged = {}
@@ -113,7 +116,7 @@ class MetricState(StatefulState):
             )
 
     def own_part(self) -> Any:
-        return [] if self._found else None  # Nothing, if it is known to have nothing.
+        return [] if self._is_uneven else None
 
     def add_parts(self, parts: Iterable[Any]) -> None:
         del parts

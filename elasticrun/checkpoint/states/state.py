@@ -148,7 +148,7 @@ class BaseState(ABC):
     def own_part(self) -> Any:
         """Return what this replica alone has of a sum over replicas, as JSON has it.
 
-        None if the state is no such sum. Called at each boundary, after `remember`.
+        None if it has nothing, and so have the others. Called at each boundary.
         """
         return None
 

@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     CombinedLoader,
-    State,
     TextLines,
     Variables,
     register,
@@ -108,54 +107,6 @@ def moco() -> dict[str, Any]:
 
 
 @program
-def teacher() -> dict[str, Any]:
-    """An average of weights is updated at the start of the body, through `data`."""
-    net = make_net()
-    average = copy.deepcopy(net).requires_grad_(False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = AdaptiveDataParallel(net, optimizer)
-    register(average=average)
-    for batch, (inputs, targets) in batches(loader()):
-        for a, p in zip(average.parameters(), net.parameters(), strict=True):
-            a.data.mul_(0.9).add_(p.data, alpha=0.1)
-        maybe_die("forward", batch)
-        optimizer.zero_grad()
-        F.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-        maybe_die("step", batch)
-    return net.state_dict() | {f"a.{k}": v for k, v in average.state_dict().items()}
-
-
-@program
-def codebook() -> dict[str, Any]:
-    """A VQ-VAE's codes: buffers that a forward pass updates through `data`."""
-
-    class Codes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = make_net()
-            self.register_buffer("size", torch.ones(4))
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            if self.training:
-                self.size.data.mul_(0.9).add_(0.1)
-                self.size.data.add_(self.size.sum())
-            return self.net(inputs)
-
-    net = Codes()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = AdaptiveDataParallel(net, optimizer)
-    for batch, (inputs, targets) in batches(loader()):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        maybe_die("forward", batch)
-        loss.backward()
-        optimizer.step()
-        maybe_die("step", batch)
-    return net.state_dict()
-
-
-@program
 def sums() -> dict[str, Any]:
     """One replica alone counts what all of them know."""
     net = make_net()
@@ -174,125 +125,6 @@ def sums() -> dict[str, Any]:
 
 
 @program
-def metric() -> dict[str, Any]:
-    """A metric of torchmetrics, which is empty at most boundaries."""
-    import torchmetrics
-
-    net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = AdaptiveDataParallel(net, optimizer)
-    mean = torchmetrics.SumMetric()
-    register(mean=mean)
-    train, valid = loader(), AdaptiveDataLoader(data, 20)
-    seen = []
-    kept = Variables(name="kept", seen=seen)
-    for epoch in remaining_epochs_until(EPOCHS):
-        for inputs, targets in train:
-            optimizer.zero_grad()
-            F.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-        model.eval()
-        for inputs, targets in valid:
-            with torch.no_grad():
-                mean.update(F.l1_loss(model(inputs), targets) * valid.num_valid)
-            maybe_die("valid", epoch * 5 + valid.batch_index)
-            dist.barrier()
-        model.train()
-        kept.seen.append(round(float(mean.compute()), 3))
-        mean.reset()
-    return net.state_dict() | {"seen": kept.seen}
-
-
-@program
-def own_state() -> dict[str, Any]:
-    """A module that saves more than its tensors."""
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = make_net()
-            self.count = 0
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            self.count += 1
-            return self.net(inputs)
-
-        def _save_to_state_dict(
-            self, destination: Any, prefix: str, keep: bool
-        ) -> None:
-            super()._save_to_state_dict(destination, prefix, keep)
-            destination[prefix + "count"] = torch.tensor(self.count)
-
-        def _load_from_state_dict(self, values: Any, prefix: str, *more: Any) -> None:
-            self.count = int(values.pop(prefix + "count"))
-            super()._load_from_state_dict(values, prefix, *more)
-
-    net = Counting()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = AdaptiveDataParallel(net, optimizer)
-    for batch, (inputs, targets) in batches(loader()):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        maybe_die("forward", batch)
-        loss.backward()
-        optimizer.step()
-        maybe_die("step", batch)
-    return net.state_dict()
-
-
-class DataSGD(torch.optim.Optimizer):
-    """As many of third parties step: through `data`."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data.add_(p.grad.data, alpha=-group["lr"])
-
-
-def average_gradients(net: nn.Module) -> None:
-    for p in net.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= elasticrun.world_size()
-
-
-@program
-def unregistered() -> dict[str, Any]:
-    """An optimizer without a state of its own, which nobody registers."""
-    net = make_net()
-    optimizer = DataSGD(net.parameters())
-    register(net=net)
-    for batch, (inputs, targets) in batches(loader()):
-        optimizer.zero_grad()
-        F.mse_loss(net(inputs), targets).backward()
-        average_gradients(net)
-        optimizer.step()
-        maybe_die("step", batch)
-        dist.barrier()
-        maybe_die("barrier", batch)
-    return net.state_dict()
-
-
-@program
-def by_hand() -> dict[str, Any]:
-    """No optimizer at all, as in lessons."""
-    net = make_net()
-    register(net=net)
-    for batch, (inputs, targets) in batches(loader()):
-        net.zero_grad()
-        F.mse_loss(net(inputs), targets).backward()
-        average_gradients(net)
-        for p in net.parameters():
-            p.data -= 0.1 * p.grad.data
-        maybe_die("step", batch)
-        dist.barrier()
-        maybe_die("barrier", batch)
-    return net.state_dict()
-
-
-@program
 def own_ddp() -> dict[str, Any]:
     """torch's DDP, whose BatchNorm is each replica's own until the next pass."""
     net = make_net(norm=True)
@@ -307,51 +139,6 @@ def own_ddp() -> dict[str, Any]:
         optimizer.step()
         maybe_die("step", batch)
     return net.state_dict() if elasticrun.rank() == 0 else {}
-
-
-HISTORY: list[int] = []
-
-
-@program
-def elsewhere() -> dict[str, Any]:
-    """A State that keeps what is no attribute of its own."""
-
-    class History(State):
-        def save(self, fileobj: BinaryIO) -> None:
-            fileobj.write(json.dumps(HISTORY).encode())
-
-        def load(self, fileobj: BinaryIO) -> None:
-            HISTORY[:] = json.loads(fileobj.read())
-
-    History("history")
-    net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = AdaptiveDataParallel(net, optimizer)
-    for batch, (inputs, targets) in batches(loader()):
-        HISTORY.append(batch)
-        maybe_die("forward", batch)
-        optimizer.zero_grad()
-        F.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    return net.state_dict() | {"history": HISTORY}
-
-
-@program
-def momentum() -> dict[str, Any]:
-    """An optimizer whose momentum is dropped at the start of some bodies."""
-    net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    model = AdaptiveDataParallel(net, optimizer)
-    for batch, (inputs, targets) in batches(loader()):
-        if batch % 3 == 2 and not Path("once").exists():
-            optimizer.state.clear()
-        maybe_die("forward", batch)
-        if elasticrun.generation():
-            Path("once").touch()
-        optimizer.zero_grad()
-        F.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    return net.state_dict()
 
 
 @program
@@ -435,6 +222,7 @@ def steps() -> dict[str, Any]:
         for (inputs, targets), (_others, _) in both:
             turn = both.batch_index
             loss = F.mse_loss(model(inputs), targets)
+            loss = model.weigh(loss, member=first)
             maybe_die("forward", epoch * 7 + turn)
             loss.backward()
             if turn % 2:
