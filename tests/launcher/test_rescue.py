@@ -113,7 +113,7 @@ def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
         wait_until(stage.committed)
         for _ in range(num_kills):
             num_resumed = len(resumed_at(job))
-            time.sleep(drawn.uniform(0.2, 2.0))  # A moment, which is what is drawn.
+            time.sleep(drawn.uniform(0.1, 1.0))  # A moment, which is what is drawn.
             kill_one(job, drawn)
             wait_until(partial(has_resumed, job, num_resumed + 1))
         stage.mark("enough")
