@@ -272,6 +272,29 @@ def test_large_tensors_of_a_programs_own_are_looked_at(job: Job) -> None:
         put_back()
 
 
+def test_no_boundary_is_kept_while_gradients_wait(job: Job) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    register(net=net)
+    state = state_called("net")
+    for _ in range(2):
+        for _ in range(2):
+            net(torch.randn(2, 2)).sum().backward()
+            for _ in range(2):  # A loop without gradients, too, has boundaries.
+                with pytest.raises(CannotRescueError, match="gradients of 'net' wait"):
+                    remember(state)()
+        optimizer.step()
+        put_back = remember(state)
+        remember(state)()
+        before = saved([state])
+        net(torch.randn(2, 2)).sum().backward()
+        remember(state)
+        put_back()  # To the last step.
+        assert saved([state]) == before
+        optimizer.zero_grad()
+        remember(state)()
+
+
 def test_a_module_that_saves_in_a_way_of_its_own_cannot_be_remembered(job: Job) -> None:
     class Counting(nn.Module):
         count = 0

@@ -33,7 +33,12 @@ class ModuleMemory:
         name: What the module is called in checkpoints.
         has_common_statistics: Whether the averages in BatchNorms are the same on all
             replicas, or this is the replica whose averages are saved.
+
+    Attributes:
+        looks_at_gradients: Whether to find out if gradients wait for a step.
     """
+
+    looks_at_gradients = True
 
     def __init__(
         self, name: str, module: nn.Module, has_common_statistics: Callable[[], bool]
@@ -48,6 +53,9 @@ class ModuleMemory:
         self._copies: list[Tensor] = []
         self._copied: Any = None  # What a look at the buffers has seen then.
         self._num_copied = 0
+        self._seen: Any = None  # Of the parameters, and of a gradient.
+        self._gradient: Any = None
+        self._wait = False
 
     def remember(self) -> Callable[[], None]:
         """Return what puts the module back.
@@ -64,13 +72,17 @@ class ModuleMemory:
             self._copied = self._buffers.look()
             self._statistics = _statistics_of(self._module)
             self._statistics_at = _versions(self._statistics)
+        parameters = self._parameters.look()
+        if self.looks_at_gradients:
+            self._note_gradients(parameters)
+            if self._wait:
+                return self._refuse
         if self._copies and (seen := self._buffers.look()) != self._copied:
             with torch.no_grad():
                 torch._foreach_copy_(self._copies, self._buffers.tensors)
             self._copied = seen
             self._num_copied += 1
-        seen = self._parameters.look()
-        return partial(self._put_back, seen, self._copied, self._num_copied)
+        return partial(self._put_back, parameters, self._copied, self._num_copied)
 
     def _check(self) -> None:
         for part in self._module.modules():
@@ -85,6 +97,22 @@ class ModuleMemory:
             raise CannotRescueError(
                 f"{self._name!r} has tensors that torch.inference_mode() has made"
             )
+
+    def _note_gradients(self, parameters: Any) -> None:
+        """Find out if gradients wait: if they have changed and the parameters not."""
+        assert self._parameters is not None
+        gradients = (each.grad for each in self._parameters.tensors)
+        first = next((each for each in gradients if each is not None), None)
+        gradient = None if first is None else (id(first), first._version)
+        has_stepped = parameters != (self._seen or parameters)
+        self._wait = not (first is None or has_stepped) and (
+            self._wait or gradient != self._gradient
+        )
+        self._seen, self._gradient = parameters, gradient
+
+    def _refuse(self) -> None:
+        # They are in no checkpoint. What was kept at the last step still serves.
+        raise CannotRescueError(f"gradients of {self._name!r} wait for a step")
 
     def _put_back(self, parameters: Any, buffers: Any, number: int) -> None:
         assert self._parameters is not None
