@@ -307,12 +307,15 @@ class Rescue:
     ) -> list[int]:
         """Return the ranks that should have come to this boundary, and have not.
 
-        None has to where the step before it was complete and nothing is added up: what
-        one of them would have done there was in its gradients.
+        None has to where the step before it was complete and none is known to add up
+        anything: what one of them would have done there was in its gradients.
         """
         parts = {rank: _by_number(each["parts"]) for rank, each in told.items()}
-        is_summing = any(any(own.values()) for own in parts.values()) or not all(
-            each["is_known"] for each in told.values()
+        is_summing = not all(each["is_known"] for each in told.values()) or any(
+            part
+            for own in parts.values()
+            for boundary, part in own.items()
+            if boundary <= number
         )
         offered = [offer[number] for offer in offers.values() if number in offer]
         if not is_summing and any(each["is_complete"] for each in offered):

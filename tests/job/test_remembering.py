@@ -67,11 +67,13 @@ def codebook() -> Change:
 
 def optimizer() -> Change:
     own = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=torch.tensor(0.1))
+    own.param_groups[0]["betas"] = [0.9, 0.99]
     register(optimizer=own)
 
     def change() -> None:
         own.param_groups[0]["lr"].mul_(0.5)
         own.param_groups[0]["weight_decay"] = 0.5
+        own.param_groups[0]["betas"][0] = 0.8
         own.param_groups[0]["initial_lr"] = 0.1  # As a scheduler that is made late.
 
     return change
@@ -242,11 +244,13 @@ def halve_by_assignment(parameter: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("halve", [halve_in_place, halve_by_assignment])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_an_average_that_changes_through_data_is_noticed(
-    job: Job, halve: Callable[[torch.Tensor], None]
+    job: Job, halve: Callable[[torch.Tensor], None], layout: torch.memory_format
 ) -> None:
     """As momentum encoders do in the forward pass, which torch does not count."""
-    register(key=(key := nn.Linear(2, 2).requires_grad_(False)))
+    key = nn.Conv2d(2, 2, 3, bias=False).requires_grad_(False)
+    register(key=key.to(memory_format=layout))
     put_back = remember(state_called("key"))
     halve(key.weight)
     with pytest.raises(CannotRescueError, match="parameters of 'key' have changed"):
@@ -304,6 +308,13 @@ def test_a_module_that_saves_in_a_way_of_its_own_cannot_be_remembered(job: Job) 
 
     register(net=nn.Sequential(nn.Linear(2, 2), Counting()))
     with pytest.raises(CannotRescueError, match="Counting in 'net' has a way of its"):
+        remember(state_called("net"))
+
+
+def test_a_module_elsewhere_than_on_the_cpu_cannot_be_remembered(job: Job) -> None:
+    register(net=(net := nn.Linear(2, 2)))
+    net.to("meta")
+    with pytest.raises(CannotRescueError, match="'net' has a Parameter of which"):
         remember(state_called("net"))
 
 

@@ -49,6 +49,7 @@ class ModuleMemory:
         self._statistics: list[Tensor] = []
         self._statistics_at: list[int] = []
         self._parameters: _Watched | None = None
+        self._trained: list[Tensor] = []
         self._buffers = _Watched([])
         self._copies: list[Tensor] = []
         self._copied: Any = None  # What a look at the buffers has seen then.
@@ -68,13 +69,15 @@ class ModuleMemory:
             self._check()
             self._parameters = _Watched(list(self._module.parameters()))
             self._buffers = _Watched(list(self._module.buffers()))
+            parameters = self._parameters.tensors
+            self._trained = [each for each in parameters if each.requires_grad]
             self._copies = [each.detach().clone() for each in self._buffers.tensors]
             self._copied = self._buffers.look()
             self._statistics = _statistics_of(self._module)
             self._statistics_at = _versions(self._statistics)
-        parameters = self._parameters.look()
-        if self.looks_at_gradients:
-            self._note_gradients(parameters)
+        looked = self._parameters.look()
+        if self._trained and self.looks_at_gradients:
+            self._note_gradients(looked)
             if self._wait:
                 return self._refuse
         if self._copies and (seen := self._buffers.look()) != self._copied:
@@ -82,7 +85,7 @@ class ModuleMemory:
                 torch._foreach_copy_(self._copies, self._buffers.tensors)
             self._copied = seen
             self._num_copied += 1
-        return partial(self._put_back, parameters, self._copied, self._num_copied)
+        return partial(self._put_back, looked, self._copied, self._num_copied)
 
     def _check(self) -> None:
         for part in self._module.modules():
@@ -92,16 +95,18 @@ class ModuleMemory:
                         f"{type(part).__name__} in {self._name!r} has a way of its own "
                         f"to save ({name})"
                     )
-        tensors = [*self._module.parameters(), *self._module.buffers()]
-        if any(each.is_inference() for each in tensors):
-            raise CannotRescueError(
-                f"{self._name!r} has tensors that torch.inference_mode() has made"
-            )
+        for each in [*self._module.parameters(), *self._module.buffers()]:
+            is_known = type(each) in (Tensor, nn.Parameter) and not each.is_inference()
+            if not is_known or each.device.type != "cpu":
+                raise CannotRescueError(
+                    f"{self._name!r} has a {type(each).__name__} of which nothing "
+                    "tells whether it changes: it is not on the CPU, of a kind that "
+                    "is not torch's, or made in inference mode"
+                )
 
     def _note_gradients(self, parameters: Any) -> None:
         """Find out if gradients wait: if they have changed and the parameters not."""
-        assert self._parameters is not None
-        gradients = (each.grad for each in self._parameters.tensors)
+        gradients = (each.grad for each in self._trained)
         first = next((each for each in gradients if each is not None), None)
         gradient = None if first is None else (id(first), first._version)
         has_stepped = parameters != (self._seen or parameters)
@@ -160,7 +165,7 @@ class _Watched:
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
         self._places = _places_of(tensors)
-        self._first = [_first_of(each) for each in tensors]
+        self._first = [first_of(each) for each in tensors]
 
     def look(self) -> tuple[list[int], bytes]:
         """Return torch's counts of changes in place, and the first elements."""
@@ -179,8 +184,11 @@ def _places_of(tensors: list[Tensor]) -> list[tuple[int, int]]:
     return [(id(each), each.data_ptr()) for each in tensors]
 
 
-def _first_of(tensor: Tensor) -> Any:
-    """Return the memory of a tensor's first elements; of a sparse one, nothing."""
-    if tensor.layout != torch.strided or not tensor.is_contiguous():
+def first_of(tensor: Tensor) -> Any:
+    """Return an array of a tensor's first elements in memory; of a sparse one, none."""
+    if tensor.layout != torch.strided:
         return b""
-    return tensor.detach().view(-1)[:_LOOKED_AT].view(torch.uint8).numpy()
+    there = tensor.untyped_storage().nbytes() // tensor.element_size()
+    number = min(_LOOKED_AT, tensor.numel(), there - tensor.storage_offset())
+    first = tensor.detach().as_strided((number,), (1,))
+    return first.view(torch.uint8).numpy()

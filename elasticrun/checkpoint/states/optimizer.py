@@ -238,9 +238,11 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a group's options, such as its learning rate."""
     options = dict(group)
     del options["params"]
-    tensors = [key for key, value in options.items() if isinstance(value, Tensor)]
-    for key in tensors:
-        options[key] = options[key].clone()
+    for key, value in options.items():
+        if isinstance(value, Tensor):
+            options[key] = value.clone()
+        elif isinstance(value, list):
+            options[key] = list(value)
     return options
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from elasticrun.checkpoint.states.module_memory import first_of
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
 _MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
-_LOOKED_AT = 16  # Elements of a larger one.
 _MOST_VALUES = 1 << 14  # In one container, if not all of them are plain.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -220,9 +220,7 @@ def _is_sharded(value: Any) -> bool:
 def _first_of(tensor: torch.Tensor) -> bytes | None:
     """Return the first elements; None on a GPU, which it would wait for."""
     local = local_shard(tensor.detach())
-    if local.device.type != "cpu" or not local.is_contiguous():
-        return None
-    return bytes(local.view(-1)[:_LOOKED_AT].view(torch.uint8).numpy())
+    return bytes(first_of(local)) if local.device.type == "cpu" else None
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
