@@ -269,20 +269,21 @@ class Rescue:
         """Return the boundary that this replica is to save; None if it is not to."""
         offers = {rank: _by_number(each["offer"]) for rank, each in told.items()}
         numbers = sorted({n for offer in offers.values() for n in offer}, reverse=True)
+        lacking: list[int] = []
         for number in numbers:
             lacking = self._lacking(number, told, offers)
             if lacking:
-                logger.warning(
-                    "no rescue at boundary %d: rank %s has not come to it, so what "
-                    "that would have added to sums is unknown, or the step",
-                    number,
-                    ", ".join(map(str, lacking)),
-                )
                 continue
             writer = min(rank for rank, offer in offers.items() if number in offer)
             if writer != self._records.rank or not self._records.claim():
                 return None
             return next(kept for kept in self._kept if kept.number == number)
+        if lacking:
+            logger.warning(
+                "no rescue: rank %s has not come to the boundary, and what it would "
+                "have added to sums there, or trained, is unknown",
+                ", ".join(map(str, lacking)),
+            )
         return None
 
     def _hear(self) -> dict[int, Any]:

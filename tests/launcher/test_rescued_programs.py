@@ -20,7 +20,7 @@ Death = tuple[int, str, int]  # Rank, place, batch.
 # Programs, deaths, and why there is no rescue, if there is none.
 CASES: list[tuple[str, list[Death], str]] = [
     ("moco", [(1, "forward", 3)], "parameters of 'model' have changed since"),
-    ("sums", [(0, "step", 3)], "rank 0 has not come to it"),
+    ("sums", [(0, "step", 3)], "rank 0 has not come to the boundary"),
     ("own_ddp", [(0, "forward", 3)], "BatchNorms in 'net' have other averages"),
     ("own_ddp", [(1, "forward", 7)], ""),
     ("gan", [(1, "backward", 5), (0, "step", 7), (1, "step", 8)], ""),
