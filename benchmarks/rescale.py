@@ -136,12 +136,10 @@ class Job:
     def steps_lost(self, before: int, after: int) -> int:
         """Count the steps that ended in one generation and were made in another."""
 
-        def steps(generation: int, rank: int) -> list[tuple[int, int]]:
+        def steps(generation: int, rank: int) -> list[tuple[int, int, int]]:
             path = self.folder / "trace" / f"{generation}-{rank}.jsonl"
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            return [
-                (each["epoch"], each["batch"]) for each in lines if not each["loop"]
-            ]
+            return [(each["epoch"], each["loop"], each["batch"]) for each in lines]
 
         first = steps(after, 0)[0]
         begun = max((steps(before, rank) for rank in (0, 1)), key=len)
