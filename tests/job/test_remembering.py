@@ -311,6 +311,14 @@ def test_a_module_that_saves_in_a_way_of_its_own_cannot_be_remembered(job: Job) 
         remember(state_called("net"))
 
 
+def test_what_decides_batch_sizes_keeps_nobody_from_a_rescue(job: Job) -> None:
+    net = nn.Linear(2, 2)
+    own = torch.optim.SGD(net.parameters(), lr=0.1)
+    AdaptiveDataParallel(net, own, measure_noise=True)
+    AdaptiveDataLoader(range(10), 2).autoscale(8)
+    remember(state_called("autoscale"))()
+
+
 def test_a_module_elsewhere_than_on_the_cpu_cannot_be_remembered(job: Job) -> None:
     register(net=(net := nn.Linear(2, 2)))
     net.to("meta")
