@@ -267,6 +267,22 @@ def test_a_buffer_is_noticed_that_changes_where_nobody_looks(job: Job) -> None:
         put_back()
 
 
+def test_buffers_and_parameters_may_move(job: Job) -> None:
+    """As when they are sent to another process."""
+    net = nn.BatchNorm1d(100_000)
+    register(net=net)
+    remember(state_called("net"))
+    net.share_memory()
+    put_back = remember(state_called("net"))
+    before = saved([state_called("net")])
+    net(torch.randn(2, 100_000))
+    put_back()
+    assert saved([state_called("net")]) == before
+    net.running_mean.resize_(5)  # type: ignore[union-attr]
+    with pytest.raises(CannotRescueError, match="buffers of 'net' change their shapes"):
+        remember(state_called("net"))
+
+
 def test_large_tensors_of_a_programs_own_are_looked_at(job: Job) -> None:
     values = Variables(name="own", tensor=torch.ones(5000))
     put_back = remember(state_called("own"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,8 @@ from elasticrun.checkpoint.states.state import CannotRescueError
 
 _LOOKED_AT = 16  # Elements of each tensor.
 _SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
-_KNOWN = (
-    "torch.nn.",
-    "torchmetrics.",
-    "elasticrun.",
-)  # Whose ways of saving these are.
+# Whose ways of saving these are, if they are no module's own.
+_KNOWN = ("torch.nn.", "torchmetrics.", "elasticrun.")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -81,8 +78,13 @@ class ModuleMemory:
             if self._wait:
                 return self._refuse
         if self._copies and (seen := self._buffers.look()) != self._copied:
-            with torch.no_grad():
-                torch._foreach_copy_(self._copies, self._buffers.tensors)
+            try:
+                with torch.no_grad():
+                    torch._foreach_copy_(self._copies, self._buffers.tensors)
+            except RuntimeError as error:
+                raise CannotRescueError(
+                    f"buffers of {self._name!r} change their shapes"
+                ) from error
             self._copied = seen
             self._num_copied += 1
         return partial(self._put_back, looked, self._copied, self._num_copied)
@@ -159,29 +161,29 @@ class _Watched:
     """Some tensors, and whether they change.
 
     A change through `tensor.data`, as of moving averages, is none that torch counts. So
-    a look sees also the first elements, by arrays that share the tensors' memory.
+    a look sees also where they are in memory, and the first elements there.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
-        self._places = _places_of(tensors)
-        self._first = [first_of(each) for each in tensors]
+        self._places: list[int] = []
+        self._first: list[Any] = []
 
-    def look(self) -> tuple[list[int], bytes]:
-        """Return torch's counts of changes in place, and the first elements."""
-        return _versions(self.tensors), b"".join(self._first)
+    def look(self) -> tuple[list[int], list[int], bytes]:
+        """Return torch's counts of changes in place, places, and first elements."""
+        places = [each.data_ptr() for each in self.tensors]
+        if places != self._places:  # Where they were may be no memory any more.
+            self._places = places
+            self._first = [first_of(each) for each in self.tensors]
+        return _versions(self.tensors), places, b"".join(self._first)
 
-    def are(self, tensors: Any) -> bool:
-        """Return whether they are these, in the same memory as at the start."""
-        return _places_of(list(tensors)) == self._places
+    def are(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether they are these."""
+        return list(map(id, tensors)) == list(map(id, self.tensors))
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
     return [each._version for each in tensors]
-
-
-def _places_of(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    return [(id(each), each.data_ptr()) for each in tensors]
 
 
 def first_of(tensor: Tensor) -> Any:
@@ -189,6 +191,6 @@ def first_of(tensor: Tensor) -> Any:
     if tensor.layout != torch.strided:
         return b""
     there = tensor.untyped_storage().nbytes() // tensor.element_size()
-    number = min(_LOOKED_AT, tensor.numel(), there - tensor.storage_offset())
+    number = max(0, min(_LOOKED_AT, tensor.numel(), there - tensor.storage_offset()))
     first = tensor.detach().as_strided((number,), (1,))
     return first.view(torch.uint8).numpy()
