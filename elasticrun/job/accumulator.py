@@ -305,6 +305,7 @@ class _Sums(BaseState):
     Attributes:
         totals: Of all replicas, as of the last gathering.
         own: What this replica has added since.
+        is_uneven: Whether some replicas have added to it while others have not.
         blocks_seen: What the `synchronized` blocks have seen, which see it again.
     """
 
@@ -312,19 +313,23 @@ class _Sums(BaseState):
         super().__init__(name)
         self.totals: Totals = {}
         self.own: Totals = {}
+        self.is_uneven = False
         self.blocks_seen: _InOrder[Values] = _InOrder()
 
     def sync(self) -> None:
         """Add what every replica has added to the common sums. Collective."""
         own, self.own = self._encode_own(), {}
-        self.add_parts(gather(own))
+        parts = gather(own)
+        self.is_uneven |= any(parts) and not all(parts)
+        self.add_parts(parts)
 
     def _encode_own(self) -> list[Any]:
         # As JSON, in which keys of a dictionary would become text.
         return [(key, change.encode()) for key, change in self.own.items()]
 
     def own_part(self) -> Any:
-        return self._encode_own() or None
+        # If replicas add alike, one that has nothing knows that the others have none.
+        return self._encode_own() or ([] if self.is_uneven else None)
 
     def add_parts(self, parts: Iterable[Any]) -> None:
         for changes in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 from torch import Tensor
@@ -82,6 +83,17 @@ class NoiseRecord(BaseState):
 
     def sync(self) -> None:
         self.sum_parts()
+
+    def remember(self) -> Callable[[], None]:
+        """Remember it without parts: a rescue knows the noise from fewer steps."""
+        steps, progress = tuple(self._steps), self.progress
+
+        def put_back() -> None:
+            self._steps = deque(steps, maxlen=_MOST_STEPS)
+            self._parts.clear()
+            self.progress = progress
+
+        return put_back
 
     def save(self, fileobj: BinaryIO) -> None:
         values = {"steps": list(self._steps), "progress": self.progress}

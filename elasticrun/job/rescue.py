@@ -101,9 +101,12 @@ class Rescue:
         self._num_reduced = 0
         self._steps_at = -1  # As of the boundaries that are kept.
         self._kept: list[Kept] = []  # The first one since the last step, and the last.
+        self._why_none = ""  # Why none is kept, if so.
+        self._is_known = True  # What this replica has of sums, from its record.
         self._cost = _Cost()
         self._is_off = False
         self._has_explained = False
+        self._known: set[str] = set()  # The states that could be remembered once.
         self.outcome = ""
 
     @property
@@ -124,14 +127,15 @@ class Rescue:
         begun = time.perf_counter()
         if self.num_steps != self._steps_at:
             self._kept, self._steps_at = [], self.num_steps
+            self._why_none = "gradients wait for a step"
         del self._kept[1:]
+        self._is_known = True
         try:
             if is_whole:
                 self._kept.append(self._keep(number, position))
                 self._record()
         except (CannotRescueError, RecordTooLargeError) as error:
-            self._kept = []
-            self._explain(str(error))
+            self._forget(str(error))
         self._num_reduced = 0
         is_too_much = self._cost.is_too_much(begun, time.perf_counter())
         if is_too_much and not self._may_cost:
@@ -144,7 +148,9 @@ class Rescue:
     def _keep(self, number: int, position: Position) -> Kept:
         put_back, parts = [], {}
         for state in self._states:
-            put_back.append((state, remember(state)))
+            is_new = state.name not in self._known
+            put_back.append((state, remember(state, is_new=is_new)))
+            self._known.add(state.name)
             part = state.own_part()
             if part is not None:
                 parts[state.name] = part
@@ -155,9 +161,15 @@ class Rescue:
         """Record the parts of the boundaries that are kept, and what is offered."""
         parts = ",".join(f'"{kept.number}":{kept.parts}' for kept in self._kept)
         offered = "null" if offer is None else json.dumps(offer)
-        self._records.write(f'{{"parts":{{{parts}}},"offer":{offered}}}')
+        known = json.dumps(self._is_known)
+        self._records.write(
+            f'{{"parts":{{{parts}}},"offer":{offered},"is_known":{known}}}'
+        )
 
-    def _explain(self, why: str) -> None:
+    def _forget(self, why: str) -> None:
+        """Keep no boundary, and say why: once, at the first one."""
+        self._kept, self._why_none, self._is_known = [], why, False
+        self._record()
         if not self._has_explained:
             self._has_explained = True
             if self._records.rank == 0:
@@ -174,12 +186,12 @@ class Rescue:
             remember(state)
             costs[state.name] = time.perf_counter() - begun
         dearest = max(costs, key=costs.__getitem__)
-        self._explain(
+        self._forget(
             "to remember all states at each boundary takes "
             f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
             "which is more than 1 % of a step"
         )
-        self._is_off, self._kept = True, []
+        self._is_off = True
 
     # After a death.
 
@@ -231,15 +243,14 @@ class Rescue:
         """
         offer = {}
         if self._kept and self.num_steps != self._steps_at:
-            self._kept = []
-            logger.info("no rescue by this replica: it has made a part of a step since")
+            self._kept, self._why_none = [], "it has made a part of a step since"
         for kept in [*self._kept]:
             try:
                 for _, put_back in kept.put_back:
                     put_back()
             except CannotRescueError as error:
                 self._kept.remove(kept)
-                logger.info("no rescue by this replica: %s", error)
+                self._why_none = str(error)
                 continue
             generators = {
                 state.name: base64.b64encode(state.capture()).decode()
@@ -250,25 +261,29 @@ class Rescue:
                 "is_complete": kept.is_complete,
                 "gathered": generators,
             }
+        if not offer:
+            logger.warning("no rescue by this replica: %s", self._why_none)
         self._record(offer)
 
     def _choose(self, told: Mapping[int, Any]) -> Kept | None:
         """Return the boundary that this replica is to save; None if it is not to."""
         offers = {rank: _by_number(each["offer"]) for rank, each in told.items()}
         numbers = sorted({n for offer in offers.values() for n in offer}, reverse=True)
+        lacking: list[int] = []
         for number in numbers:
             lacking = self._lacking(number, told, offers)
             if lacking:
-                logger.info(
-                    "no rescue at boundary %d, to which rank %s has not come",
-                    number,
-                    ", ".join(map(str, lacking)),
-                )
                 continue
             writer = min(rank for rank, offer in offers.items() if number in offer)
             if writer != self._records.rank or not self._records.claim():
                 return None
             return next(kept for kept in self._kept if kept.number == number)
+        if lacking:
+            logger.warning(
+                "no rescue: rank %s has not come to the boundary, and what it would "
+                "have added to sums there, or trained, is unknown",
+                ", ".join(map(str, lacking)),
+            )
         return None
 
     def _hear(self) -> dict[int, Any]:
@@ -293,11 +308,16 @@ class Rescue:
     ) -> list[int]:
         """Return the ranks that should have come to this boundary, and have not.
 
-        None has to where the step before it was complete and nothing is added up: what
-        one of them would have done there was in its gradients.
+        None has to where the step before it was complete and none is known to add up
+        anything: what one of them would have done there was in its gradients.
         """
         parts = {rank: _by_number(each["parts"]) for rank, each in told.items()}
-        is_summing = any(own.get(number) for own in parts.values())
+        is_summing = not all(each["is_known"] for each in told.values()) or any(
+            part
+            for own in parts.values()
+            for boundary, part in own.items()
+            if boundary <= number
+        )
         offered = [offer[number] for offer in offers.values() if number in offer]
         if not is_summing and any(each["is_complete"] for each in offered):
             return []
@@ -338,8 +358,11 @@ class Rescue:
         self._records.close()
 
 
-def remember(state: BaseState) -> Callable[[], None]:
+def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     """Remember a state as it is; return what puts it back.
+
+    Args:
+        is_new: Whether it is yet to be found out if all of its values can be.
 
     Raises:
         CannotRescueError: It cannot be remembered; or, when it is put back, more has
@@ -355,6 +378,8 @@ def remember(state: BaseState) -> Callable[[], None]:
     if (copy := _copy_of_plain(values)) is not None:
         return partial(_put_back_plain, state, copy)
     remembered = Remembered(values)
+    if is_new and remembered.compare(values) is Change.MORE:
+        raise CannotRescueError(f"{state.name!r} has values that are not plain")
 
     def put_back_values() -> None:
         now = state.current()

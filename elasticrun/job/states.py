@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.optimizer import OptimizerState
-from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import Stateful, StatefulState, has_shards
 from elasticrun.checkpoint.states.values import (
     begin_to_save,
@@ -73,6 +73,13 @@ class State(BaseState, metaclass=_RegisteredWhenMade):
 
     def put_back(self, values: Any) -> None:
         vars(self).update(values)
+
+    def remember(self) -> Callable[[], None] | None:
+        if vars(self).keys() <= {"name", "trusts_pickle"}:
+            raise CannotRescueError(
+                f"{self.name!r} has no attributes: what it saves is elsewhere"
+            )
+        return None
 
 
 def register(**objects: Stateful) -> None:

@@ -150,7 +150,8 @@ class AdaptiveDataParallel(nn.Module):
             module, self._reduction, weighing=self._weighing, meter=self._meter(job)
         )
         job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
-        job.register(ParallelState(name, self, _bare(module)))
+        has_common = bool(ddp_kwargs.get("broadcast_buffers", True))
+        job.register(ParallelState(name, self, _bare(module), has_common=has_common))
         record = self._noise if follows_gain else None
         self._rates = None if scaling is None else Rates(scaling, record)
         for state_name, target in (optimizers | schedulers).items():

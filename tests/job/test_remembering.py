@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 from elasticrun import (
     Accumulator,
     AdaptiveDataLoader,
+    AdaptiveDataParallel,
     State,
     Variables,
     once,
@@ -23,6 +25,8 @@ from elasticrun import (
     remaining_steps_until,
 )
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
+from elasticrun.job.current import current_job
+from elasticrun.job.noise import NoiseRecord, StepPart
 from elasticrun.job.rescue import remember
 from elasticrun.testing import Job
 
@@ -52,13 +56,25 @@ def batch_norm() -> Change:
     return lambda: net(torch.randn(4, 2))
 
 
+def codebook() -> Change:
+    """As a VQ-VAE changes its codes."""
+    net = nn.Linear(2, 2)
+    net.register_buffer("codes", torch.ones(3, 2))
+    register(net=net)
+    net.codes.data.mul_(0.5)  # Since the earlier boundary.
+    return lambda: net.codes.data.mul_(0.5)
+
+
 def optimizer() -> Change:
     own = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=torch.tensor(0.1))
+    own.param_groups[0]["betas"] = [0.9, 0.99]
     register(optimizer=own)
 
     def change() -> None:
         own.param_groups[0]["lr"].mul_(0.5)
         own.param_groups[0]["weight_decay"] = 0.5
+        own.param_groups[0]["betas"][0] = 0.8
+        own.param_groups[0]["initial_lr"] = 0.1  # As a scheduler that is made late.
 
     return change
 
@@ -82,7 +98,7 @@ def variables() -> Change:
         values.number, values.new = 2, 3
         values.rows.append(3)
         values.nested["a"][0] = 2.0
-        values.tensor.add_(1)
+        values.tensor.data.add_(1)
 
     return change
 
@@ -138,6 +154,25 @@ def keys_seen() -> Change:
     return lambda: once("after")
 
 
+def noise() -> Change:
+    net = nn.Linear(2, 2)
+    own = torch.optim.SGD(net.parameters(), lr=0.1)
+    AdaptiveDataParallel(net, own, measure_noise=True)
+    (record,) = [each for each in current_job().states if each.name == "noise"]
+    assert isinstance(record, NoiseRecord)
+    part = StepPart(torch.tensor(3.0), 2, torch.tensor(2.0), 8)
+    record.add(part)
+    record.sum_parts()
+
+    def change() -> None:
+        record.add(part)
+        record.sum_parts()
+        record.add(part)
+        record.progress += 1
+
+    return change
+
+
 def generators() -> Change:
     np.random.randn()  # Which keeps a second number for the next call, as gauss does.
     random.gauss(0, 1)
@@ -151,7 +186,7 @@ def second_normal_numbers() -> Change:
 
 
 CHANGES = [
-    *(batch_norm, optimizer, scheduler, variables, plain_variables),
+    *(batch_norm, codebook, noise, optimizer, scheduler, variables, plain_variables),
     *(state_of_the_programs_own, accumulator, loader, steps, keys_seen),
     *(generators, second_normal_numbers),
 ]
@@ -180,10 +215,15 @@ def test_each_state_comes_back(job: Job, make: Callable[[], Change]) -> None:
         assert saved(states) == before
 
 
+def state_called(name: str) -> BaseState:
+    (state,) = [each for each in current_job().states if each.name == name]
+    return state
+
+
 def test_a_changed_parameter_is_noticed(job: Job) -> None:
     net = nn.Linear(2, 2)
     register(net=net)
-    (state,) = [each for each in job.states if each.name == "net"]
+    state = state_called("net")
     remember(state)()
     put_back = remember(state)
     net.weight.detach().add_(1)
@@ -193,6 +233,157 @@ def test_a_changed_parameter_is_noticed(job: Job) -> None:
     net.weight = nn.Parameter(torch.ones(2, 2))
     with pytest.raises(CannotRescueError, match="parameters of 'net' have changed"):
         put_back()
+
+
+def halve_in_place(parameter: torch.Tensor) -> None:
+    parameter.data.mul_(0.5)
+
+
+def halve_by_assignment(parameter: torch.Tensor) -> None:
+    parameter.data = parameter.data * 0.5
+
+
+@pytest.mark.parametrize("halve", [halve_in_place, halve_by_assignment])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_an_average_that_changes_through_data_is_noticed(
+    job: Job, halve: Callable[[torch.Tensor], None], layout: torch.memory_format
+) -> None:
+    """As momentum encoders do in the forward pass, which torch does not count."""
+    key = nn.Conv2d(2, 2, 3, bias=False).requires_grad_(False)
+    register(key=key.to(memory_format=layout))
+    put_back = remember(state_called("key"))
+    halve(key.weight)
+    with pytest.raises(CannotRescueError, match="parameters of 'key' have changed"):
+        put_back()
+
+
+def test_a_buffer_is_noticed_that_changes_where_nobody_looks(job: Job) -> None:
+    net = nn.Linear(2, 2)
+    net.register_buffer("queue", torch.zeros(100))
+    register(net=net)
+    put_back = remember(state_called("net"))
+    net.queue.data[50] = 1.0  # type: ignore[operator]
+    with pytest.raises(CannotRescueError, match="buffers of 'net' have changed"):
+        put_back()
+
+
+def test_buffers_and_parameters_may_move(job: Job) -> None:
+    """As when they are sent to another process."""
+    net = nn.BatchNorm1d(100_000)
+    register(net=net)
+    remember(state_called("net"))
+    net.share_memory()
+    put_back = remember(state_called("net"))
+    before = saved([state_called("net")])
+    net(torch.randn(2, 100_000))
+    put_back()
+    assert saved([state_called("net")]) == before
+    net.running_mean.resize_(5)  # type: ignore[union-attr]
+    with pytest.raises(CannotRescueError, match="buffers of 'net' change their shapes"):
+        remember(state_called("net"))
+
+
+def test_large_tensors_of_a_programs_own_are_looked_at(job: Job) -> None:
+    values = Variables(name="own", tensor=torch.ones(5000))
+    put_back = remember(state_called("own"))
+    put_back()
+    values.tensor.data.mul_(2)
+    with pytest.raises(CannotRescueError, match="'own' has changed since"):
+        put_back()
+
+
+def test_no_boundary_is_kept_while_gradients_wait(job: Job) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    register(net=net)
+    state = state_called("net")
+    for _ in range(2):
+        for _ in range(2):
+            net(torch.randn(2, 2)).sum().backward()
+            for _ in range(2):  # A loop without gradients, too, has boundaries.
+                with pytest.raises(CannotRescueError, match="gradients of 'net' wait"):
+                    remember(state)()
+        optimizer.step()
+        put_back = remember(state)
+        remember(state)()
+        before = saved([state])
+        net(torch.randn(2, 2)).sum().backward()
+        remember(state)
+        put_back()  # To the last step.
+        assert saved([state]) == before
+        optimizer.zero_grad()
+        remember(state)()
+
+
+def test_a_module_that_saves_in_a_way_of_its_own_cannot_be_remembered(job: Job) -> None:
+    class Counting(nn.Module):
+        count = 0
+
+        def _save_to_state_dict(self, values: Any, prefix: str, keep: bool) -> None:
+            values[prefix + "count"] = torch.tensor(self.count)
+
+    register(net=nn.Sequential(nn.Linear(2, 2), Counting()))
+    with pytest.raises(CannotRescueError, match="Counting in 'net' has a way of its"):
+        remember(state_called("net"))
+
+
+def test_what_decides_batch_sizes_keeps_nobody_from_a_rescue(job: Job) -> None:
+    net = nn.Linear(2, 2)
+    own = torch.optim.SGD(net.parameters(), lr=0.1)
+    AdaptiveDataParallel(net, own, measure_noise=True)
+    AdaptiveDataLoader(range(10), 2).autoscale(8)
+    remember(state_called("autoscale"))()
+
+
+def test_a_module_elsewhere_than_on_the_cpu_cannot_be_remembered(job: Job) -> None:
+    register(net=(net := nn.Linear(2, 2)))
+    net.to("meta")
+    with pytest.raises(CannotRescueError, match="'net' has a Parameter of which"):
+        remember(state_called("net"))
+
+
+def test_a_metric_that_is_updated_since_is_noticed(job: Job) -> None:
+    register(metric=(metric := torchmetrics.SumMetric()))
+    state = state_called("metric")
+    put_back = remember(state)
+    put_back()
+    metric.update(1.0)
+    with pytest.raises(CannotRescueError, match="each replica has a part"):
+        put_back()
+
+
+def test_a_momentum_that_was_dropped_is_noticed(job: Job) -> None:
+    net = nn.Linear(2, 2)
+    own = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    register(optimizer=own)
+    net(torch.ones(2)).sum().backward()
+    own.step()
+    put_back = remember(state_called("optimizer"))
+    own.state.clear()
+    with pytest.raises(CannotRescueError, match="'optimizer' has changed since"):
+        put_back()
+
+
+def test_a_state_without_attributes_cannot_be_remembered(job: Job) -> None:
+    class Elsewhere(State):
+        def save(self, fileobj: Any) -> None:
+            """Write what is a global of the program."""
+
+        def load(self, fileobj: Any) -> None:
+            """Read it."""
+
+    with pytest.raises(CannotRescueError, match="what it saves is elsewhere"):
+        remember(Elsewhere("elsewhere"))
+
+
+def test_values_that_are_not_plain_are_named_at_the_first_boundary(job: Job) -> None:
+    class Holder(Counted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = np.random.default_rng(1)
+
+    with pytest.raises(CannotRescueError, match="'Holder' has values that are not"):
+        remember(Holder(), is_new=True)
 
 
 def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None:

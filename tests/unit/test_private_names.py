@@ -63,6 +63,7 @@ NAMES = {
     "torch.nn.Module()._non_persistent_buffers_set": (
         "Which buffers are not kept is not known."
     ),
+    "torch.nn.Module()._save_to_state_dict": "No module is ready for a rescue.",
     "torch.nn.Module().state_dict()._metadata": "Modules lose their states' versions.",
     "torch.nn.parallel.DistributedDataParallel._post_forward": PROFILES,
     "torch.nn.parallel.DistributedDataParallel._pre_forward": PROFILES,

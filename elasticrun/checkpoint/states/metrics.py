@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class MetricState(StatefulState):
         super().__init__(name, target)
         self._module = target if module is None else module
         self._merged: dict[str, Any] = {}
+        self._is_uneven = False  # Whether some replicas update it, and others do not.
         self._found: list[Any] | None = None  # Its metrics: boundaries do not search.
         for key, metric, state in self._states():
             kind = _kind_of(metric, state)
@@ -87,20 +88,38 @@ class MetricState(StatefulState):
         }
         for prefix, _ in find_metrics(self._module):
             count = f"{prefix}{_COUNT}"
-            self._merged[count] = max(values[count] for values in every)
+            counts = [values[count] for values in every]
+            self._merged[count] = max(counts)
+            self._is_uneven |= any(counts) and not all(counts)
 
     def after_save(self) -> None:
         self._merged = {}
 
-    def remember(self) -> Callable[[], None] | None:
+    def remember(self) -> Callable[[], None]:
         if self._found is None:
             self._found = [metric for _, metric in find_metrics(self._module)]
-        if any(metric._update_count for metric in self._found):
+        self._check_is_empty()
+        put_module_back = super().remember()
+        assert put_module_back is not None
+
+        def put_back() -> None:
+            self._check_is_empty()
+            put_module_back()
+
+        return put_back
+
+    def _check_is_empty(self) -> None:
+        if any(metric._update_count for metric in self._found or ()):
             raise CannotRescueError(
                 f"each replica has a part of the metric {self.name!r}; add up in an "
                 "Accumulator instead"
             )
-        return super().remember()
+
+    def own_part(self) -> Any:
+        return [] if self._is_uneven else None
+
+    def add_parts(self, parts: Iterable[Any]) -> None:
+        del parts
 
     def current(self) -> Any:
         return {

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from elasticrun.checkpoint.states.state import CannotRescueError
+
+_LOOKED_AT = 16  # Elements of each tensor.
+_SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
+# Whose ways of saving these are, if they are no module's own.
+_KNOWN = ("torch.nn.", "torchmetrics.", "elasticrun.")
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class ModuleMemory:
     """A module's parameters and buffers as they were at a boundary.
 
-    Parameters change when an optimizer steps, so of these only torch's count of changes
-    in place is remembered. Buffers, such as the statistics of a BatchNorm, change in
-    each forward pass: they are copied, if they have changed since the last copy.
+    Parameters change when an optimizer steps, so of these only what a look at them sees
+    is remembered. Buffers, such as the statistics of a BatchNorm, change in each
+    forward pass: they are copied, if they have changed since the last copy.
 
     Args:
         name: What the module is called in checkpoints.
+        has_common_statistics: Whether the averages in BatchNorms are the same on all
+            replicas, or this is the replica whose averages are saved.
+
+    Attributes:
+        looks_at_gradients: Whether to find out if gradients wait for a step.
     """
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+    looks_at_gradients = True
+
+    def __init__(
+        self, name: str, module: nn.Module, has_common_statistics: Callable[[], bool]
+    ) -> None:
         self._name = name
         self._module = module
-        self._parameters: list[Tensor] | None = None
-        self._buffers: list[Tensor] = []
+        self._has_common_statistics = has_common_statistics
+        self._statistics: list[Tensor] = []
+        self._statistics_at: list[int] = []
+        self._parameters: _Watched | None = None
+        self._trained: list[Tensor] = []
+        self._buffers = _Watched([])
         self._copies: list[Tensor] = []
-        self._copied: list[int] = []  # The buffers' counts of changes.
+        self._copied: Any = None  # What a look at the buffers has seen then.
         self._num_copied = 0
+        self._seen: Any = None  # Of the parameters, and of a gradient.
+        self._gradient: Any = None
+        self._wait = False
 
     def remember(self) -> Callable[[], None]:
         """Return what puts the module back.
@@ -40,49 +64,133 @@ class ModuleMemory:
         """
         if self._parameters is None:
             self._check()
-            self._parameters = list(self._module.parameters())
-            self._buffers = list(self._module.buffers())
-            self._copies = [each.detach().clone() for each in self._buffers]
-            self._copied = _versions(self._buffers)
-        if self._buffers:
-            self._copy()
-        versions = _versions(self._parameters)
-        return partial(self._put_back, versions, self._copied, self._num_copied)
+            self._parameters = _Watched(list(self._module.parameters()))
+            self._buffers = _Watched(list(self._module.buffers()))
+            parameters = self._parameters.tensors
+            self._trained = [each for each in parameters if each.requires_grad]
+            self._copies = [each.detach().clone() for each in self._buffers.tensors]
+            self._copied = self._buffers.look()
+            self._statistics = _statistics_of(self._module)
+            self._statistics_at = _versions(self._statistics)
+        looked = self._parameters.look()
+        if self._trained and self.looks_at_gradients:
+            self._note_gradients(looked)
+            if self._wait:
+                return self._refuse
+        if self._copies and (seen := self._buffers.look()) != self._copied:
+            try:
+                with torch.no_grad():
+                    torch._foreach_copy_(self._copies, self._buffers.tensors)
+            except RuntimeError as error:
+                raise CannotRescueError(
+                    f"buffers of {self._name!r} change their shapes"
+                ) from error
+            self._copied = seen
+            self._num_copied += 1
+        return partial(self._put_back, looked, self._copied, self._num_copied)
 
     def _check(self) -> None:
         for part in self._module.modules():
-            if type(part).get_extra_state is not nn.Module.get_extra_state:
+            for name in _SAVING:
+                if not getattr(type(part), name).__module__.startswith(_KNOWN):
+                    raise CannotRescueError(
+                        f"{type(part).__name__} in {self._name!r} has a way of its own "
+                        f"to save ({name})"
+                    )
+        for each in [*self._module.parameters(), *self._module.buffers()]:
+            is_known = type(each) in (Tensor, nn.Parameter) and not each.is_inference()
+            if not is_known or each.device.type != "cpu":
                 raise CannotRescueError(
-                    f"{type(part).__name__} in {self._name!r} has a state of its own "
-                    "(get_extra_state)"
+                    f"{self._name!r} has a {type(each).__name__} of which nothing "
+                    "tells whether it changes: it is not on the CPU, of a kind that "
+                    "is not torch's, or made in inference mode"
                 )
 
-    def _copy(self) -> None:
-        now = _versions(self._buffers)
-        if now != self._copied:
-            with torch.no_grad():
-                torch._foreach_copy_(self._copies, self._buffers)
-            self._copied = now
-            self._num_copied += 1
+    def _note_gradients(self, parameters: Any) -> None:
+        """Find out if gradients wait: if they have changed and the parameters not."""
+        gradients = (each.grad for each in self._trained)
+        first = next((each for each in gradients if each is not None), None)
+        gradient = None if first is None else (id(first), first._version)
+        has_stepped = parameters != (self._seen or parameters)
+        self._wait = not (first is None or has_stepped) and (
+            self._wait or gradient != self._gradient
+        )
+        self._seen, self._gradient = parameters, gradient
 
-    def _put_back(self, versions: list[int], buffers: list[int], number: int) -> None:
+    def _refuse(self) -> None:
+        # They are in no checkpoint. What was kept at the last step still serves.
+        raise CannotRescueError(f"gradients of {self._name!r} wait for a step")
+
+    def _put_back(self, parameters: Any, buffers: Any, number: int) -> None:
         assert self._parameters is not None
-        tensors = [*self._parameters, *self._buffers]
-        now = [*self._module.parameters(), *self._module.buffers()]
-        is_same = len(now) == len(tensors) and all(map(_is, now, tensors))
-        if not is_same or _versions(self._parameters) != versions:
+        is_same = self._parameters.are(self._module.parameters())
+        if not is_same or self._parameters.look() != parameters:
             raise CannotRescueError(f"parameters of {self._name!r} have changed since")
-        if _versions(self._buffers) == buffers:
+        if not self._copies:
             return
-        if self._num_copied != number:
+        if not self._buffers.are(self._module.buffers()) or self._num_copied != number:
             raise CannotRescueError(f"buffers of {self._name!r} have changed since")
-        with torch.no_grad():
-            torch._foreach_copy_(self._buffers, self._copies)
+        have_changed = _versions(self._statistics) != self._statistics_at
+        if have_changed and not self._has_common_statistics():
+            raise CannotRescueError(
+                f"BatchNorms in {self._name!r} have other averages on rank 0, whose "
+                "are saved"
+            )
+        if self._buffers.look() != buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(self._buffers.tensors, self._copies)
+        elif not all(map(torch.equal, self._buffers.tensors, self._copies)):
+            raise CannotRescueError(
+                f"buffers of {self._name!r} have changed through `tensor.data`"
+            )
+
+
+def _statistics_of(module: nn.Module) -> list[Tensor]:
+    """Return the averages that a module's own forward passes change."""
+    if isinstance(module, AveragedModel):
+        return []  # They are copied from another one.
+    return [
+        buffer
+        for part in module.modules()
+        if isinstance(part, _BATCH_NORMS) and part.training
+        for buffer in part.buffers()
+    ]
+
+
+class _Watched:
+    """Some tensors, and whether they change.
+
+    A change through `tensor.data`, as of moving averages, is none that torch counts. So
+    a look sees also where they are in memory, and the first elements there.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self._places: list[int] = []
+        self._first: list[Any] = []
+
+    def look(self) -> tuple[list[int], list[int], bytes]:
+        """Return torch's counts of changes in place, places, and first elements."""
+        places = [each.data_ptr() for each in self.tensors]
+        if places != self._places:  # Where they were may be no memory any more.
+            self._places = places
+            self._first = [first_of(each) for each in self.tensors]
+        return _versions(self.tensors), places, b"".join(self._first)
+
+    def are(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether they are these."""
+        return list(map(id, tensors)) == list(map(id, self.tensors))
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]
+    return [each._version for each in tensors]
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def first_of(tensor: Tensor) -> Any:
+    """Return an array of a tensor's first elements in memory; of a sparse one, none."""
+    if tensor.layout != torch.strided:
+        return b""
+    there = tensor.untyped_storage().nbytes() // tensor.element_size()
+    number = max(0, min(_LOOKED_AT, tensor.numel(), there - tensor.storage_offset()))
+    first = tensor.detach().as_strided((number,), (1,))
+    return first.view(torch.uint8).numpy()

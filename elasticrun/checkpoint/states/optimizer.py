@@ -59,16 +59,25 @@ class OptimizerState(StatefulState):
         if self._consolidate is not None:
             raise CannotRescueError(f"each replica has a part of {self.name!r}")
         before = [_options_of(group) for group in self._optimizer.param_groups]
-        num_parameters = _count(self._optimizer.param_groups)
+        counts = self._counts()
 
         def put_back() -> None:
-            groups = self._optimizer.param_groups
-            if len(groups) != len(before) or _count(groups) != num_parameters:
-                raise CannotRescueError(f"{self.name!r} has other parameters since")
-            for group, options in zip(groups, before, strict=True):
+            if self._counts() != counts:
+                raise CannotRescueError(f"{self.name!r} has changed since")
+            for group, options in zip(
+                self._optimizer.param_groups, before, strict=True
+            ):
+                for key in group.keys() - options.keys() - {"params"}:
+                    del group[key]  # A scheduler's, which was made since.
                 group.update(options)
 
         return put_back
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Return how many groups, parameters, and states of parameters there are."""
+        optimizer = self._optimizer
+        groups = optimizer.param_groups
+        return len(groups), _count(groups), len(optimizer.state)
 
     def values_to_save(self) -> Any:
         """Return the optimizer's state, by names if each parameter has one."""
@@ -229,9 +238,11 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a group's options, such as its learning rate."""
     options = dict(group)
     del options["params"]
-    tensors = [key for key, value in options.items() if isinstance(value, Tensor)]
-    for key in tensors:
-        options[key] = options[key].clone()
+    for key, value in options.items():
+        if isinstance(value, Tensor):
+            options[key] = value.clone()
+        elif isinstance(value, list):
+            options[key] = list(value)
     return options
 
 

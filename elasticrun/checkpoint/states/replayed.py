@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elasticrun.checkpoint.states.module_memory import first_of
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
@@ -32,9 +33,10 @@ class Change(IntEnum):
 class Remembered:
     """Nested values as they were at one moment.
 
-    Numbers, text and small tensors are copied. Of large tensors only the storage and
-    torch's count of changes in place are remembered, which sees every change but one
-    through `tensor.data`. Anything else counts as changed.
+    Numbers, text and small tensors are copied. Of large tensors only the storage,
+    torch's count of changes in place and, on CPUs, the first elements are remembered,
+    which see every change but one of other elements through `tensor.data`. Anything
+    else counts as changed.
     """
 
     def __init__(self, values: Any) -> None:
@@ -100,16 +102,20 @@ class _Tensor:
         self._place = _place_of(tensor)
         is_small = not _is_sharded(tensor) and tensor.numel() <= _MOST_COPIED
         self._copy = tensor.detach().clone() if is_small else None
+        self._first = None if is_small else _first_of(tensor)
 
     def compare(self, value: Any) -> Change:
-        if _is_counted(value) and _place_of(value) == self._place:
-            return Change.NOTHING
-        return Change.MORE if self._copy is None else Change.REMEMBERED
+        is_same = _is_counted(value) and _place_of(value) == self._place
+        if self._copy is not None:
+            is_same = is_same and torch.equal(value, self._copy)
+            return Change.NOTHING if is_same else Change.REMEMBERED
+        is_same = is_same and _first_of(value) == self._first
+        return Change.NOTHING if is_same else Change.MORE
 
     def put_back(self, value: Any) -> Any:
         if self._copy is None:
             return value
-        if _place_of(self._tensor) != self._place:
+        if not torch.equal(self._tensor, self._copy):
             with torch.no_grad():
                 self._tensor.copy_(self._copy)
             self._place = _place_of(self._tensor)
@@ -209,6 +215,12 @@ def _is_counted(value: Any) -> bool:
 
 def _is_sharded(value: Any) -> bool:
     return type(value).__name__ in SHARDED_KINDS
+
+
+def _first_of(tensor: torch.Tensor) -> bytes | None:
+    """Return the first elements; None on a GPU, which it would wait for."""
+    local = local_shard(tensor.detach())
+    return bytes(first_of(local)) if local.device.type == "cpu" else None
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:

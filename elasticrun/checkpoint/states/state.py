@@ -148,7 +148,7 @@ class BaseState(ABC):
     def own_part(self) -> Any:
         """Return what this replica alone has of a sum over replicas, as JSON has it.
 
-        None if it has nothing. Called at each boundary.
+        None if it has nothing, and so have the others. Called at each boundary.
         """
         return None
 

@@ -27,7 +27,7 @@ from elasticrun.checkpoint.states.values import (
     save_values_of,
 )
 from elasticrun.errors import CheckpointError
-from elasticrun.replicas.gathering import gather, num_replicas
+from elasticrun.replicas.gathering import gather, num_replicas, own_rank
 
 _DTENSOR = "DTensor"
 _MOST_VALUES = 1 << 12  # Of a tensor; what counts something is small.
@@ -65,7 +65,9 @@ class StatefulState(BaseState):
         self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = StateCopier()
         self._memory = (
-            ModuleMemory(name, target) if isinstance(target, nn.Module) else None
+            ModuleMemory(name, target, self.has_common_statistics)
+            if isinstance(target, nn.Module)
+            else None
         )
 
     def save(self, fileobj: BinaryIO) -> None:
@@ -118,6 +120,10 @@ class StatefulState(BaseState):
         if isinstance(self.target, torch.amp.GradScaler):
             return lambda: None  # It changes in a step, and reading it waits for GPUs.
         return None if self._memory is None else self._memory.remember()
+
+    def has_common_statistics(self) -> bool:
+        """Return whether this replica's BatchNorms have the averages to be saved."""
+        return own_rank() == 0
 
     def values_to_save(self) -> Any:
         """Return what is written."""

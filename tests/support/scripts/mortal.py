@@ -1,8 +1,9 @@
 """A training whose replicas die at given places, each in a generation of its own.
 
 DEATHS is JSON: for each generation [rank, place, epoch, batch]; WITH_MACHINE lets the
-launcher and all its replicas die with that one. The end of the training
-is printed: the bits of the model, and what was counted.
+launcher and all its replicas die with that one. The end of the training is printed: the
+bits of the model, and what was counted. It comes after EPOCHS, or with the epoch in which
+there is a mark `enough`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ DIES_SAVING = int(os.environ.get("DIES_SAVING", -1))
 CATCHES = "CATCHES" in os.environ
 WITH_MACHINE = "WITH_MACHINE" in os.environ
 NUM_EPOCHS = int(os.environ.get("EPOCHS", 3))
+ENOUGH = Path(os.environ["LAUNCHER_TEST"], "marks", "enough")
 
 
 def maybe_die(place: str, epoch: int, batch: int) -> None:
@@ -109,10 +111,14 @@ for epoch in remaining_epochs_until(NUM_EPOCHS):
     with torch.no_grad():
         for inputs, targets in valid:
             total["samples"] += len(inputs)
+            total["enough"] += ENOUGH.exists()
             total["error"] += nn.functional.l1_loss(model(inputs), targets).item()
             maybe_die("valid", epoch, valid.batch_index)
     with total.synchronized():
         counts.validated += total["samples"]
+        is_enough = total["enough"] > 0
+    if is_enough:
+        break
 
 with in_training.synchronized():
     samples = in_training["samples"] if SUMS_IN_TRAINING else counts.trained

@@ -1,0 +1,58 @@
+"""A rescue of what programs do between two boundaries is exact, or there is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.running import Running, run
+from tests.support.stage import Stage
+
+SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal_programs.py"
+
+pytestmark = pytest.mark.slow(30)
+
+Death = tuple[int, str, int]  # Rank, place, batch.
+
+# Programs, deaths, and why there is no rescue, if there is none.
+CASES: list[tuple[str, list[Death], str]] = [
+    ("moco", [(1, "forward", 3)], "parameters of 'model' have changed since"),
+    ("sums", [(0, "step", 3)], "rank 0 has not come to the boundary"),
+    ("own_ddp", [(0, "forward", 3)], "BatchNorms in 'net' have other averages"),
+    ("own_ddp", [(1, "forward", 7)], ""),
+    ("gan", [(1, "backward", 5), (0, "step", 7), (1, "step", 8)], ""),
+    ("steps", [(1, "step", 2), (1, "forward", 3), (0, "forward", 9)], ""),
+    ("streams", [(1, "forward", 3), (0, "forward", 4), (1, "step", 6)], ""),
+    (
+        "usual",
+        [(0, "forward", 2), (1, "backward", 3), (1, "step", 4), (1, "end", 7)],
+        "",
+    ),
+]
+
+
+def mortal(root: Path, program: str, deaths: list[Death]) -> Running:
+    root.mkdir()
+    own = {"ELASTICRUN_RESCUE": "always", "DEATHS": json.dumps(deaths)}
+    job = run(Stage(root), "--replicas", 2, script=SCRIPT, PROGRAM=program, **own)
+    assert job.wait() == 0, job.events
+    return job
+
+
+def end_of(job: Running) -> str:
+    return re.findall(r"END .*", job.output)[-1]
+
+
+@pytest.mark.parametrize(("program", "deaths", "why_none"), CASES)
+def test_a_rescue_is_exact_or_there_is_none(
+    tmp_path: Path, program: str, deaths: list[Death], why_none: str
+) -> None:
+    calm = mortal(tmp_path / "calm", program, [])
+    job = mortal(tmp_path / "mortal", program, deaths)
+    assert end_of(job) == end_of(calm)
+    has_rescue = "after the death of rank" in job.events
+    assert has_rescue != bool(why_none)
+    assert why_none in job.events
