@@ -6,7 +6,8 @@ The net and the digits are those of examples/digits.py, trained by SGD with mome
 `fixed` has batches of 16 samples all the time; `plan` has 64 after a third of the
 training, with rates that stay (`plan`), that are multiplied by the ratio of the sizes
 (`plan-linear`) or by the gain (`plan-adascale`); `autoscale` lets the job decide, up to
-256, at a checkpoint after each 30 batches, with AdaScale.
+256, at a checkpoint after each 30 batches, with AdaScale, and `autoscale-0.9` with
+min_efficiency=0.9.
 
 Four times an epoch the held-out loss and accuracy are looked at. `samples_to_goal` and
 `steps_to_goal` are what it took, in the mean of the seeds that come to it (`reached`),
@@ -78,6 +79,12 @@ class Task:
                 "scaling": "adascale",
                 "is_decided": True,
             },
+            "autoscale-0.9": {
+                "batch_size": self.first,
+                "scaling": "adascale",
+                "is_decided": True,
+                "min_efficiency": 0.9,
+            },
         }
 
 
@@ -138,7 +145,7 @@ def train(task: Task, seed: int, directory: str, options: dict[str, Any]) -> lis
     )
     loader = AdaptiveDataLoader(data, options["batch_size"], shuffle=True, seed=seed)
     if options.get("is_decided"):
-        loader.autoscale(task.most)
+        loader.autoscale(task.most, min_efficiency=options.get("min_efficiency", 0.0))
     looks: list[Look] = []
     num_steps = num_samples = 0
     for _ in remaining_epochs_until(task.num_epochs):

@@ -45,6 +45,7 @@ def choose(
     num_nodes: int,
     num_replicas: int,
     max_local_batch_size: int | None,
+    min_efficiency: float = 0.0,
 ) -> Choice:
     """Return the size with the most goodput, the smallest one of equals.
 
@@ -56,6 +57,7 @@ def choose(
         base: The first size of the plan, which efficiency is relative to.
         sizes: Those to choose from.
         max_local_batch_size: Samples that fit into a micro-batch; None for any.
+        min_efficiency: Sizes whose efficiency is below this are out, but the first.
     """
     candidates = _candidates(sizes)
     local = np.ceil(candidates / num_replicas)
@@ -64,7 +66,8 @@ def choose(
     seconds = step_time(num_nodes, num_replicas, local / num_micro, num_micro)
     throughput = candidates / seconds
     efficiency = noise.gain(candidates, base=base) * base / candidates
-    best = int(np.argmax(throughput * efficiency))
+    may_be = efficiency >= min_efficiency
+    best = int(np.argmax(throughput * efficiency * may_be))
     return Choice(
         int(candidates[best]),
         int(num_micro[best]),

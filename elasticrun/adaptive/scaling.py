@@ -47,6 +47,7 @@ def scaling_of(
     batch_size: int,
     max_batch_size: int | None = None,
     max_local_batch_size: int | None = None,
+    min_efficiency: float = 0.0,
 ) -> list[Scaling]:
     """Return a row for each number of replicas up to twice the most that were timed.
 
@@ -58,6 +59,7 @@ def scaling_of(
         batch_size: The size now.
         max_batch_size: Up to which the job decides the size; None if it does not.
         max_local_batch_size: Samples that fit into a micro-batch; None for any.
+        min_efficiency: Below which the job decides for no size.
     """
     least = min(step.num_replicas for step in steps)
     most = max(step.num_replicas for step in steps)
@@ -81,6 +83,7 @@ def scaling_of(
             num_nodes=-(-replicas // on_a_node),
             num_replicas=replicas,
             max_local_batch_size=max_local_batch_size,
+            min_efficiency=min_efficiency,
         )
         seconds = seconds_of(steps, replicas, best.batch_size)
         throughput = best.batch_size / seconds if seconds else best.throughput

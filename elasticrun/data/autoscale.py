@@ -91,7 +91,7 @@ class Autoscaler:
             return None
         if seconds_of(steps, replicas, size) is None:  # None were timed yet.
             return None
-        step_time = fit(steps)
+        step_time, least = fit(steps), self._times.min_efficiency
 
         def best_of(sizes: range) -> Choice:
             return choose(
@@ -102,11 +102,12 @@ class Autoscaler:
                 num_nodes=self._times.num_nodes,
                 num_replicas=replicas,
                 max_local_batch_size=self._times.max_local_batch_size,
+                min_efficiency=least,
             )
 
         best = best_of(range(base, min(self._largest, _MOST_GROWTH * size) + 1))
         now = best_of(range(size, size + 1))
-        is_better = best.goodput >= _LEAST_GAIN * now.goodput
+        is_better = best.goodput >= _LEAST_GAIN * now.goodput or now.efficiency < least
         return best.batch_size if is_better else None
 
     def _place(self) -> int | None:

@@ -270,7 +270,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     # Batch sizes that the job decides.
 
-    def autoscale(self, max_batch_size: int) -> None:
+    def autoscale(self, max_batch_size: int, *, min_efficiency: float = 0.0) -> None:
         """Let the job decide how large global batches are, by noise and time.
 
         Where a checkpoint is due, rank 0 takes the size with which the training comes
@@ -289,8 +289,15 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         Collective: call it on every replica, once, before the first loop.
         Replay: called again in each generation; sizes that were decided hold.
 
+        Args:
+            max_batch_size: The most samples in a global batch.
+            min_efficiency: The least that a sample may be worth, of one in a batch of
+                the first size: with 0.9, training takes at most about 1 / 0.9 of the
+                samples, and more time than without.
+
         Raises:
-            ValueError: The largest size is below the first; or sizes follow a plan
+            ValueError: The largest size is below the first, or `min_efficiency` not
+                from 0 to 1; or sizes follow a plan
                 already, or from `batch_sampler`; or `drop_last` is set.
             ElasticRunError: Another loader has called it; or, when a loop begins, not
                 exactly one model measures its noise.
@@ -298,6 +305,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 second over the same samples; or the loader is a member of another one.
         """
         check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
+        if not 0 <= min_efficiency <= 1:
+            raise ValueError(f"min_efficiency={min_efficiency} must be from 0 to 1.")
         job = current_job()
         if job.boundary.has_decider:
             raise ElasticRunError(
@@ -308,6 +317,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         times = self._state.times
         assert times is not None  # Batches have planned sizes.
         times.max_batch_size = max_batch_size
+        times.min_efficiency = min_efficiency
         self._autoscaler = Autoscaler(job, self._state, times, largest=max_batch_size)
         job.boundary.decide_by(self._autoscaler.decide)
         object.__setattr__(self, "batch_size", None)  # As with any plan.

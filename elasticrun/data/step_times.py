@@ -27,6 +27,7 @@ class StepTimes:
         batch_size: Samples in the last batch that was timed; 0 before any.
         max_local_batch_size: Of the loader.
         max_batch_size: Up to which the job decides the size; None if it does not.
+        min_efficiency: Below which it decides for no size.
     """
 
     def __init__(self, job: Job, max_local_batch_size: int | None) -> None:
@@ -35,6 +36,7 @@ class StepTimes:
         self.batch_size = 0
         self.max_local_batch_size = max_local_batch_size
         self.max_batch_size: int | None = None
+        self.min_efficiency = 0.0
         self._times: dict[Kind, deque[float]] = {}
         self._known: dict[Kind, float] = {}  # From earlier generations.
 
@@ -71,6 +73,7 @@ class StepTimes:
             "batch_size": self.batch_size,
             "max_local_batch_size": self.max_local_batch_size,
             "max_batch_size": self.max_batch_size,
+            "min_efficiency": self.min_efficiency,
             "steps": steps,
         }
 

@@ -223,12 +223,18 @@ def know(loader: AdaptiveDataLoader, *steps: list[float]) -> None:
 
 
 def chosen(
-    *, critical: float | None, seconds: dict[int, float], largest: int = 64
+    *,
+    critical: float | None,
+    seconds: dict[int, float],
+    largest: int = 64,
+    first: int = 16,
+    min_efficiency: float = 0.0,
 ) -> int | None:
     """Return what is chosen, given how long batches of a size take."""
     model = measuring()
-    loader = AdaptiveDataLoader(Numbers(64), 16, name="train")
-    loader.autoscale(largest)
+    loader = AdaptiveDataLoader(Numbers(64), first, name="train")
+    loader.autoscale(largest, min_efficiency=min_efficiency)
+    loader._state._decide(((16, 16),) if first != 16 else ())
     error = 0.0 if critical is not None else 9.0
     steps = [[critical or 1.0, 1.0 + sign * error] for sign in (-1, 1)] * 5
     values = json.dumps({"steps": steps, "progress": 0.0})
@@ -262,6 +268,33 @@ def test_what_is_chosen(
     expected: int | None,
 ) -> None:
     assert chosen(critical=critical, seconds=seconds, largest=largest) == expected
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("min_efficiency", "first", "expected"),
+    [
+        (0.0, 16, 32),
+        (0.9, 16, 28),  # (100 + 16) / (100 + 28) is 0.906.
+        (1.0, 16, None),
+        (0.9, 4, 15),  # It is 16 now, of too little worth: (100 + 4) / (100 + 15).
+    ],
+)
+def test_samples_are_worth_as_much_as_is_asked_for(
+    min_efficiency: float, first: int, expected: int | None
+) -> None:
+    found = chosen(
+        critical=100.0, seconds=CONSTANT, first=first, min_efficiency=min_efficiency
+    )
+    assert found == expected
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("min_efficiency", [-0.1, 1.1, float("nan")])
+def test_an_efficiency_is_from_0_to_1(min_efficiency: float) -> None:
+    loader = AdaptiveDataLoader(Numbers(64), 4)
+    with pytest.raises(ValueError, match="must be from 0 to 1"):
+        loader.autoscale(16, min_efficiency=min_efficiency)
 
 
 @pytest.mark.usefixtures("job")

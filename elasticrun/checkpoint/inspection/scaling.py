@@ -70,6 +70,7 @@ def _table(values: dict[str, Any], noise: Noise) -> list[Scaling]:
         batch_size=times["batch_size"],
         max_batch_size=times["max_batch_size"],
         max_local_batch_size=times["max_local_batch_size"],
+        min_efficiency=times["min_efficiency"],
     )
 
 

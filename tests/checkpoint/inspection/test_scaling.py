@@ -23,7 +23,9 @@ from tests.support.generations import run_once
 STEPS = [[1, 1, 16.0, 1, 0.1], [1, 2, 8.0, 1, 0.06]]
 
 
-def save(directory: Path, *names: str, num_models: int = 1) -> None:
+def save(
+    directory: Path, *names: str, num_models: int = 1, largest: int | None = None
+) -> None:
     """Save what loaders, and models that measure their noise, would keep."""
 
     def script() -> None:
@@ -40,6 +42,7 @@ def save(directory: Path, *names: str, num_models: int = 1) -> None:
             loader = AdaptiveDataLoader(Numbers(64), {0: 8, 32: 16}, name=name)
             times: Any = loader._state.times
             times.decode({"batch_size": 16, "steps": STEPS})
+            times.max_batch_size, times.min_efficiency = largest, 0.9
         AdaptiveDataLoader(Numbers(8), 4, name="valid")
         save_all_states()
 
@@ -61,6 +64,13 @@ def test_the_table_of_a_loader(tmp_path: Path) -> None:
     too_much = run(tmp_path, "scaling", "--worth", "2")
     assert (too_much.code, too_much.output) == (2, "")
     assert "of which each is worth 2" in too_much.errors
+
+
+def test_the_table_of_a_loader_whose_sizes_the_job_decides(tmp_path: Path) -> None:
+    save(tmp_path, "train", largest=64)
+    rows = run(tmp_path, "scaling", "--json").values["train"]
+    assert max(row["batch_size"] for row in rows) == rows[-1]["batch_size"] == 12
+    assert rows[-1]["efficiency"] == pytest.approx((30 + 8) / (30 + 12))
 
 
 @pytest.mark.parametrize("num_models", [0, 2])
