@@ -2,8 +2,8 @@
 
 DEATHS is JSON: for each generation [rank, place, epoch, batch]; WITH_MACHINE lets the
 launcher and all its replicas die with that one. The end of the training is printed: the
-bits of the model, and what was counted. It comes after EPOCHS, or with the epoch in which
-there is a mark `enough`.
+bits of the model, and what was counted. It comes after EPOCHS, or with the epoch in
+which there is a mark `enough`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # In the forkserver; else the optimizer of each replica does.
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
