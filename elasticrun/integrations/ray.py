@@ -23,7 +23,7 @@ from elasticrun.launcher.interpreter import command
 INTERNALS = {
     "_private.state.state.get_draining_nodes": "says which nodes Ray will take away",
 }
-_TESTED = "Ray 2.40 and 2.60"
+_TESTED = "Ray 2.60"
 _LOOK_SECONDS = 1.0
 # A launcher whose actor ends can save; by default Ray kills it then.
 _SURVIVAL = {"RAY_kill_child_processes_on_worker_exit": "0"}
