@@ -110,9 +110,9 @@ class Rescue:
         self.outcome = ""
 
     @property
-    def is_possible(self) -> bool:
-        """Whether a boundary is kept; from any thread."""
-        return bool(self._kept)
+    def is_on(self) -> bool:
+        """Whether there was a boundary, and it may cost what it does; any thread."""
+        return self._steps_at >= 0 and not self._is_off
 
     # At each boundary.
 
@@ -202,8 +202,7 @@ class Rescue:
             is_in_loop: Whether the program has ended in the middle of a loop, so that a
                 death may be about to be noticed.
         """
-        has_trained = self._steps_at >= 0  # Else there is nothing to save, or to break.
-        if self._is_off or not has_trained:
+        if not self.is_on:  # There is nothing to save, or no connection to break off.
             return
         if not self._is_somebody_dead(is_in_loop=is_in_loop):
             return

@@ -25,9 +25,11 @@ from tests.launcher.running import (
 from tests.support.stage import DEADLINE, Stage, wait_until
 
 # 240 MB, with which nothing else is tested, so requirements-dev.txt leaves it out.
-ray = pytest.importorskip("ray", reason="pip install ray")
+pytest.importorskip("ray", reason="pip install ray")
 
-from elasticrun.integrations.ray import INTERNALS, run  # noqa: E402
+import ray
+
+from elasticrun.integrations.ray import INTERNALS, run
 
 pytestmark = pytest.mark.slow(40)
 
@@ -48,7 +50,7 @@ for _ in elasticrun.remaining_epochs_until(1):
         if stage.has("fail"):
             raise ValueError("the loss is not a number")
         if not stage.has("finish"):
-            time.sleep(0.2)
+            time.sleep(0.2)  # A pace, in which nodes come and go in one epoch.
 """
 DRIVER = """
 import sys

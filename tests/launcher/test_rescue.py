@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,7 @@ from tests.launcher.running import (
 from tests.support.stage import Stage, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal.py"
+NUM_KILLS = 300
 RESUMED = re.compile(r"generation \d+: resumed at (.*)")
 
 pytestmark = pytest.mark.slow(30)
@@ -106,13 +108,13 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
 @pytest.mark.soak
 def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
     """Kill replicas whenever, also while they start, save, or rescue."""
-    num_kills, drawn = int(os.environ.get("KILLS", 300)), random.Random(5)
-    options = ["--replicas", 3, "--max-restarts", num_kills, "--spares"]
+    drawn = random.Random(5)
+    options = ["--replicas", 3, "--max-restarts", NUM_KILLS, "--spares"]
     own = {"ELASTICRUN_RESCUE": "always", "EPOCHS": 10**9}
     own["ELASTICRUN_SAVE_INTERVAL"] = 1
     with running(stage, *options, script=SCRIPT, **own) as job:
         wait_until(stage.committed)
-        for _ in range(num_kills):
+        for _ in range(NUM_KILLS):
             num_resumed = len(resumed_at(job))
             time.sleep(drawn.uniform(0.1, 1.0))  # A moment, which is what is drawn.
             kill_one(job, drawn)
@@ -128,8 +130,13 @@ def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
 
 
 def kill_one(job: Running, drawn: random.Random) -> None:
-    while not (members := job.status()["members"]):
-        time.sleep(0.05)  # Another generation is about to begin.
+    members: list[dict[str, Any]] = []
+
+    def is_begun() -> bool:
+        members[:] = job.status()["members"]
+        return bool(members)
+
+    wait_until(is_begun, "the next generation")
     with contextlib.suppress(ProcessLookupError):  # That one has ended since.
         os.kill(drawn.choice(members)["pid"], signal.SIGKILL)
 

@@ -54,5 +54,5 @@ def test_a_rescue_is_exact_or_there_is_none(
     job = mortal(tmp_path / "mortal", program, deaths)
     assert end_of(job) == end_of(calm)
     has_rescue = "after the death of rank" in job.events
-    assert has_rescue != bool(why_none)
+    assert has_rescue != bool(why_none), job.events
     assert why_none in job.events

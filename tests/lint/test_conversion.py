@@ -32,25 +32,16 @@ for epoch in range(3):
         optimizer.step()
     scheduler.step()
 print([round(float(each), 6) for each in net.weight.flatten()])"""
-ELASTIC = """\
-import torch
-from torch.utils.data import DataLoader as Unused
-from torch.utils import data
-import elasticrun
-
-torch.manual_seed(0)
-x = torch.randn(60, 4)
-größe, net = 6, torch.nn.Linear(4, 1); train = elasticrun.AdaptiveDataLoader(x, größe, shuffle=True)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)  # of all
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-net = elasticrun.AdaptiveDataParallel(net, optimizer, scheduler)
-for epoch in elasticrun.remaining_epochs_until(3):
-    for batch in train:
-        optimizer.zero_grad()
-        net(batch).square().mean().backward()
-        optimizer.step()
-    scheduler.step()
-print([round(float(each), 6) for each in net.weight.flatten()])"""  # noqa: E501
+CHANGES = {
+    "import data\n": "import data\nimport elasticrun\n",
+    "data.DataLoader(": "elasticrun.AdaptiveDataLoader(",
+    "(optimizer, 1)\n": "(optimizer, 1)\n"
+    "net = elasticrun.AdaptiveDataParallel(net, optimizer, scheduler)\n",
+    "range(3)": "elasticrun.remaining_epochs_until(3)",
+}
+ELASTIC = PLAIN
+for old, new in CHANGES.items():
+    ELASTIC = ELASTIC.replace(old, new)
 
 
 def convert(text: str, *, adds_lines: bool = True) -> str:

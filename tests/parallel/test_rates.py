@@ -22,6 +22,7 @@ from elasticrun import (
     request_stop,
 )
 from elasticrun.adaptive import noise
+from elasticrun.job.noise import NoiseRecord
 from tests.parallel.training import linear
 from tests.support.data import Numbers
 from tests.support.generations import run_once
@@ -224,11 +225,17 @@ def test_rates_that_cannot_be_found_are_refused(scaling: Any) -> None:
 
 
 @pytest.mark.usefixtures("job")
-def test_replicas_exchange_what_they_have_measured_in_those_steps_only() -> None:
+def test_replicas_exchange_what_they_have_measured_in_those_steps_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     training, calls = Training(), []
-    record = training.model._noise
-    assert record is not None
-    record.sum_parts = lambda: calls.append(training.loader.batch_index)  # type: ignore[method-assign]
+    sum_parts = NoiseRecord.sum_parts
+
+    def noted(record: NoiseRecord) -> None:
+        calls.append(training.loader.batch_index)
+        sum_parts(record)
+
+    monkeypatch.setattr(NoiseRecord, "sum_parts", noted)
     training.run(num_batches=60)
     assert calls == [0, 25, 50, 0]  # And in the save at the end.
 

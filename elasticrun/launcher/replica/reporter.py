@@ -138,7 +138,7 @@ class Reporter:
             "gpu_memory": gpu_memory,
             "gpu_utilization": gpu_utilization,
             "num_forward_passes": job.num_forward_passes,
-            "can_rescue": job.rescue is not None and job.rescue.is_possible,
+            "can_rescue": job.rescue is not None and job.rescue.is_on,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
         }

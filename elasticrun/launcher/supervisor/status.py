@@ -164,6 +164,7 @@ class StatusBook:
             "pid": member.pid,
             "memory": memory,
             "cpu": (seconds - before) / max(now - since, 0.001),
+            "can_rescue": bool(member.report.get("can_rescue")),
             "gpu_memory": member.report.get("gpu_memory"),
             "gpu_utilization": member.report.get("gpu_utilization"),
             "position": member.report.get("position"),

@@ -29,6 +29,7 @@ from elasticrun import (
     remaining_epochs_until,
 )
 from elasticrun.checkpoint.draft import Draft
+from tests.support.deaths import die
 
 DEATHS = json.loads(os.environ.get("DEATHS", "[]"))
 SUMS_IN_TRAINING = "SUMS" in os.environ
@@ -44,9 +45,7 @@ def maybe_die(place: str, epoch: int, batch: int) -> None:
     if generation < len(DEATHS):
         rank, *where = DEATHS[generation]
         if rank == elasticrun.rank() and where == [place, epoch, batch]:
-            if WITH_MACHINE:  # The launcher, and with it all its replicas.
-                os.kill(os.getppid(), signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die(with_machine=WITH_MACHINE)
         hangs = rank == elasticrun.rank() and where == ["hang", epoch, batch]
         if hangs and place == "step":
             Path(os.environ["LAUNCHER_TEST"], "marks", "hangs").touch()

@@ -11,7 +11,6 @@ import copy
 import hashlib
 import json
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from elasticrun import (
     remaining_epochs_until,
     remaining_steps_until,
 )
+from tests.support.deaths import die
 
 DEATHS = json.loads(os.environ.get("DEATHS", "[]"))
 EPOCHS = 2
@@ -46,7 +46,7 @@ def maybe_die(place: str, batch: int) -> None:
     if generation < len(DEATHS):
         rank, *where = DEATHS[generation]
         if rank == elasticrun.rank() and where == [place, batch]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
 
 def program(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
@@ -75,6 +75,17 @@ def batches(train: Any) -> Any:
             yield epoch * 5 + train.batch_index, batch
 
 
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Train as most programs do; a replica may die in the forward, or after a step."""
+    for batch, (inputs, targets) in batches(loader()):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs), targets)
+        maybe_die("forward", batch)
+        loss.backward()
+        optimizer.step()
+        maybe_die("step", batch)
+
+
 @program
 def moco() -> dict[str, Any]:
     """A key encoder follows in the forward pass, by assignments to `data`."""
@@ -97,13 +108,7 @@ def moco() -> dict[str, Any]:
     net = Moco()
     optimizer = torch.optim.SGD(net.query.parameters(), lr=0.1)
     model = AdaptiveDataParallel(net, optimizer)
-    for batch, (inputs, targets) in batches(loader()):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        maybe_die("forward", batch)
-        loss.backward()
-        optimizer.step()
-        maybe_die("step", batch)
+    train(model, optimizer)
     return net.state_dict()
 
 
@@ -132,13 +137,7 @@ def own_ddp() -> dict[str, Any]:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     register(net=net, optimizer=optimizer)
     model = nn.parallel.DistributedDataParallel(net)
-    for batch, (inputs, targets) in batches(loader()):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        maybe_die("forward", batch)
-        loss.backward()
-        optimizer.step()
-        maybe_die("step", batch)
+    train(model, optimizer)
     return net.state_dict() if elasticrun.rank() == 0 else {}
 
 

@@ -1,0 +1,220 @@
+"""Lengths that are counted, and samples that are broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    CheckpointError,
+    ElasticRunError,
+    Endless,
+    Packed,
+    TextLines,
+    request_stop,
+)
+from tests.support.generations import generation, run_once
+from tests.support.numbered_streams import flat
+
+
+class Counted(TextLines):
+    counted: ClassVar[list[int]] = []
+
+    def scan(self, stream: int) -> Any:
+        self.counted.append(stream)
+        return super().scan(stream)
+
+
+def test_lengths_are_counted_once_and_kept(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text("x\n" * ord(name))
+
+    def count() -> list[int]:
+        Counted.counted.clear()
+        lines = Counted([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+        assert [scan.length for scan in lines.scans] == [97, 98, len(content)]
+        return sorted(Counted.counted)
+
+    content = "x" * 99
+    directory = tmp_path / "checkpoints"
+    assert run_once(count) == [0, 1, 2]  # There is nowhere to keep them.
+    assert run_once(count, directory) == [0, 1, 2]
+    assert run_once(count, directory) == []
+    content = "y" * 17
+    (tmp_path / "c").write_text("y\n" * 17)
+    assert run_once(count, directory) == [2]
+    [first, *_] = sorted((directory / "streams").iterdir())
+    first.write_bytes(first.read_bytes()[:100])
+    assert len(run_once(count, directory)) == 1
+
+
+def test_a_file_that_changes_is_an_error(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("x\n" * 10)
+    for content, match in [
+        ("x\n" * 9, "ends after 9 samples, but had 10"),
+        ("x\n" * 11, "goes on after its 10 samples"),
+    ]:
+        lines = TextLines(path, window=1)
+        assert len(lines) == 10
+        path.write_text(content)
+        with pytest.raises(ElasticRunError, match=match):
+            [lines[number] for number in range(10)]
+        path.write_text("x\n" * 10)
+
+
+def first_word(line: str) -> list[int]:
+    return list(line.partition(" ")[0].encode())
+
+
+def test_another_tokenizer_of_the_same_name_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one word\ntwo words\n")
+
+    def packed() -> list[bytes]:
+        sequences = Packed(TextLines(tmp_path / "a"), tokens, 2)
+        return [bytes(sequences[n]["tokens"].tolist()) for n in range(len(sequences))]
+
+    tokens = first_word
+    expected = [b"on", b"et", b"wo"]
+    assert run_once(packed, tmp_path / "job") == expected
+    kept = len(list((tmp_path / "job" / "streams").iterdir()))
+    assert run_once(packed, tmp_path / "job") == expected
+    assert len(list((tmp_path / "job" / "streams").iterdir())) == kept
+    longer: Any = lambda line: [*first_word(line), 0]  # noqa: E731
+    longer.__qualname__ = tokens.__qualname__
+    tokens = longer
+    assert run_once(packed, tmp_path / "job") == [b"on", b"e\0", b"tw", b"o\0"]
+
+
+def test_a_document_without_tokens_is_named(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\nthree\n")
+    packed = Packed(TextLines(tmp_path / "a", parse=int), lambda n: [n], 1)
+    with pytest.raises(ElasticRunError, match="document 2 of .*a has no tokens"):
+        len(packed)
+
+
+# Broken samples.
+
+
+def integer(line: str) -> int:
+    integer.num_calls += 1  # type: ignore[attr-defined]
+    return int(line)
+
+
+def write_broken(folder: Path) -> list[int]:
+    """Write two files with broken lines; return the good ones in their order."""
+    good = []
+    for name, begin in {"a": 0, "b": 2000}.items():
+        numbers = range(begin, begin + 1100)
+        lines = ["?" if n % 5 < 2 or n % 512 == 0 else str(n) for n in numbers]
+        (folder / name).write_text("\n".join(lines))
+        good += [int(line) for line in lines if line != "?"]
+    return good
+
+
+def test_broken_samples_are_left_out_and_counted(tmp_path: Path) -> None:
+    good = write_broken(tmp_path)
+
+    def read() -> list[int]:
+        lines = TextLines(tmp_path / "[ab]", parse=integer, skip_broken=True, window=9)
+        assert lines.num_broken == 2200 - len(good)
+        integer.num_calls = 0  # type: ignore[attr-defined]
+        in_order = [lines[number] for number in range(len(lines))]
+        for number in (600, 3, len(good) - 1):
+            lines._forget_readers()
+            assert lines[number] == good[number]
+        assert lines.describe(0) == f"line 3 of {tmp_path / 'a'}"
+        return in_order
+
+    integer.num_calls = 0  # type: ignore[attr-defined]
+    assert run_once(read, tmp_path / "job") == good
+    again = run_once(lambda: (integer.num_calls, read())[0], tmp_path / "job")
+    assert again == len(good) + 3  # No line was tried a second time.
+    with generation(tmp_path / "job"):
+        assert len(TextLines(tmp_path / "[ab]", parse=integer)) == 2200
+
+
+def test_broken_samples_are_told(
+    job: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_broken(tmp_path)
+    len(TextLines(tmp_path / "a", parse=int, skip_broken=True))
+    assert "442 samples are broken and left out, for which int raises" in caplog.text
+
+
+def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
+    good = write_broken(tmp_path)
+
+    def script(stop_in: int = -1) -> list[int]:
+        lines = TextLines(tmp_path / "[ab]", parse=int, skip_broken=True)
+        for batch in AdaptiveDataLoader(lines, 100, shuffle=True):
+            delivered.extend(batch.tolist())
+            stop_in -= 1
+            if stop_in == 0:
+                request_stop()
+        return delivered
+
+    delivered: list[int] = []
+    calm = run_once(script)
+    assert sorted(calm) == good
+    delivered = []
+    run_once(lambda: script(4), tmp_path / "job")
+    assert run_once(script, tmp_path / "job") == calm
+
+
+def test_other_broken_samples_are_no_resume(tmp_path: Path) -> None:
+    def script(text: str) -> None:
+        (tmp_path / "a").write_text(text)
+        lines = TextLines(tmp_path / "a", parse=int, skip_broken=True)
+        for _ in AdaptiveDataLoader(lines, 1):
+            request_stop()
+
+    run_once(lambda: script("?\n1\n22\n"), tmp_path / "job")
+    with pytest.raises(CheckpointError, match="a checksum of the order"):
+        run_once(lambda: script("1\n?\n222\n"), tmp_path / "job")
+
+
+def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:
+    good = write_broken(tmp_path)
+    lines = TextLines(tmp_path / "a", parse=int, skip_broken=True)
+    packed = Packed(lines, lambda number: [number], 3)
+    assert packed[1]["tokens"].tolist() == good[3:6]
+    packed._forget_readers()
+    assert packed[200]["tokens"].tolist() == good[600:603]
+    loader = AdaptiveDataLoader(Endless(lines, seed=None), 700)
+    own = [number for number in good if number < 2000]
+    assert flat(loader.batches(1)) == [*own, *own][:700]
+
+
+def test_a_sample_that_breaks_later_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\nx\n")
+    breaks_at: set[str] = set()
+
+    def number(line: str) -> int:
+        if line in breaks_at:
+            raise ValueError("it breaks")
+        return int(line)
+
+    def read() -> Any:
+        lines = TextLines(tmp_path / "a", parse=number, skip_broken=True)
+        return [lines[n] for n in range(len(lines))]
+
+    assert run_once(read, tmp_path / "job") == [1, 2]
+    breaks_at.add("2")
+    with pytest.raises(
+        ElasticRunError, match=r"line 2 of .*a: .*number raised .*It did"
+    ):
+        run_once(read, tmp_path / "job")
+
+
+def test_a_storage_that_fails_makes_no_sample_broken(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n")
+
+    def fetch(line: str) -> int:
+        raise ConnectionError("gone")
+
+    with pytest.raises(ElasticRunError, match=r"a cannot be read through: .*gone"):
+        len(TextLines(tmp_path / "a", parse=fetch, skip_broken=True))

@@ -1,0 +1,157 @@
+"""Reading one stream, and streams that nobody counts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    ElasticRunError,
+    Endless,
+    ResidentShards,
+    request_stop,
+)
+from elasticrun.data.streams import stream_reader
+from elasticrun.data.streams.stream_reader import StreamReader
+from tests.support.generations import generation, run_once
+from tests.support.numbered_streams import LENGTHS, Numbers, flat
+
+
+def read(reader: StreamReader, number: int) -> Any:
+    if number not in reader.kept:
+        reader.come_to(number)
+    return reader.kept.pop(number)
+
+
+@given(st.integers(1, 40), st.integers(1, 10), st.data())
+def test_a_reader_gives_any_sample(length: int, window: int, data: Any) -> None:
+    reader = StreamReader(
+        "s", length, lambda first: iter(range(first, length)), window=window
+    )
+    for number in data.draw(st.lists(st.integers(0, length - 1), max_size=30)):
+        assert read(reader, number) == number
+        assert len(reader.kept) <= 2 * window
+
+
+def test_a_storage_that_fails_for_a_while_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stream_reader, "_WAIT_SECONDS", (0.0, 0.0))
+    fails_at = [3, 3, 5]
+
+    def opened(first: int) -> Iterator[int]:
+        for number in range(first, 10):
+            if fails_at and fails_at[0] == number:
+                raise ConnectionError(f"lost {fails_at.pop(0)}")
+            yield number
+
+    reader = StreamReader("s", 10, opened, window=1)
+    with caplog.at_level(logging.WARNING):
+        assert [read(reader, number) for number in range(10)] == list(range(10))
+    assert caplog.text.count("trying again") == 3
+    fails_at = [0] * 3
+    with pytest.raises(ElasticRunError, match="sample 0 of s cannot be read: lost 0"):
+        read(StreamReader("s", 10, opened, window=1), 0)
+
+
+def test_a_stream_that_raises_is_named() -> None:
+    def opened(first: int) -> Iterator[int]:
+        yield from range(first, 4)
+        raise ZeroDivisionError("oh")
+
+    reader = StreamReader("s", 10, opened, window=1)
+    with pytest.raises(ElasticRunError, match="sample 4 of s cannot be read: ZeroDiv"):
+        [read(reader, number) for number in range(10)]
+
+
+def test_a_process_that_is_forked_or_sent_opens_for_itself(job: Any) -> None:
+    streams = Numbers(*LENGTHS, lanes=3)
+    assert streams[0] == 0
+    sent = pickle.loads(pickle.dumps(streams))
+    assert not sent._readers
+    child = os.fork()
+    if child == 0:
+        is_alone = streams[50] == 50 and len(streams._readers) == 1
+        os._exit(not is_alone)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_replica_loads_the_shards_of_its_lanes_when_the_loader_is_made() -> None:
+    loaded: list[int] = []
+
+    def load(number: int) -> list[int]:
+        loaded.append(number)
+        return list(range(number * 10, number * 10 + 10))
+
+    shards = ResidentShards(load, [10] * 8, lanes=4)
+    shards.prepare(1, 3)
+    assert loaded == [1, 5]
+    with generation():
+        loader = AdaptiveDataLoader(shards, 8, shuffle=True)
+        assert sorted(loaded) == list(range(8))
+        assert sorted(flat(loader)) == list(range(80))
+        assert len(loaded) == 8
+    ResidentShards(load, [10] * 8, lanes=2).prepare(1, 3)  # Fewer lanes than replicas.
+    assert len(loaded) == 16
+
+
+# Streams that are not counted.
+
+
+class Uncounted(Numbers):
+    """Streams whose lengths nobody is to ask for."""
+
+    def __init__(self, *lengths: int, **options: Any) -> None:
+        super().__init__(*lengths, **options)
+        self._scans = None
+
+    def scan_all(self) -> Any:
+        raise AssertionError("they were counted")
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_endless_streams_go_on_in_passes_of_each_lane(
+    seed: int | None, tmp_path: Path
+) -> None:
+    def script(stop_in: int = -1) -> list[int]:
+        streams = Endless(Uncounted(*LENGTHS, lanes=2, window=4), seed=seed)
+        loader = AdaptiveDataLoader(streams, 10, shuffle=seed is not None)
+        for number, batch in enumerate(loader.batches(30), 1):
+            delivered.extend(batch.tolist())
+            if number == stop_in:
+                request_stop()
+        return delivered
+
+    delivered: list[int] = []
+    whole = run_once(script)
+    lanes = [whole[0::2], whole[1::2]]
+    assert set(lanes[0]) == {*range(37), *range(78, 90)}
+    assert set(lanes[1]) == {*range(37, 78)}
+    # A pass of each lane, and what a window of it may take in of the next.
+    assert set(lanes[0][: 49 + 4]) == set(lanes[0])
+    assert set(lanes[1][: 41 + 4]) == set(lanes[1])
+    if seed is None:
+        assert lanes[1][:50] == [*range(37, 78), *range(37, 46)]
+    for directory in (None, tmp_path):
+        delivered = []
+        for stop_in in (3, 8, 4):
+            run_once(lambda at=stop_in: script(at), directory or tmp_path / "other")
+            if directory is None:
+                shutil.rmtree(tmp_path / "other" / "streams")  # Learned lengths.
+        assert run_once(script, directory or tmp_path / "other") == whole
+
+
+def test_a_lane_without_samples_is_an_error(job: Any) -> None:
+    loader = AdaptiveDataLoader(Endless(Uncounted(0, 5, lanes=2)), 2)
+    with pytest.raises(ElasticRunError, match="lane 0 has no sample in any"):
+        next(iter(loader.batches(1)))
