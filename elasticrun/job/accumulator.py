@@ -319,7 +319,7 @@ class _Sums(BaseState):
     def sync(self) -> None:
         """Add what every replica has added to the common sums. Collective."""
         own, self.own = self._encode_own(), {}
-        parts = gather(own)
+        parts = gather(own, before_reading=current_job().wait_for_gpu)
         self.is_uneven |= any(parts) and not all(parts)
         self.add_parts(parts)
 

@@ -212,9 +212,14 @@ def loader_if_any() -> LoopedLoader | None:
 
 
 def note_step() -> None:
-    """Note that a registered optimizer steps; makes no job where there is none."""
-    note_change()
+    """Note that a registered optimizer steps; makes no job where there is none.
+
+    Raises:
+        AgreementError: Another replica has died, where a rescue is on on GPUs.
+    """
     if _job is not None:
+        if _job.rescue is not None:
+            _job.rescue.note_step()
         _job.num_steps += 1
         if _job.loader is None:
             _job.boundary.note_step_outside()

@@ -16,6 +16,7 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.boundary import Boundary, DeferredError
+from elasticrun.job.gpu_work import GpuWork
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
 from elasticrun.job.progress import Progress
@@ -172,9 +173,11 @@ class Job:
         except OSError as error:
             logger.info("no rescue by rank %d: %s", self.rank, error)
             return None
-        if not self.settings.rescue or self.device.type != "cpu":
+        is_on_gpu = self.device.type == "cuda"
+        if not self.settings.rescue or (is_on_gpu and self.settings.rescue is True):
             records.close()
             return None
+        abort = self._membership.abort
         return Rescue(
             self.states,
             self._saver,
@@ -183,7 +186,17 @@ class Job:
             grace=self.settings.grace,
             may_cost=self.settings.rescue == "always",
             has_lost=lambda: self._watcher.has_lost,
+            gpu=GpuWork(self._gate.check, abort) if is_on_gpu else None,
         )
+
+    def wait_for_gpu(self) -> None:
+        """Wait for what all replicas do together, before a value of it is read.
+
+        Raises:
+            AgreementError: Another replica has died, where a rescue is on on GPUs.
+        """
+        if self.rescue is not None:
+            self.rescue.wait_for_gpu()
 
     def _make_watcher(self) -> Watcher:
         return Watcher(
@@ -199,7 +212,7 @@ class Job:
             # These three are called in the watcher's thread.
             describe=self._describe,
             is_saving=lambda: self._saver is not None and self._saver.is_busy,
-            is_in_loop=lambda: self.loader is not None,
+            is_in_loop=lambda: self.loader is not None and not self.is_closed,
         )
 
     @property
@@ -218,11 +231,11 @@ class Job:
         """Return what counts boundaries; `elasticrun check` has one of its own."""
         return Boundary(**parts)
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, is_whole: bool = True) -> None:
         """Give back what others may need: the directory, and the other replicas."""
         if self._checkpoints is not None:
             self._checkpoints.release()
-        self._membership.leave()
+        self._membership.leave(is_whole=is_whole)
 
     # Where this replica stands.
 
@@ -463,7 +476,7 @@ class Job:
         self._watcher.close()
         if self.trace is not None:
             self.trace.close()
-        self._let_go()
+        self._let_go(is_whole=not self._watcher.has_lost)
 
     def _open_trace(self) -> Trace | None:
         if self.settings.trace_dir is None:

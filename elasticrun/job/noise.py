@@ -17,6 +17,7 @@ from elasticrun.adaptive.noise import (
     summarize_newest,
 )
 from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.job.current import current_job
 from elasticrun.replicas.gathering import gather
 
 _MOST_STEPS = 512  # That are kept.
@@ -69,7 +70,8 @@ class NoiseRecord(BaseState):
             (float(part.chunk_squares), part.num_chunks, float(part.total_square))
             for part in self._parts
         ]
-        for *of_replicas, part in zip(*gather(own), self._parts, strict=True):
+        gathered = gather(own, before_reading=current_job().wait_for_gpu)
+        for *of_replicas, part in zip(*gathered, self._parts, strict=True):
             squares, chunks, totals = zip(*of_replicas, strict=True)
             step = measure_step(
                 chunk_squares=math.fsum(squares),

@@ -32,6 +32,7 @@ from elasticrun.checkpoint.states.replayed import PLAIN_TYPES, Change, Remembere
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import text_of
+from elasticrun.job.gpu_work import GpuWork, Mark
 from elasticrun.replicas.records import Records, RecordTooLargeError
 from elasticrun.saving.saver import Saver
 
@@ -55,6 +56,7 @@ class Kept(NamedTuple):
         is_complete: Whether all replicas have taken part in its step, as is known where
             their gradients were averaged.
         parts: What this replica alone has of sums, by the states' names, as JSON.
+        mark: Where the GPU has done all that is before it; None without one.
     """
 
     number: int
@@ -62,6 +64,7 @@ class Kept(NamedTuple):
     put_back: list[tuple[BaseState, Callable[[], None]]]
     is_complete: bool
     parts: str
+    mark: Mark | None
 
 
 class Rescue:
@@ -71,6 +74,7 @@ class Rescue:
 
     Args:
         has_lost: Whether another replica is known to have died.
+        gpu: Where the states are; None on the CPU.
         grace: Seconds that all of it may take.
         may_cost: Whether to go on where boundaries take too long for it.
 
@@ -89,6 +93,7 @@ class Rescue:
         grace: float,
         may_cost: bool,
         has_lost: Callable[[], bool],
+        gpu: GpuWork | None = None,
     ) -> None:
         self._states = states
         self._saver = saver
@@ -97,6 +102,7 @@ class Rescue:
         self._grace = grace
         self._may_cost = may_cost
         self._has_lost = has_lost
+        self._gpu = gpu
         self.num_steps = 0
         self._num_reduced = 0
         self._steps_at = -1  # As of the boundaries that are kept.
@@ -141,9 +147,32 @@ class Rescue:
         if is_too_much and not self._may_cost:
             self._turn_off()
 
+    def note_step(self) -> None:
+        """Note that an optimizer is about to step.
+
+        Raises:
+            AgreementError: Another replica has died, on GPUs.
+        """
+        self.wait_for_gpu()
+        self.num_steps += 1
+
     def note_reduction(self) -> None:
-        """Note that gradients of all replicas have been averaged."""
+        """Note that gradients of all replicas have been averaged, or soon will be.
+
+        Raises:
+            AgreementError: They will not, on GPUs.
+        """
+        self.wait_for_gpu()
         self._num_reduced += 1
+
+    def wait_for_gpu(self) -> None:
+        """Wait for what all replicas do together on GPUs; elsewhere that is done.
+
+        Raises:
+            AgreementError: Another replica has died.
+        """
+        if self._gpu is not None and not self._is_off:
+            self._gpu.wait()
 
     def _keep(self, number: int, position: Position) -> Kept:
         put_back, parts = [], {}
@@ -155,7 +184,8 @@ class Rescue:
             if part is not None:
                 parts[state.name] = part
         text = json.dumps(parts) if parts else "{}"
-        return Kept(number, position, put_back, self._num_reduced > 0, text)
+        mark = None if self._gpu is None else self._gpu.mark()
+        return Kept(number, position, put_back, self._num_reduced > 0, text, mark)
 
     def _record(self, offer: Mapping[int, Any] | None = None) -> None:
         """Record the parts of the boundaries that are kept, and what is offered."""
@@ -207,6 +237,8 @@ class Rescue:
         if not self._is_somebody_dead(is_in_loop=is_in_loop):
             return
         try:
+            if self._gpu is not None:
+                self._gpu.end([kept.mark for kept in self._kept if kept.mark])
             self._records.break_off()
             self._offer()
             told = self._hear()
@@ -245,6 +277,8 @@ class Rescue:
             self._kept, self._why_none = [], "it has made a part of a step since"
         for kept in [*self._kept]:
             try:
+                if kept.mark is not None and not kept.mark.was_passed:
+                    raise CannotRescueError("the GPU had not come there")
                 for _, put_back in kept.put_back:
                     put_back()
             except CannotRescueError as error:

@@ -87,6 +87,11 @@ class Gate:
             self._is_attentive = True
             self._condition.notify_all()
 
+    def check(self) -> None:
+        """Raise what the next `arrive` would, if nothing can be agreed any more."""
+        if self._failure is not None:
+            raise AgreementError(self._failure)
+
     def _add(self, decision: Decision) -> None:
         there = self._due.get(decision.boundary)
         if there is None or there.kind != STOP:  # A stop saves as well.
@@ -96,8 +101,7 @@ class Gate:
     def _arrive_attentively(self) -> Decision | None:
         with self._condition:
             self._condition.wait_for(self._may_go_on)
-            if self._failure is not None:
-                raise AgreementError(self._failure)
+            self.check()
             decision = self._due.pop(self.number, None)
             if self._promise is None and not self._due:
                 self._is_attentive = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +20,17 @@ def own_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def gather(value: Any) -> list[Any]:
+def gather(
+    value: Any, *, before_reading: Callable[[], None] = lambda: None
+) -> list[Any]:
     """Return the value of every rank, by rank. Collective.
 
     Values travel as JSON through the default process group, on the device that its
     backend needs; nothing is unpickled. Without a process group there is one value.
+
+    Args:
+        before_reading: Called before a value is read that may be on its way to the
+            program, as on GPUs.
     """
     if num_replicas() == 1:
         return [value]
@@ -32,11 +39,13 @@ def gather(value: Any) -> list[Any]:
     sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     sizes[dist.get_rank()] = len(data)
     dist.all_reduce(sizes)
+    before_reading()
     longest = int(sizes.max())
     sent = torch.zeros(longest, dtype=torch.uint8, device=device)
     sent[: len(data)] = torch.tensor(list(data), dtype=torch.uint8, device=device)
     received = [torch.empty_like(sent) for _ in sizes]
     dist.all_gather(received, sent)
+    before_reading()
     return [
         json.loads(bytes(each[:size].cpu().tolist()))
         for each, size in zip(received, sizes.tolist(), strict=True)

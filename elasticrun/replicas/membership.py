@@ -72,16 +72,24 @@ class Membership:
         """Return an end of the conversations with rank 0 over a client of the store."""
         return Exchange(store, rank=self.rank, world_size=self.world_size, gone=gone)
 
-    def leave(self) -> None:
+    def abort(self) -> None:
+        """End the collectives that wait for a replica which is gone; on GPUs."""
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.abort()
+
+    def leave(self, *, is_whole: bool = True) -> None:
         """End the process group that was started here.
 
         NCCL's end waits for every collective under way, and so for replicas that wait
         in one for this replica. If not all come to their end, the group is left as it
         is: torch aborts it when the process ends.
+
+        Args:
+            is_whole: Whether no other replica is known to have died.
         """
         if not (self.owns_group and dist.is_initialized()):
             return
-        if self.device.type == "cpu" or self._do_all_leave():
+        if self.device.type == "cpu" or (is_whole and self._do_all_leave()):
             dist.destroy_process_group()
 
     def _do_all_leave(self) -> bool:

@@ -44,10 +44,14 @@ Death = tuple[int, str, int, int]  # Rank, place, epoch, batch.
 
 
 def mortal(
-    stage: Stage, deaths: Sequence[Death], *options: object, **more: object
+    stage: Stage,
+    deaths: Sequence[Death],
+    *options: object,
+    num_replicas: int = 3,
+    **more: object,
 ) -> Running:
     own = {"ELASTICRUN_RESCUE": "always", "DEATHS": json.dumps(deaths), **more}
-    job = run(stage, "--replicas", 3, *options, script=SCRIPT, **own)
+    job = run(stage, "--replicas", num_replicas, *options, script=SCRIPT, **own)
     assert job.wait() == 0, job.events
     return job
 

@@ -50,6 +50,12 @@ def end_of(job: Running) -> str:
 def test_a_rescue_is_exact_or_there_is_none(
     tmp_path: Path, program: str, deaths: list[Death], why_none: str
 ) -> None:
+    check_rescued(tmp_path, program, deaths, why_none)
+
+
+def check_rescued(
+    tmp_path: Path, program: str, deaths: list[Death], why_none: str
+) -> None:
     calm = mortal(tmp_path / "calm", program, [])
     job = mortal(tmp_path / "mortal", program, deaths)
     assert end_of(job) == end_of(calm)

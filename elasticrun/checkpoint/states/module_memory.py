@@ -72,7 +72,7 @@ class ModuleMemory:
             self._copied = self._buffers.look()
             self._statistics = _statistics_of(self._module)
             self._statistics_at = _versions(self._statistics)
-        looked = self._parameters.look()
+        looked, sample = self._parameters.look(), self._parameters.sample_of_gpu()
         if self._trained and self.looks_at_gradients:
             self._note_gradients(looked)
             if self._wait:
@@ -87,7 +87,7 @@ class ModuleMemory:
                 ) from error
             self._copied = seen
             self._num_copied += 1
-        return partial(self._put_back, looked, self._copied, self._num_copied)
+        return partial(self._put_back, looked, sample, self._copied, self._num_copied)
 
     def _check(self) -> None:
         for part in self._module.modules():
@@ -97,14 +97,18 @@ class ModuleMemory:
                         f"{type(part).__name__} in {self._name!r} has a way of its own "
                         f"to save ({name})"
                     )
+        devices = {torch.device("cpu")}
         for each in [*self._module.parameters(), *self._module.buffers()]:
             is_known = type(each) in (Tensor, nn.Parameter) and not each.is_inference()
-            if not is_known or each.device.type != "cpu":
+            devices.add(each.device)
+            if not is_known or each.device.type not in ("cpu", "cuda"):
                 raise CannotRescueError(
                     f"{self._name!r} has a {type(each).__name__} of which nothing "
-                    "tells whether it changes: it is not on the CPU, of a kind that "
-                    "is not torch's, or made in inference mode"
+                    "tells whether it changes: it is on another device than the CPU "
+                    "or a GPU, of a kind that is not torch's, or made in inference mode"
                 )
+        if len(devices) > 2:
+            raise CannotRescueError(f"{self._name!r} is on more than one GPU")
 
     def _note_gradients(self, parameters: Any) -> None:
         """Find out if gradients wait: if they have changed and the parameters not."""
@@ -121,10 +125,16 @@ class ModuleMemory:
         # They are in no checkpoint. What was kept at the last step still serves.
         raise CannotRescueError(f"gradients of {self._name!r} wait for a step")
 
-    def _put_back(self, parameters: Any, buffers: Any, number: int) -> None:
+    def _put_back(
+        self, parameters: Any, sample: Tensor | None, buffers: Any, number: int
+    ) -> None:
         assert self._parameters is not None
-        is_same = self._parameters.are(self._module.parameters())
-        if not is_same or self._parameters.look() != parameters:
+        is_same = (
+            self._parameters.are(self._module.parameters())
+            and self._parameters.look() == parameters
+            and _are_equal(self._parameters.sample_of_gpu(), sample)
+        )
+        if not is_same:
             raise CannotRescueError(f"parameters of {self._name!r} have changed since")
         if not self._copies:
             return
@@ -167,15 +177,25 @@ class _Watched:
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
         self._places: list[int] = []
-        self._first: list[Any] = []
+        self._first: list[Any] = []  # Of those on the CPU.
+        self._first_on_gpu: list[Tensor] = []
 
     def look(self) -> tuple[list[int], list[int], bytes]:
         """Return torch's counts of changes in place, places, and first elements."""
         places = [each.data_ptr() for each in self.tensors]
         if places != self._places:  # Where they were may be no memory any more.
             self._places = places
-            self._first = [first_of(each) for each in self.tensors]
+            firsts = [first_of(each) for each in self.tensors]
+            self._first = [each.numpy() for each in firsts if not each.is_cuda]
+            self._first_on_gpu = [each for each in firsts if each.is_cuda]
         return _versions(self.tensors), places, b"".join(self._first)
+
+    def sample_of_gpu(self) -> Tensor | None:
+        """Return a copy of the first elements on a GPU, for which nobody waits here.
+
+        After a look.
+        """
+        return torch.cat(self._first_on_gpu) if self._first_on_gpu else None
 
     def are(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether they are these."""
@@ -186,11 +206,16 @@ def _versions(tensors: list[Tensor]) -> list[int]:
     return [each._version for each in tensors]
 
 
-def first_of(tensor: Tensor) -> Any:
-    """Return an array of a tensor's first elements in memory; of a sparse one, none."""
+def first_of(tensor: Tensor) -> Tensor:
+    """Return a tensor's first elements in memory, as bytes; of a sparse one, none."""
     if tensor.layout != torch.strided:
-        return b""
+        return torch.empty(0, dtype=torch.uint8)
     there = tensor.untyped_storage().nbytes() // tensor.element_size()
     number = max(0, min(_LOOKED_AT, tensor.numel(), there - tensor.storage_offset()))
-    first = tensor.detach().as_strided((number,), (1,))
-    return first.view(torch.uint8).numpy()
+    return tensor.detach().as_strided((number,), (1,)).view(torch.uint8)
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)

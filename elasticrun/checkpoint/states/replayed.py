@@ -220,7 +220,7 @@ def _is_sharded(value: Any) -> bool:
 def _first_of(tensor: torch.Tensor) -> bytes | None:
     """Return the first elements; None on a GPU, which it would wait for."""
     local = local_shard(tensor.detach())
-    return bytes(first_of(local)) if local.device.type == "cpu" else None
+    return bytes(first_of(local).numpy()) if local.device.type == "cpu" else None
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:

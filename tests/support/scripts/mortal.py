@@ -56,18 +56,20 @@ def maybe_die(place: str, epoch: int, batch: int) -> None:
 
 
 torch.manual_seed(1)
+device = elasticrun.device()
 x = torch.randn(200, 6)
 data = TensorDataset(x, x.sum(1, keepdim=True).sin())
 net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 1))
+net = net.to(device)
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 model = AdaptiveDataParallel(net, optimizer, scheduler)
 if CATCHES:
-    other_net = nn.Linear(6, 1)
+    other_net = nn.Linear(6, 1).to(device)
     other_optimizer = torch.optim.SGD(other_net.parameters(), lr=0.01)
     other = AdaptiveDataParallel(other_net, other_optimizer, name="other")
-train = AdaptiveDataLoader(data, batch_size=20, shuffle=True)
-valid = AdaptiveDataLoader(data, batch_size=50, even_batches=False)
+train = AdaptiveDataLoader(data, batch_size=20, shuffle=True, device=device)
+valid = AdaptiveDataLoader(data, batch_size=50, even_batches=False, device=device)
 counts = Variables(trained=0, validated=0, lost=0, made=0)
 in_training = Accumulator(name="in-training")
 
@@ -122,7 +124,9 @@ for epoch in remaining_epochs_until(NUM_EPOCHS):
 with in_training.synchronized():
     samples = in_training["samples"] if SUMS_IN_TRAINING else counts.trained
 state = {**net.state_dict(), "rate": torch.tensor(optimizer.param_groups[0]["lr"])}
-digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in state.values()))
+digest = hashlib.sha256(
+    b"".join(each.cpu().numpy().tobytes() for each in state.values())
+)
 if elasticrun.rank() == 0:
     ended = [counts.trained, counts.validated, samples, counts.made, counts.lost]
     print("END", digest.hexdigest(), *ended, flush=True)

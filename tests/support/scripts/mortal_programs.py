@@ -55,17 +55,20 @@ def program(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
 
 
 torch.manual_seed(1)
+device = elasticrun.device()
 x = torch.randn(100, 6)
-data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+y = x.sum(1, keepdim=True).sin()
+data = TensorDataset(x, y)
 
 
 def loader(**options: Any) -> AdaptiveDataLoader:
-    return AdaptiveDataLoader(data, batch_size=20, shuffle=True, **options)
+    return AdaptiveDataLoader(data, 20, shuffle=True, device=device, **options)
 
 
 def make_net(*, norm: bool = False) -> nn.Sequential:
     norms = [nn.BatchNorm1d(8)] if norm else []
-    return nn.Sequential(nn.Linear(6, 8), *norms, nn.Tanh(), nn.Linear(8, 1))
+    net = nn.Sequential(nn.Linear(6, 8), *norms, nn.Tanh(), nn.Linear(8, 1))
+    return net.to(device)
 
 
 def batches(train: Any) -> Any:
@@ -147,11 +150,12 @@ def usual() -> dict[str, Any]:
     net = make_net(norm=True)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**16, growth_interval=2)
     average = torch.optim.swa_utils.AveragedModel(net)
     model = AdaptiveDataParallel(net, optimizer, scheduler)
     register(scaler=scaler, average=average)
-    train, valid = loader(), AdaptiveDataLoader(data, 50, even_batches=False)
+    train = loader()
+    valid = AdaptiveDataLoader(data, 50, even_batches=False, device=device)
     extra = AdaptiveDataLoader(data, 10, shuffle=True)
     kept = Variables(rows=[], best=9.0)
     for batch, (inputs, targets) in batches(train):
@@ -216,7 +220,8 @@ def steps() -> dict[str, Any]:
     net = make_net()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     model = AdaptiveDataParallel(net, optimizer)
-    first, second = loader(name="a"), AdaptiveDataLoader(data, 15, name="b")
+    first = loader(name="a")
+    second = AdaptiveDataLoader(data, 15, name="b", device=device)
     both = CombinedLoader([first, second], mode="max_size_cycle")
     for epoch in remaining_epochs_until(EPOCHS):
         for (inputs, targets), (_others, _) in both:
@@ -231,7 +236,7 @@ def steps() -> dict[str, Any]:
             maybe_die("step", epoch * 7 + turn)
     for _ in remaining_steps_until(6):
         optimizer.zero_grad()
-        F.mse_loss(model(x[:6]), torch.zeros(6, 1)).backward()
+        F.mse_loss(model(x[:6].to(device)), y[:6].to(device)).backward()
         optimizer.step()
     return net.state_dict()
 
@@ -260,7 +265,8 @@ def streams() -> dict[str, Any]:
                 late.seen.append(batch)
             maybe_die("forward", batch)
             optimizer.zero_grad()
-            F.mse_loss(model(x[numbers]), data[numbers][1]).backward()
+            inputs, targets = x[numbers].to(device), y[numbers].to(device)
+            F.mse_loss(model(inputs), targets).backward()
             optimizer.step()
             maybe_die("step", batch)
     return net.state_dict() | {"late": late.seen}

@@ -1,0 +1,104 @@
+"""What a GPU has done of what it was told to, when another replica dies.
+
+A collective of NCCL waits on the GPU for a replica that is dead, while the program goes
+on and launches more work behind it: a step, with gradients that will never be averaged.
+The wait ends when the collective is aborted, and then all of that work is done, with
+whatever is in memory. So where a rescue is on on GPUs, the program waits for each
+reduction of gradients, and before each step, until that is done or another replica is
+known to have died; then it ends, and only then are collectives aborted. What the GPU
+had come past before that is known.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from elasticrun.checkpoint.states.state import CannotRescueError
+
+_PASSING_SECONDS = 1.0  # For work before a boundary that waits for nobody.
+_ABORT_SECONDS = 10.0
+_LOOK_SECONDS = 0.002
+
+
+class Mark:
+    """A place in the work of the current stream.
+
+    Attributes:
+        was_passed: Whether the GPU had come past it before collectives were aborted.
+    """
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record()
+        self.was_passed = False
+
+    def is_passed(self) -> bool:
+        """Return whether the GPU has come past it."""
+        return bool(self._event.query())
+
+    def look(self, deadline: float) -> None:
+        """Wait until the GPU has come past it; not after `deadline`."""
+        while not self.was_passed:
+            self.was_passed = self.is_passed()
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_SECONDS)
+
+
+class GpuWork:
+    """Waits for the GPU, but for no replica that has died.
+
+    Args:
+        check: Raises an error if another replica has died.
+        abort: Ends all collectives that wait.
+    """
+
+    def __init__(self, check: Callable[[], None], abort: Callable[[], None]) -> None:
+        self._check = check
+        self._abort = abort
+        self._is_captured = False
+
+    def wait(self) -> None:
+        """Wait until the GPU has done all that the current stream was told.
+
+        Raises:
+            AgreementError: Another replica has died before.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            self._is_captured = True
+            return
+        mark = Mark()
+        while not mark.is_passed():
+            self._check()
+            time.sleep(0)  # Other threads may run.
+
+    def mark(self) -> Mark:
+        """Return where the current stream is.
+
+        Raises:
+            CannotRescueError: A step was captured in a CUDA graph: what is replayed
+                does not wait.
+        """
+        if self._is_captured:
+            raise CannotRescueError("a step is in a CUDA graph")
+        return Mark()
+
+    def end(self, marks: Iterable[Mark]) -> None:
+        """Look which marks were passed, abort collectives, and wait for the rest.
+
+        Raises:
+            CannotRescueError: They could not be aborted.
+        """
+        deadline = time.monotonic() + _PASSING_SECONDS
+        for mark in marks:
+            mark.look(deadline)
+        thread = threading.Thread(target=self._abort, daemon=True)
+        thread.start()
+        thread.join(_ABORT_SECONDS)
+        if thread.is_alive():
+            raise CannotRescueError("collectives of the GPU could not be aborted")
+        torch.cuda.synchronize()
