@@ -17,10 +17,9 @@ from tests.support.stage import Stage
 pytestmark = pytest.mark.gpus
 
 
-def test_whoever_dies_wherever_nothing_is_trained_twice(
-    stage: Stage, tmp_path: Path
-) -> None:
-    (tmp_path / "calm").mkdir()
+def test_whoever_dies_wherever_nothing_is_trained_twice(tmp_path: Path) -> None:
+    for name in ("calm", "mortal"):
+        (tmp_path / name).mkdir()
     calm = mortal(Stage(tmp_path / "calm"), [], num_replicas=2)
     deaths = [
         (0, "forward", 0, 4),
@@ -30,7 +29,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
         (1, "between", 1, 0),
         (0, "step", 2, 9),
     ]
-    job = mortal(stage, deaths, num_replicas=2)
+    job = mortal(Stage(tmp_path / "mortal"), deaths, num_replicas=2)
     assert end_of(job) == end_of(calm)
     assert resumed_at(job) == [
         "epoch 0, loop 0, sample 80 of `loader-0`",

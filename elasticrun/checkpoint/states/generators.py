@@ -202,6 +202,8 @@ def _apply(
 
 
 def _apply_to_gpus(values: dict[str, Any], device: torch.device) -> None:
+    if values.keys() & {"cuda", "other_gpus"} and torch.cuda.is_available():
+        torch.cuda.init()  # Else seeds that were given before would come after these.
     if device.type == "cuda" and "cuda" in values:
         torch.cuda.set_rng_state(values["cuda"], device)
     for number, state in values.get("other_gpus", {}).items():
