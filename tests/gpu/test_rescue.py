@@ -31,6 +31,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(tmp_path: Path) -> None:
     ]
     job = mortal(Stage(tmp_path / "mortal"), deaths, num_replicas=2)
     assert end_of(job) == end_of(calm)
+    assert "on cuda:0" in job.output
     assert resumed_at(job) == [
         "epoch 0, loop 0, sample 80 of `loader-0`",
         "epoch 0, loop 0, sample 120 of `loader-0`",
@@ -53,4 +54,4 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(tmp_path: Path) -> None:
 def test_a_rescue_is_exact_or_there_is_none(
     tmp_path: Path, program: str, deaths: list[tuple[int, str, int]], why_none: str
 ) -> None:
-    check_rescued(tmp_path, program, deaths, why_none)
+    check_rescued(tmp_path, program, deaths, why_none, on="cuda:0")

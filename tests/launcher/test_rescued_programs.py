@@ -54,11 +54,12 @@ def test_a_rescue_is_exact_or_there_is_none(
 
 
 def check_rescued(
-    tmp_path: Path, program: str, deaths: list[Death], why_none: str
+    tmp_path: Path, program: str, deaths: list[Death], why_none: str, *, on: str = "cpu"
 ) -> None:
     calm = mortal(tmp_path / "calm", program, [])
     job = mortal(tmp_path / "mortal", program, deaths)
     assert end_of(job) == end_of(calm)
+    assert f"on {on}" in job.output
     has_rescue = "after the death of rank" in job.events
     assert has_rescue != bool(why_none), job.events
     assert why_none in job.events

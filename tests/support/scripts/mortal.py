@@ -129,4 +129,5 @@ digest = hashlib.sha256(
 )
 if elasticrun.rank() == 0:
     ended = [counts.trained, counts.validated, samples, counts.made, counts.lost]
+    print("on", device)
     print("END", digest.hexdigest(), *ended, flush=True)

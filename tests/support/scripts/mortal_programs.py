@@ -280,5 +280,6 @@ if elasticrun.rank() == 0:
             for key, value in ended.items()
         }
     )
+    print("on", device)
     print("END", hashlib.sha256(text.encode()).hexdigest(), flush=True)
     Path(f"ended-{elasticrun.generation()}").write_text(text)
