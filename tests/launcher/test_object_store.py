@@ -14,6 +14,7 @@ from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.launcher.directory import local_directory
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import PROGRAM, elasticrun, run, running, scaled
+from tests.launcher.test_rescue import end_of, mortal, resumed_at
 from tests.support.object_store import Bucket
 from tests.support.places import Content
 from tests.support.stage import Stage, wait_until
@@ -121,3 +122,15 @@ def test_two_urls_have_two_local_directories(
     assert {one.parent, two.parent} == {tmp_path}
     assert one.name.startswith("digits-launcher-")
     assert local_directory(tmp_path) == tmp_path
+
+
+def test_what_was_trained_is_saved_there_after_a_death(
+    stage: Stage, bucket: Bucket
+) -> None:
+    deaths = [(0, "backward", 0, 4), (1, "step", 1, 2)]
+    job = mortal(stage, deaths, "--checkpoint-dir", bucket.url, num_replicas=2)
+    assert end_of(job).endswith(" 600 600 600 3 0")
+    assert resumed_at(job) == [
+        "epoch 0, loop 0, sample 100 of `loader-0`",
+        "epoch 1, loop 0, sample 60 of `loader-0`",
+    ]

@@ -19,6 +19,7 @@ from tests.support.stage import Stage, wait_until
 pytestmark = pytest.mark.slow
 
 RECIPE = re.compile(r"```sh\n(#!/bin/bash\n#SBATCH.*?)```", re.DOTALL)
+MORTAL = REPOSITORY / "tests" / "support" / "scripts" / "mortal.py"
 MOST_GENERATIONS = 12
 # Each is held behind the place at which the one before it can have been stopped.
 HOLDS = [f"--hold {number}:{3 * number + 3}" for number in range(MOST_GENERATIONS)]
@@ -198,3 +199,24 @@ def test_tasks_of_srun_are_replicas(stage: Stage, slurm: Slurm) -> None:
     script.write_text(TASK)
     said = slurm.run("srun", "--ntasks=3", "--nodes=2", sys.executable, script)
     assert sorted(said.splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
+
+
+def test_a_task_that_dies_is_rescued_by_another_one(
+    stage: Stage, slurm: Slurm, tmp_path: Path
+) -> None:
+    """The step fails; the same command again goes on where it was."""
+    task = ["srun", "--ntasks=2", "--nodes=1", sys.executable, MORTAL]
+    calm = {"ELASTICRUN_CHECKPOINT_DIR": str(tmp_path / "calm")}
+    [end] = re.findall("END .*", slurm.run(*task, **calm))
+    dies = {
+        "ELASTICRUN_RESCUE": "always",
+        "DEATHS": '[[0, "backward", 0, 4], [1, "forward", 1, 2]]',
+    }
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="Killed"):
+            slurm.run(*task, **dies)
+    assert re.findall("END .*", slurm.run(*task, **dies)) == [end]
+    assert [each.get("rescue") for each in stage.committed()[:2]] == [
+        "by rank 1 after the death of rank 0",
+        "by rank 0 after the death of rank 1",
+    ]
