@@ -79,11 +79,11 @@ class Task:
                 "scaling": "adascale",
                 "is_decided": True,
             },
-            "autoscale-0.9": {
+            "autoscale-time": {
                 "batch_size": self.first,
                 "scaling": "adascale",
                 "is_decided": True,
-                "min_efficiency": 0.9,
+                "min_efficiency": 0.0,
             },
         }
 
@@ -145,7 +145,7 @@ def train(task: Task, seed: int, directory: str, options: dict[str, Any]) -> lis
     )
     loader = AdaptiveDataLoader(data, options["batch_size"], shuffle=True, seed=seed)
     if options.get("is_decided"):
-        loader.autoscale(task.most, min_efficiency=options.get("min_efficiency", 0.0))
+        loader.autoscale(task.most, min_efficiency=options.get("min_efficiency", 0.9))
     looks: list[Look] = []
     num_steps = num_samples = 0
     for _ in remaining_epochs_until(task.num_epochs):

@@ -270,7 +270,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     # Batch sizes that the job decides.
 
-    def autoscale(self, max_batch_size: int, *, min_efficiency: float = 0.0) -> None:
+    def autoscale(self, max_batch_size: int, *, min_efficiency: float = 0.9) -> None:
         """Let the job decide how large global batches are, by noise and time.
 
         Where a checkpoint is due, rank 0 takes the size with which the training comes
@@ -293,7 +293,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             max_batch_size: The most samples in a global batch.
             min_efficiency: The least that a sample may be worth, of one in a batch of
                 the first size: with 0.9, training takes at most about 1 / 0.9 of the
-                samples, and more time than without.
+                samples. With 0, time alone counts.
 
         Raises:
             ValueError: The largest size is below the first, or `min_efficiency` not

@@ -49,7 +49,7 @@ def numbers(
     loader = AdaptiveDataLoader(
         Numbers(num_samples), batch_size, name="train", **options
     )
-    loader.autoscale(largest)
+    loader.autoscale(largest, min_efficiency=0)
     return loader
 
 

@@ -96,7 +96,7 @@ class Program:
 
 def decide_by_force(loader: AdaptiveDataLoader) -> None:
     """Let rank 0 decide what nobody can foresee."""
-    loader.autoscale(MOST)
+    loader.autoscale(MOST, min_efficiency=0)
     autoscaler = loader._autoscaler
     assert autoscaler is not None
     draw = random.Random(os.urandom(8))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 
 from elasticrun.launcher.options import Program
 
 _OF_OPTIMIZERS = "torch._dynamo"  # It takes over a second.
+_MAKES_OPTIMIZERS = re.compile(rb"\boptim\b")
+_READS_VARIABLES = re.compile(rb"environ|getenv|putenv")
 
 
 def imports_of(program: Program) -> list[str]:
@@ -18,8 +21,9 @@ def imports_of(program: Program) -> list[str]:
     first line that does something may depend on it, as on a variable that is set there;
     and so may what stands below the import of a module of the program's own.
 
-    For a script that makes optimizers this has also what the first one of a process
-    imports, unless the script looks at variables, which that might depend on.
+    For a script that makes optimizers this has also what torch imports for the first
+    one of a process. That depends on variables, so not where the script, or a module
+    of its own, might set one.
     """
     if program.file is None:
         return []
@@ -29,7 +33,8 @@ def imports_of(program: Program) -> list[str]:
     except (OSError, ValueError, SyntaxError):  # The script itself will say so.
         return []
     names = dict.fromkeys(_first_imports(tree, program))
-    if b"optim" in source and b"environ" not in source:
+    might_set = _imports_own(tree, program) or _READS_VARIABLES.search(source)
+    if _MAKES_OPTIMIZERS.search(source) and not might_set:
         names[_OF_OPTIMIZERS] = None
     return list(names)
 
@@ -43,6 +48,17 @@ def _first_imports(tree: ast.Module, program: Program) -> Iterator[str]:
             if _is_own(name, program):
                 return
             yield name
+
+
+def _imports_own(tree: ast.Module, program: Program) -> bool:
+    """Return whether a module of the program's own is imported anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            return True
+        names = _imported(node) if isinstance(node, ast.stmt) else None
+        if any(_is_own(name, program) for name in names or ()):
+            return True
+    return False
 
 
 def _imported(node: ast.stmt) -> list[str] | None:

@@ -44,9 +44,15 @@ def test_only_imports_before_anything_else_are_taken(tmp_path: Path) -> None:
 def test_what_optimizers_import_is_imported_for_all_replicas(tmp_path: Path) -> None:
     text = "import torch\nimport numpy as A\noptimizer = torch.optim.SGD(A, 0.1)\n"
     assert imported(tmp_path, text)[-1] == "torch._dynamo"
-    assert (
-        imported(tmp_path, f"import os\n{text}\nos.environ['A'] = '1'")[-1] == "numpy"
-    )
+    (tmp_path / "own.py").touch()
+    for line in (
+        "os.environ['A'] = '1'",
+        "os.putenv('A', '1')",
+        "def main():\n    import own",
+        "from .own import A",
+    ):
+        assert imported(tmp_path, f"import os\n{text}\n{line}\n")[-1] == "numpy"
+    assert imported(tmp_path, "import torch, numpy\noptimal = 1\n")[-1] == "numpy"
 
 
 def test_the_programs_own_modules_are_left_to_it(tmp_path: Path) -> None:
