@@ -14,7 +14,7 @@ import elasticrun
 from elasticrun.saving.settings import Settings
 from tests.docs.documents import DOCUMENTS, ROOT, anchors, links, mentioned_tests
 
-README = ROOT / "README.md"
+GUARANTEES = ROOT / "docs" / "guarantees.md"
 API = ROOT / "docs" / "api.md"
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 
@@ -51,7 +51,7 @@ def functions(path: Path) -> set[str]:
 
 
 def test_each_promise_names_a_test() -> None:
-    text = README.read_text(encoding="utf-8")
+    text = GUARANTEES.read_text(encoding="utf-8")
     rows = re.findall(r"^\| \*\*(P\d) .*$", text, re.MULTILINE)
     assert rows == [f"P{number}" for number in range(1, 10)]
     for line in text.splitlines():
