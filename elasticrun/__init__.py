@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from elasticrun.job.epochs import finished_epochs as finished_epochs
     from elasticrun.job.epochs import remaining_epochs_until as remaining_epochs_until
     from elasticrun.job.foreign import ForeignLoop as ForeignLoop
+    from elasticrun.job.log_file import LogFile as LogFile
     from elasticrun.job.states import State as State
     from elasticrun.job.states import Variables as Variables
     from elasticrun.job.states import once as once
@@ -75,6 +76,7 @@ _NAMES = {
     "request_checkpoint request_stop save_all_states world_size",
     "job.epochs": "current_epoch finished_epochs remaining_epochs_until",
     "job.foreign": "ForeignLoop",
+    "job.log_file": "LogFile",
     "job.states": "State Variables once register",
     "job.steps": "remaining_steps_until",
     "launcher.calling": "launch",

@@ -46,6 +46,20 @@ class Progress:
         return self._resume is not None
 
     @property
+    def is_repeating(self) -> bool:
+        """Whether what the program does now was done before the checkpoint was written.
+
+        So it is while it is replayed, but not behind the last epoch: what is there
+        comes after the boundary that the checkpoint was written at.
+        """
+        resume = self._resume
+        if resume is None:
+            return False
+        is_at_end = resume == Position(resume.finished_epochs, breaks=resume.breaks)
+        is_there = is_at_end and resume.finished_epochs > 0
+        return not (is_there and self._here.place == resume.place)
+
+    @property
     def body(self) -> tuple[int, ...]:
         """What tells the body that runs, or runs first after a restart, from others."""
         position = self.position

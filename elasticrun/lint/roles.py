@@ -18,7 +18,7 @@ ELASTIC_NAMES = named("""
     Accumulator register once rank local_rank world_size generation init save_all_states
     request_checkpoint request_stop load_state current_epoch finished_epochs
     current_dataloader device replica_rank num_replicas num_restarts init_process_group
-    ElasticSampler
+    ElasticSampler LogFile
 """)
 
 LOADERS = named("AdaptiveDataLoader CombinedLoader")

@@ -23,6 +23,8 @@ CASES: list[tuple[str, list[Death], str]] = [
     ("sums", [(0, "step", 3)], "rank 0 has not come to the boundary"),
     ("own_ddp", [(0, "forward", 3)], "BatchNorms in 'net' have other averages"),
     ("own_ddp", [(1, "forward", 7)], ""),
+    ("logged", [(1, "forward", 3), (0, "forward", 5)], ""),
+    ("logged", [(0, "step", 3)], "rank 0 has not come to the boundary"),
     ("gan", [(1, "backward", 5), (0, "step", 7), (1, "step", 8)], ""),
     ("steps", [(1, "step", 2), (1, "forward", 3), (0, "forward", 9)], ""),
     ("streams", [(1, "forward", 3), (0, "forward", 4), (1, "step", 6)], ""),

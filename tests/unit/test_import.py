@@ -91,6 +91,7 @@ def test_what_is_public_is_listed() -> None:
         "ForeignLoop",
         "JobStopped",
         "LengthGroups",
+        "LogFile",
         "LoopOrderError",
         "Mixed",
         "Packed",

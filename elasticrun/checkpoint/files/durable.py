@@ -87,6 +87,46 @@ def write_atomically(path: Path, data: bytes) -> None:
     fsync_directory(path.parent)
 
 
+class AppendedFile:
+    """A file that is appended to without a buffer, and may be cut; not durable by it.
+
+    Attributes:
+        size: How many bytes it has.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
+        self.size = os.fstat(self._descriptor).st_size
+
+    def append(self, data: bytes) -> None:
+        """Write all of it to the end."""
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+        self.size = os.fstat(self._descriptor).st_size
+
+    def cut(self, size: int) -> None:
+        """Cut off what is behind so many bytes."""
+        if size != self.size:
+            os.ftruncate(self._descriptor, size)
+            self.size = size
+
+    def force(self) -> None:
+        """Force it to the disk, unless it is closed and therefore there."""
+        if self._descriptor >= 0:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Force it to the disk, and close it."""
+        self.force()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
 def make_empty_file(path: Path) -> None:
     """Make a file durably.
 

@@ -18,7 +18,7 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
 
 ER105 = Rule(
     "ER105 W file emptied at every restart",
-    help='open it with mode "a"',
+    help='make it a LogFile, or open it with mode "a"',
 )
 
 

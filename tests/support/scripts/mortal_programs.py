@@ -28,6 +28,7 @@ from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     CombinedLoader,
+    LogFile,
     TextLines,
     Variables,
     register,
@@ -190,6 +191,25 @@ def usual() -> dict[str, Any]:
     ended = {"rows": kept.rows, "best": kept.best, "scale": scaler.get_scale()}
     ended["rate"] = optimizer.param_groups[0]["lr"]
     return net.state_dict() | ended | {"average": average.module[0].weight}
+
+
+@program
+def logged() -> dict[str, Any]:
+    """Rank 0 writes a row for each batch."""
+    net = make_net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    model = AdaptiveDataParallel(net, optimizer)
+    log = LogFile("log.csv")
+    log.write("a header\n")
+    for batch, (inputs, targets) in batches(loader()):
+        log.write(f"{batch}\n")
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs), targets)
+        maybe_die("forward", batch)
+        loss.backward()
+        optimizer.step()
+        maybe_die("step", batch)
+    return net.state_dict() | {"log": log.path.read_text()}
 
 
 @program
