@@ -6,14 +6,16 @@ Nothing heavy is imported before it is known what is asked for.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
-from elasticrun.errors import BY_SIGNAL
+from elasticrun.errors import BY_SIGNAL, USAGE
 from elasticrun.launcher.script_arguments import add_script_arguments
 
 _DESCRIPTION = "Train PyTorch models through restarts, at any number of replicas."
@@ -24,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = _make_parser(arguments[0] if arguments else "")
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return USAGE
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
@@ -48,7 +53,7 @@ def _open_standard_streams() -> None:
 
 
 def _make_parser(chosen: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="elasticrun", description=_DESCRIPTION)
+    parser = _Parser(prog="elasticrun", description=_DESCRIPTION)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -181,6 +186,20 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
         return int(getattr(import_module(module), function)(options))
 
     return call
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says which command is near one that there is not."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, and exit."""
+        found = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
+        if found is not None:
+            known = re.findall(r"'?([\w-]+)'?(?=[,)])", message)
+            near = difflib.get_close_matches(found[1], known, 1)
+            hint = f"; did you mean `elasticrun {near[0]}`?" if near else ""
+            message = f"there is no command {found[1]!r}{hint}"
+        super().error(message)
 
 
 class _Version(argparse.Action):

@@ -45,10 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Start a job and wait for its end."""
     from elasticrun.launcher import running
 
+    for option in _misplaced(arguments):
+        _note(f"note: {option} stands behind the script, so the script gets it")
     try:
         return running.run_job(_options(arguments))
     except OptionError as error:
         return _fail(str(error), USAGE)
+
+
+def _misplaced(arguments: argparse.Namespace) -> list[str]:
+    """Return options of the launcher that the script is given."""
+    given = (word.partition("=")[0] for word in arguments.args)
+    own = ("--replicas", "--nodes", "--checkpoint-dir", "--max-restarts")
+    return [] if arguments.function else [word for word in given if word in own]
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -259,6 +268,10 @@ def _show(text: str) -> None:
     _write(only_colours(text) if sys.stdout.isatty() else text)
 
 
-def _fail(text: str, code: int) -> int:
+def _note(text: str) -> None:
     sys.stderr.write(f"elasticrun: {text}\n")
+
+
+def _fail(text: str, code: int) -> int:
+    _note(text)
     return code

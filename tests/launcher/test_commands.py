@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from elasticrun.__main__ import _make_parser
+from elasticrun.__main__ import _make_parser, main
 from elasticrun.checkpoint.manifest import version
 
 
@@ -78,3 +79,28 @@ def test_only_what_ends_the_options_is_not_the_programs(command: str) -> None:
     ):
         options = parser.parse_args([command, *words])
         assert (options.script, options.args) == (script, arguments)
+
+
+def test_a_mistyped_command_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["stauts"])
+    said = capsys.readouterr().err
+    assert "no command 'stauts'; did you mean `elasticrun status`?" in said
+    with pytest.raises(SystemExit):
+        main(["train.py"])
+    assert "there is no command 'train.py'\n" in capsys.readouterr().err
+
+
+def test_alone_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "keep the job alive" in capsys.readouterr().err
+
+
+def test_an_option_behind_the_script_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--replicas", "0", "train.py", "--nodes=2", "--epochs", "3"]
+    (tmp_path / "train.py").touch()
+    assert main([*arguments[:3], str(tmp_path / "train.py"), *arguments[4:]]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("elasticrun: note: --nodes stands behind the script")
