@@ -6,8 +6,8 @@ The net and the digits are those of examples/digits.py, trained by SGD with mome
 `fixed` has batches of 16 samples all the time; `plan` has 64 after a third of the
 training, with rates that stay (`plan`), that are multiplied by the ratio of the sizes
 (`plan-linear`) or by the gain (`plan-adascale`); `autoscale` lets the job decide, up to
-256, at a checkpoint after each 30 batches, with AdaScale, and `autoscale-0.9` with
-min_efficiency=0.9.
+256, at a checkpoint after each 30 batches, with AdaScale, and `autoscale-time` with
+min_efficiency=0.
 
 Four times an epoch the held-out loss and accuracy are looked at. `samples_to_goal` and
 `steps_to_goal` are what it took, in the mean of the seeds that come to it (`reached`),
