@@ -74,8 +74,9 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def _lint(options: argparse.Namespace) -> int:
+    from elasticrun.lint.editing import patch
     from elasticrun.lint.engine import lint_paths
-    from elasticrun.lint.report import concise, explain, patch, problem_line, report
+    from elasticrun.lint.report import concise, explain, problem_line, report
 
     paths = [Path(each) for each in options.paths]
     try:
@@ -87,7 +88,8 @@ def _lint(options: argparse.Namespace) -> int:
     if options.explain_zones:
         output = "\n".join(explain(program) for program in result.programs)
     elif options.diff:
-        output = "".join(patch(module) for module in result.modules).removesuffix("\n")
+        patches = (patch(each.name, each.text, edits) for each, edits in result.edits)
+        output = "".join(patches).removesuffix("\n")
         for finding in result.findings:
             _complain(concise(finding))
     else:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticrun.lint.editing import Application, Edit
 from elasticrun.lint.finding import Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module, Project, python_files
 from elasticrun.lint.rules import conversion
-from elasticrun.lint.rules.conversion import converted, edits_of
 from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
@@ -26,18 +28,23 @@ class LintProblem(NamedTuple):
 
 
 class LintResult(NamedTuple):
-    """What came out of linting some paths."""
+    """What came out of linting some paths.
+
+    Attributes:
+        edits: What makes plain scripts elastic, if nothing is yet.
+    """
 
     findings: list[Finding]
     problems: list[LintProblem]
     programs: list[Walked]
     modules: list[Module]
+    edits: list[tuple[Module, list[Edit]]]
 
 
 def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> LintResult:
     """Lint files, and all Python files below folders."""
     project = Project()
-    result = LintResult([], [], [], [])
+    result = LintResult([], [], [], [], [])
     for path in paths:
         if not path.exists():
             text = "does not exist. Check the path, relative to the current folder."
@@ -60,7 +67,9 @@ def lint_text(
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
-    return _lint(project, options or LintOptions(), LintResult([], [], [], [module]))
+    return _lint(
+        project, options or LintOptions(), LintResult([], [], [], [module], [])
+    )
 
 
 def _lint(project: Project, options: LintOptions, result: LintResult) -> LintResult:
@@ -70,37 +79,45 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
     for module in roots:
         if module.imported_by & walked:
             continue  # walked through already, from the script that imports it
-        try:
+        with _giving_up(result, module):
             program = Walked(walk_through(project, options, module))
             for check in CHECKS:
                 found += check(program)
-        except Exception as error:
-            result.problems.append(LintProblem(module.name, 1, _why_given_up(error)))
-            continue
-        walked.add(module.name)
-        result.programs.append(program)
+            walked.add(module.name)
+            result.programs.append(program)
     if not roots:
         for module in result.modules:
-            found += _in_plain(project, options, module)
+            with _giving_up(result, module):
+                found += _in_plain(project, options, module, result)
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
 
 
 def _in_plain(
-    project: Project, options: LintOptions, module: Module
+    project: Project, options: LintOptions, module: Module, result: LintResult
 ) -> Iterator[Finding]:
     """Yield what makes a plain script elastic, and what is found in it then."""
-    tree = module.parse() if "torch" in module.text else None
-    edits = edits_of(tree) if tree is not None else []
-    if not edits:
+    if "torch" not in module.text:
         return
+    tree = _parsed(module, result)
+    edits = conversion.edits_of(tree) if tree is not None else []
+    if tree is None or not edits:
+        return
+    result.edits.append((module, edits))
     yield from conversion.findings(module, edits)
-    elastic = Module(
-        module.path, module.name, converted(module.text, edits, adds_lines=False)
-    )
-    program = Walked(walk_through(project, options, elastic))
+    Application(edits).visit(tree)
+    program = Walked(walk_through(project, options, module))
     for check in CHECKS:
         yield from check(program)
+
+
+@contextmanager
+def _giving_up(result: LintResult, module: Module) -> Iterator[None]:
+    """Note what goes wrong with one file, and go on with the next."""
+    try:
+        yield
+    except Exception as error:
+        result.problems.append(LintProblem(module.name, 1, _why_given_up(error)))
 
 
 def _why_given_up(error: Exception) -> str:
@@ -121,15 +138,20 @@ def _roots(project: Project, result: LintResult) -> list[Module]:
     for module in result.modules:
         if not project.leads_to_elastic(module):
             continue
-        if module.parse() is None:
-            assert module.error is not None
-            text = f"cannot be parsed: {module.error.msg}."
-            line = module.error.lineno or 1
-            result.problems.append(LintProblem(module.name, line, text))
-            continue
-        roots.append(module)
+        if _parsed(module, result) is not None:
+            roots.append(module)
     imported = {each for module in roots for each in project.imports(module)}
     return sorted(roots, key=lambda module: module in imported)
+
+
+def _parsed(module: Module, result: LintResult) -> ast.Module | None:
+    """Return a file's tree; note why it cannot be parsed."""
+    tree = module.parse()
+    if module.error is not None:
+        text = f"cannot be parsed: {module.error.msg}."
+        line = module.error.lineno or 1
+        result.problems.append(LintProblem(module.name, line, text))
+    return tree
 
 
 # What is left of the findings.

@@ -193,7 +193,7 @@ class Project:
         parts = [part for part in dotted.split(".") if part]
         if not level and (not parts or parts[0] in _FOREIGN):
             return None
-        for root in self._roots(importer, level):
+        for root in self._roots(importer, level, *parts[:1]):
             if not parts:
                 found = self._in(root, "__init__", importer)
             else:
@@ -202,7 +202,7 @@ class Project:
                 return found
         return None
 
-    def _roots(self, importer: Module, level: int) -> list[Path]:
+    def _roots(self, importer: Module, level: int, first: str = "") -> list[Path]:
         folder = importer.path.parent
         if level:
             above = [folder, *folder.parents]
@@ -213,6 +213,8 @@ class Project:
             roots.append(folder)
         if folder.name in ("scripts", "bin", "tools", "examples"):
             roots += [folder.parent, folder.parent / "src"]
+        # A package may do without an __init__.py.
+        roots += [each.parent for each in importer.path.parents if each.name == first]
         return roots
 
     def _in(self, folder: Path, name: str, importer: Module) -> Module | None:

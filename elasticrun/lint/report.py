@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import json
 from collections import defaultdict
-from difflib import unified_diff
 from typing import Any
 
 from elasticrun.lint.engine import LintProblem, LintResult
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module
-from elasticrun.lint.rules.conversion import converted, edits_of
 from elasticrun.lint.zones import DESCRIPTIONS
 
 _GITHUB = {"E": "error", "W": "warning", "H": "notice"}
@@ -49,15 +47,6 @@ def _text(finding: Finding) -> str:
     pointer = f"elasticrun rule {finding.code}"
     lines.append(f"   help: {finding.help:<60} {pointer}")
     return "\n".join(lines)
-
-
-def patch(module: Module) -> str:
-    """Return what makes a plain script elastic, as a unified diff."""
-    tree = None if module.leads_to_elastic else module.parse()
-    edits = edits_of(tree) if tree is not None else []
-    new = converted(module.text, edits, adds_lines=True)
-    before, after = (text.splitlines(keepends=True) for text in (module.text, new))
-    return "".join(unified_diff(before, after, module.name, module.name))
 
 
 def as_json(result: LintResult) -> dict[str, Any]:

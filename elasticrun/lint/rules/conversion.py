@@ -1,67 +1,55 @@
-"""ER003, and the edits that make a plain PyTorch script elastic, as far as certain."""
+"""ER003: what makes a plain PyTorch script elastic, as far as its text tells."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterator
 
+from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.finding import Finding, Rule, place_of
-from elasticrun.lint.naming import last_name, named, written
+from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
+from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
+from elasticrun.lint.script import Script
 
 ER003 = Rule(
     "ER003 W a training that is not elastic yet",
-    help="write that; `elasticrun lint --diff` prints it as a patch",
+    help="write that; `elasticrun lint --diff` prints what is certain as a patch",
 )
 
+Loop = ast.For | ast.While
 _LOADER = re.compile(r"loader|batches|(^|_)(dl|train|valid|val|test)$", re.IGNORECASE)
-_OPTIMIZERS = named(
-    "SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD SparseAdam "
-    "Adafactor Muon Lion"
-)
-_AROUND = ("enumerate", "tqdm", "zip", "iter", "track")
-_WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel")
+_BARS = named("tqdm track")
+_AROUND = _BARS | named("enumerate zip iter")
+_NO_LOADERS = named("range trange arange len items values keys")
+_BY_HAND = named("iter next zip cycle chain islice prepare")
 _OTHER_LOOP = (
     "a restart would begin this loop again: loop over "
     "`elasticrun.remaining_epochs_until(n)`, `remaining_steps_until(n)`, or an "
     "AdaptiveDataLoader's `batches(n)`"
 )
-
-
-class Edit(NamedTuple):
-    """One change of a script's text.
-
-    Attributes:
-        node: What is replaced, or the statement behind which a line is added.
-        text: What is to stand there; empty if that is for the author to find.
-        why: For people.
-        is_added: Whether it is a line of its own.
-    """
-
-    node: ast.expr | ast.stmt
-    text: str
-    why: str
-    is_added: bool = False
+_OWN_TRAININGS = (
+    "each turn of this loop trains a model of its own, and a job has one training: let "
+    "each turn be a job, or make model and optimizer before the loop"
+)
 
 
 def edits_of(tree: ast.Module) -> list[Edit]:
     """Return what makes a script elastic, in the order of its lines.
 
-    Empty if there is no loop over epochs or steps in it that is known for one.
+    Empty if no loop trains in it, or if there is nothing to change.
     """
-    edits = list(_loops(tree))
-    if not edits:
-        return []
-    edits += [*_loaders(tree), *_models(tree)]
-    imports = [
-        each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)
-    ]
-    if imports:
-        why = "nothing of elasticrun is imported: add `import elasticrun`"
-        edits.append(Edit(imports[-1], "import elasticrun", why, is_added=True))
+    script = Script(tree)
+    outermost = _outermost_loops(script)
+    in_loops = set().union(*outermost.values())
+    edits: list[Edit] = []
+    if outermost:
+        edits += _loops(script, outermost)
+        edits += _loaders(script, in_loops)
+        edits += wrappings(script, in_loops)
+    if edits:
+        edits.append(_import(tree, edits))
     return sorted(edits, key=lambda each: (each.node.lineno, each.node.col_offset))
 
 
@@ -74,130 +62,125 @@ def findings(module: Module, edits: list[Edit]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def converted(text: str, edits: list[Edit], *, adds_lines: bool) -> str:
-    """Return a script with its edits; every other byte is kept.
-
-    Args:
-        adds_lines: Give what is added lines of its own; else it stands behind a
-            semicolon, and all lines keep their numbers.
-    """
-    lines = text.encode().splitlines(keepends=True)
-    for edit in sorted(edits, key=_end, reverse=True):
-        node = edit.node
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        first, last = node.lineno - 1, node.end_lineno - 1
-        if edit.is_added and adds_lines:
-            ending = re.search(rb"[\r\n]*$", lines[last])
-            assert ending is not None
-            if not ending.group():
-                lines[last] += b"\n"
-            indent = lines[first][: node.col_offset]
-            new = indent + edit.text.encode() + (ending.group() or b"\n")
-            lines.insert(last + 1, new)
-        elif edit.is_added:
-            place = node.end_col_offset
-            own = lines[last]
-            lines[last] = own[:place] + f"; {edit.text}".encode() + own[place:]
-        elif edit.text:
-            kept = lines[last][node.end_col_offset :]
-            new = lines[first][: node.col_offset] + edit.text.encode()
-            lines[first : last + 1] = [new + kept, *[b"\n"] * (last - first)]
-    return b"".join(lines).decode()
-
-
-def _end(edit: Edit) -> tuple[int, int]:
-    return edit.node.end_lineno or 0, edit.node.end_col_offset or 0
+def _import(tree: ast.Module, edits: list[Edit]) -> Edit:
+    """Return the edit that adds `import elasticrun` to the imports at the top."""
+    last = None
+    for number, each in enumerate(tree.body):
+        is_docstring = not number and isinstance(each, ast.Expr)
+        if not is_docstring and not isinstance(each, ast.Import | ast.ImportFrom):
+            break
+        last = each if ends_its_line(tree.body, number) else last
+    why = "nothing of elasticrun is imported: add `import elasticrun`"
+    new = "import elasticrun"
+    is_used = any(each.text and each.is_certain for each in edits)
+    if last is None:
+        return Edit(tree.body[0], why, new, is_used, "before")
+    return Edit(last, why, new, is_used, "behind")
 
 
 # Loops over epochs and steps.
 
 
-def _loops(tree: ast.Module) -> Iterator[Edit]:
-    """Yield the outermost loops over a range in which is trained, or any others."""
-    with_batches = _functions(tree, _is_loop_over_batches)
-    with_steps = _functions(tree, _is_backward_pass)
-    others, is_known = [], False
-    todo: list[ast.AST] = [tree]
-    while todo:
-        for node in ast.iter_child_nodes(todo.pop(0)):
-            if not isinstance(node, ast.For | ast.While):
-                todo.append(node)
-                continue
-            head = node.test if isinstance(node, ast.While) else _unwrapped(node.iter)
-            is_range = isinstance(head, ast.Call) and last_name(head.func) == "range"
-            what = (
-                "epochs" if _leads_to(node, _is_loop_over_batches, with_batches) else ""
-            )
-            if not what and _leads_to(node, _is_backward_pass, with_steps):
-                what = "steps"
-            if what and isinstance(head, ast.Call) and is_range:
-                is_known = True
-                yield _until(head, what)
-            elif what and not _is_loop_over_batches(node):
-                others.append(Edit(head, "", _OTHER_LOOP))
-            else:
-                todo.append(node)
-    if not is_known:
+def _outermost_loops(script: Script) -> dict[Loop, set[ast.AST]]:
+    """Return the loops that train and run in no other such one, with all that runs."""
+    trains: dict[Loop, set[ast.AST]] = {}
+    if any(map(_is_backward_pass, script.nodes)):
+        for node in script.nodes:
+            if isinstance(node, ast.For | ast.While):
+                inside = script.reached(node.body)
+                if any(map(_is_backward_pass, inside)):
+                    trains[node] = inside
+    inner = {node for each in trains for node in trains[each] - {each}}
+    return {each: inside for each, inside in trains.items() if each not in inner}
+
+
+def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit]:
+    """Yield what becomes of the loops that count; of others, if no loop counts."""
+    counting: list[tuple[ast.Call, str, Loop]] = []
+    others: list[Edit] = []
+    for loop, inside in outermost.items():
+        if _is_over_batches(loop):
+            continue  # The loader itself goes on where it was.
+        head = loop.test if isinstance(loop, ast.While) else _below(loop.iter, _BARS)
+        if any(is_optimizer(script, each) for each in inside):
+            yield Edit(head, _OWN_TRAININGS)
+        elif isinstance(head, ast.Call) and _is_range(head):
+            counting.append((head, _what_counts(script, loop, inside), loop))
+        else:
+            others.append(Edit(head, _OTHER_LOOP))
+    for head, what, loop in counting:
+        edit = _until(head, what)
+        is_alone = [each[1] for each in counting].count(what) == 1
+        if not (is_alone and script.runs_once(loop)):
+            why = f"{edit.why}; all such loops of a job count on from one another"
+            edit = edit._replace(why=why, is_certain=False)
+        yield edit
+    if not counting:
         yield from others
+
+
+def _what_counts(script: Script, loop: Loop, inside: set[ast.AST]) -> str:
+    """Return whether a loop is one over epochs: by the loops in it, or its names."""
+    over_batches = [each for each in inside if _is_over_batches(each)]
+    if any(map(_is_backward_pass, script.reached(over_batches))):
+        return "epochs"
+    is_named = isinstance(loop, ast.For) and "epoch" in (
+        ast.unparse(loop.target) + ast.unparse(loop.iter)
+    )
+    return "epochs" if over_batches and is_named else "steps"
 
 
 def _until(counts: ast.Call, what: str) -> Edit:
     """Return the edit of `range(...)`, which counts epochs or steps."""
     why = f"a restart would begin with the first of these {what} again"
-    *start, end = counts.args[:2]
-    until, first = ast.unparse(end), ""
-    if start and isinstance(start[0], ast.Constant) and start[0].value == 1:
-        first = ", start=1"
-        is_more = until.endswith(" + 1")
-        until = until.removesuffix(" + 1") if is_more else f"{until} - 1"
-    elif start and isinstance(start[0], ast.Constant) and start[0].value != 0:
-        return Edit(counts, "", f"{why}: count them from 0 or 1")
-    if len(counts.args) > 2:
-        return Edit(counts, "", f"{why}: count them one by one")
-    new = f"elasticrun.remaining_{what}_until({until}{first})"
-    return Edit(counts, new, f"{why}: write `{new}`")
+    new = f"elasticrun.remaining_{what}_until"
+    *begin, end = counts.args[:2]
+    start = ast.unparse(begin[0]) if begin else "0"
+    if len(counts.args) > 2 or (start.isdigit() and start not in ("0", "1")):
+        return Edit(counts, f"{why}: count them one by one from 0, with `{new}`")
+    if start == "1" and what == "steps":
+        return Edit(counts, f"{why}: write `{new}`, which counts from 0")
+    until = ast.unparse(_less_one(end) if start == "1" else end)
+    new += f"({until}, start=1)" if start == "1" else f"({until})"
+    is_certain = start in ("0", "1")
+    beside = "" if is_certain else f", which begins where it must without `{start}`"
+    return Edit(counts, f"{why}: write `{new}`{beside}", new, is_certain)
 
 
-Test = Callable[[ast.AST], bool]
+def _less_one(number: ast.expr) -> ast.expr:
+    match number:
+        case ast.BinOp(rest, ast.Add(), ast.Constant(1)):
+            return rest
+        case ast.BinOp(ast.Constant(1), ast.Add(), rest):
+            return rest
+        case ast.Constant(int(value)):
+            return ast.Constant(value - 1)
+    return ast.BinOp(number, ast.Sub(), ast.Constant(1))
 
 
-def _functions(tree: ast.Module, has: Test) -> set[str]:
-    """Return the names of functions that have something, or call such a one."""
-    every = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
-    found: set[str] = set()
-    while new := {
-        each.name
-        for each in every
-        if each.name not in found and _leads_to(each, has, found)
-    }:
-        found |= new
-    return found
+def _is_range(call: ast.Call) -> bool:
+    is_plain = isinstance(call.func, ast.Name) and call.func.id == "range"
+    has_stars = any(isinstance(each, ast.Starred) for each in call.args)
+    return is_plain and bool(call.args) and not call.keywords and not has_stars
 
 
-def _leads_to(node: ast.AST, has: Test, functions: set[str]) -> bool:
-    """Return whether something is in a node, or a call of a function with it."""
-    return any(
-        has(each) or (isinstance(each, ast.Call) and last_name(each.func) in functions)
-        for each in ast.walk(node)
-        if each is not node
-    )
-
-
-def _is_loop_over_batches(node: ast.AST) -> bool:
+def _is_over_batches(node: ast.AST) -> bool:
     if not isinstance(node, ast.For):
         return False
-    return bool(_LOADER.search(written(_unwrapped(node.iter))))
+    iterated = _below(node.iter, _AROUND)
+    if isinstance(iterated, ast.Call) and last_name(iterated.func) in _NO_LOADERS:
+        return False
+    return bool(_LOADER.search(ast.unparse(iterated)))
 
 
 def _is_backward_pass(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and last_name(node.func) == "backward"
 
 
-def _unwrapped(iterated: ast.expr) -> ast.expr:
-    """Return what is iterated below `enumerate`, a bar and their like."""
+def _below(iterated: ast.expr, around: frozenset[str]) -> ast.expr:
+    """Return what is iterated below a bar, `enumerate` or their like."""
     while isinstance(iterated, ast.Call) and iterated.args:
-        if last_name(iterated.func) not in _AROUND:
+        if last_name(iterated.func) not in around:
             break
         iterated = iterated.args[0]
     return iterated
@@ -206,98 +189,69 @@ def _unwrapped(iterated: ast.expr) -> ast.expr:
 # Loaders.
 
 
-def _loaders(tree: ast.Module) -> Iterator[Edit]:
+def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
+    by_hand = [each.lineno for node in script.nodes for each in _asked_by_hand(node)]
     new = "elasticrun.AdaptiveDataLoader"
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or last_name(node.func) != "DataLoader":
+    for node in script.nodes:
+        if not isinstance(node, ast.Call) or not _is_loader(script.origin(node.func)):
             continue
+        doubt = _doubt_about(script, node)
+        if node in in_loops:
+            doubt = "make it before the loop, or give it a name="
+        elif by_hand:
+            doubt = (
+                f"do not ask its iterator as in line {by_hand[0]}: loop over it with "
+                "`for`, over a number of `batches(n)`, over two as a CombinedLoader"
+            )
         why = (
             f"a restart would begin the loop again: write `{new}`, whose batch_size is "
-            "that of all replicas together"
+            f"that of all replicas together{doubt and '; '}{doubt}"
         )
-        yield Edit(node.func, new, why)
-        for keyword in node.keywords:
-            if keyword.arg == "sampler":
-                why = "the loader shares the samples out itself: leave sampler= out"
-                yield Edit(keyword.value, "", why)
+        yield Edit(node.func, why, new, is_certain=not doubt)
 
 
-# Models and their optimizers.
+def _is_loader(origin: str) -> bool:
+    return origin.startswith("torch.utils.data.") and origin.endswith(".DataLoader")
 
 
-def _models(tree: ast.Module) -> Iterator[Edit]:
-    """Yield where each model is wrapped, behind its optimizers and schedulers."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and last_name(node.func) in _WRAPPERS:
-            why = "AdaptiveDataParallel averages gradients: give it the bare module"
-            yield Edit(node, "", why)
-    num_models = 0
-    for body in _bodies(tree):
-        for model, trained in _trained_in(body).items():
-            given = [model, _listed(trained.optimizers)]
-            given += [_listed(trained.schedulers)] if trained.schedulers else []
-            given += [f'name="{model}"'] if num_models else []
-            num_models += 1
-            new = f"{model} = elasticrun.AdaptiveDataParallel({', '.join(given)})"
-            why = f"in no checkpoint, and no gradient is averaged: add `{new}`"
-            yield Edit(trained.statement, new, why, is_added=True)
+def _doubt_about(script: Script, loader: ast.Call) -> str:
+    """Return what else is to be changed in a loader's arguments, or nothing."""
+    if len(loader.args) > 3 or any(isinstance(e, ast.Starred) for e in loader.args):
+        return "give what stands behind shuffle by name"
+    for name, value in ((e.arg, ast.unparse(e.value)) for e in loader.keywords):
+        if name == "batch_size" and value == "None":
+            return "it makes the batches itself: give it a batch_size"
+        if name == "sampler" and "Weighted" in value:
+            return "give it sampler=elasticrun.WeightedDraws(weights, num_samples)"
+        if name == "sampler" and value != "None":
+            return "it shares the samples out itself: leave sampler= out"
+        if name == "batch_sampler" and value != "None":
+            return "batch_sampler= must map a batch's number to its indices"
+        if name is None and any(map(_names_sampler, script.nodes)):
+            return f"**{value} must have no sampler of torch's"
+    return ""
 
 
-@dataclass
-class _Trained:
-    """Names of a model's optimizers and schedulers, and the statement of the last."""
-
-    statement: ast.stmt
-    optimizers: list[str] = field(default_factory=list)
-    schedulers: list[str] = field(default_factory=list)
-
-
-def _trained_in(body: list[ast.stmt]) -> dict[str, _Trained]:
-    """Return the models whose optimizers are made in a body, by their names."""
-    models: dict[str, _Trained] = {}
-    for statement in body:
-        name, call = _assigned(statement)
-        if call is None or not call.args:
-            continue
-        if model := _model_of(call):
-            trained = models.setdefault(model, _Trained(statement))
-            trained.optimizers.append(name)
-            trained.statement = statement
-        elif re.search(r"LR|[Ss]cheduler", last_name(call.func)):
-            for trained in models.values():
-                if written(call.args[0]) in trained.optimizers:
-                    trained.schedulers.append(name)
-                    trained.statement = statement
-    return models
+def _names_sampler(node: ast.AST) -> bool:
+    """Return whether a node may be what makes options have a sampler."""
+    name = getattr(node, "value", "") if isinstance(node, ast.Constant) else ""
+    if isinstance(node, ast.keyword) and ast.unparse(node.value) != "None":
+        name = node.arg
+    return name in ("sampler", "batch_sampler")
 
 
-def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    yield tree.body
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.If):
-            yield node.body
-
-
-def _assigned(statement: ast.stmt) -> tuple[str, ast.Call | None]:
-    """Return the name that a call's result is given, and the call."""
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
-        [target, *more] = statement.targets
-        if isinstance(target, ast.Name) and not more:
-            return target.id, statement.value
-    return "", None
-
-
-def _model_of(call: ast.Call) -> str:
-    """Return the name of the model whose parameters an optimizer is given."""
-    name = last_name(call.func)
-    if name not in _OPTIMIZERS and "optim" not in written(call.func).lower():
-        return ""
-    first = call.args[0] if call.args else None
-    if not isinstance(first, ast.Call) or last_name(first.func) != "parameters":
-        return ""
-    owner = first.func.value if isinstance(first.func, ast.Attribute) else None
-    return owner.id if isinstance(owner, ast.Name) else ""
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+def _asked_by_hand(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield loaders from which something else than a loop takes the batches."""
+    given: list[ast.expr] = []
+    if isinstance(node, ast.YieldFrom):
+        given = [node.value]
+    elif isinstance(node, ast.Call) and last_name(node.func) in _BY_HAND:
+        given = node.args
+    elif _is_over_batches(node) and any(
+        isinstance(each, ast.Yield) for each in ast.walk(node)
+    ):
+        assert isinstance(node, ast.For)
+        given = [node.iter]
+    for each in given:
+        if _LOADER.search(ast.unparse(each)):
+            yield each

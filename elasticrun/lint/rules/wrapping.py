@@ -1,0 +1,183 @@
+"""For ER003: where a plain script's models are wrapped, with what trains them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from elasticrun.lint.editing import Edit, ends_its_line
+from elasticrun.lint.naming import last_name, named
+from elasticrun.lint.script import Script
+
+_OPTIMIZERS = named(
+    "SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD SparseAdam "
+    "Adafactor Muon Lion"
+)
+_WRAPPERS = named("DistributedDataParallel DDP DataParallel")
+_MOVING = named("to cuda cpu half float double bfloat16 compile")
+_NAME = r"(self\.)?(?!self\b)\w+"
+_WHY = "in no checkpoint, and no gradient is averaged"
+
+
+class _Made(NamedTuple):
+    """A call that makes an optimizer or a scheduler.
+
+    Attributes:
+        name: What it is assigned to, such as `self.optimizer`, or nothing.
+        of: The model, or the optimizer, that it is made of, in the same way.
+    """
+
+    call: ast.Call
+    name: str
+    of: str
+    statement: ast.stmt
+
+
+def wrappings(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
+    """Yield where each model is wrapped, behind its optimizers and schedulers."""
+    calls = [each for each in script.nodes if isinstance(each, ast.Call)]
+    ready = [each for each in calls if last_name(each.func) in _WRAPPERS and each.args]
+    for call in ready:
+        why = "AdaptiveDataParallel averages gradients: give it the bare module"
+        yield Edit(call, why, ast.unparse(call.args[0]), is_certain=False)
+    optimizers = [
+        _made(script, call, _model_of(call))
+        for call in calls
+        if is_optimizer(script, call)
+    ]
+    schedulers = [_made(script, call, _scheduled(script, call)) for call in calls]
+    groups: dict[tuple[ast.AST, str], list[_Made]] = defaultdict(list)
+    for made in optimizers:
+        if made.name and made.of:
+            groups[script.parents[made.statement], made.of].append(made)
+        else:
+            new = f"elasticrun.AdaptiveDataParallel(model, {made.name or 'optimizer'})"
+            yield Edit(made.call, f"{_WHY}: wrap the model that it trains, `{new}`")
+    models = [model for _, model in groups]
+    for (_, model), trained in groups.items():
+        own = [each for each in schedulers if each.of in {e.name for e in trained}]
+        name = model.split(".")[-1] if len(set(models)) > 1 else ""
+        new = _wrapped(model, trained, own, name)
+        last = max((*trained, *own), key=lambda made: made.statement.lineno).statement
+        is_certain = (
+            not ready
+            and models.count(model) == 1
+            and not any(each.call in in_loops for each in trained)
+            and _is_certain(script, model, [*trained, *own], last)
+        )
+        how = "add" if is_certain else "wrap the model where it is made,"
+        yield Edit(last, f"{_WHY}: {how} `{new}`", new, is_certain, "behind")
+
+
+def is_optimizer(script: Script, node: ast.AST) -> bool:
+    """Return whether a node is a call that makes an optimizer."""
+    if not isinstance(node, ast.Call) or not (node.args or node.keywords):
+        return False
+    name = script.origin(node.func) or ast.unparse(node.func)
+    return (
+        last_name(node.func) in _OPTIMIZERS
+        or re.search(r"\boptim\.[A-Z]\w*$", name) is not None
+        or ("optim" in name.lower() and bool(_model_of(node)))
+    )
+
+
+def _model_of(call: ast.Call) -> str:
+    """Return what an optimizer is given parameters of, if that is one with a name."""
+    given = call.args[:1] or [e.value for e in call.keywords if e.arg == "params"]
+    owners = {
+        ast.unparse(each.value)
+        for part in given
+        for each in ast.walk(part)
+        if isinstance(each, ast.Attribute)
+        and each.attr in ("parameters", "named_parameters")
+    }
+    owner = owners.pop() if len(owners) == 1 else ""
+    return owner if re.fullmatch(_NAME, owner) else ""
+
+
+def _scheduled(script: Script, call: ast.Call) -> str:
+    """Return what a scheduler is made of, if a call makes one."""
+    is_torchs = script.origin(call.func).startswith("torch.optim.lr_scheduler.")
+    if not is_torchs and not re.search(r"LR|[Ss]chedule", last_name(call.func)):
+        return ""
+    given = [each.value for each in call.keywords if each.arg == "optimizer"]
+    return ast.unparse((given or call.args or [call])[0])
+
+
+def _made(script: Script, call: ast.Call, of: str) -> _Made:
+    statement = next(e for e in script.above(call) if isinstance(e, ast.stmt))
+    name = ""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        name = ast.unparse(statement.targets[0])
+    elif isinstance(statement, ast.AnnAssign):
+        name = ast.unparse(statement.target)
+    is_plain = getattr(statement, "value", None) is call and re.fullmatch(_NAME, name)
+    return _Made(call, name if is_plain else "", of, statement)
+
+
+def _wrapped(
+    model: str, optimizers: list[_Made], schedulers: list[_Made], name: str
+) -> str:
+    """Return the statement that wraps a model."""
+    given = [model]
+    for made in (optimizers, schedulers):
+        names = list(dict.fromkeys(each.name for each in made))
+        given += names if len(names) < 2 else [f"[{', '.join(names)}]"]
+    given += [f'name="{name}"'] if name else []
+    return f"{model} = elasticrun.AdaptiveDataParallel({', '.join(given)})"
+
+
+def _is_certain(script: Script, model: str, made: list[_Made], last: ast.stmt) -> bool:
+    """Return whether a model can be wrapped behind a statement.
+
+    It is where statements of one body, in no branch, make the model and all that trains
+    it; where nothing but its own methods has it before; and none of them is changed.
+    """
+    outer = script.parents[last]
+    if not isinstance(outer, ast.Module | ast.FunctionDef):
+        return False
+    body = outer.body
+    for each in made:
+        stores = [at for at, node in _mentions(body, each.name) if _is_stored(node)]
+        if len(stores) != 1 or body[stores[0]] is not each.statement:
+            return False
+    first = min(body.index(each.statement) for each in made)
+    end = body.index(last)
+    made_at: list[int] = []
+    for at, node in _mentions(body, model):
+        parent = script.parents[node]
+        if _is_stored(node):
+            made_at.append(at)
+        elif isinstance(parent, ast.Attribute):
+            if at > first and parent.attr in _MOVING:
+                return False
+        elif made_at and at <= end and at not in made_at:
+            return False
+    return (
+        any(_has_one_target(body[at]) for at in made_at)
+        and max(made_at) < first
+        and ends_its_line(body, end)
+        and body[0].lineno > getattr(outer, "lineno", 0)
+        and all(last_name(each.call.func) != "LBFGS" for each in made)
+    )
+
+
+def _mentions(
+    body: list[ast.stmt], name: str
+) -> Iterator[tuple[int, ast.Name | ast.Attribute]]:
+    """Yield what is called so in a body, each with the number of its statement."""
+    for at, statement in enumerate(body):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) == name:
+                yield at, node
+
+
+def _is_stored(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def _has_one_target(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and len(statement.targets) == 1

@@ -1,0 +1,117 @@
+"""A plain script as its syntax tree shows it: imports, calls, what runs in a loop."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from elasticrun.lint.naming import last_name, named
+
+# What an object that nobody knows is told as a module of torch's.
+_OF_MODULES = named("train eval forward")
+
+
+class Script:
+    """A file's tree, and what its names stand for.
+
+    Attributes:
+        nodes: All of them, those further outside first.
+        parents: The node in which each one stands.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.nodes = list(ast.walk(tree))
+        self.parents = {
+            inner: node for node in self.nodes for inner in ast.iter_child_nodes(node)
+        }
+        self._imported = dict(_imported(self.nodes))
+        # Of classes and of objects, by their names; the oldest one of the file stands
+        # for all that are derived from it.
+        self._class_of: dict[str, str] = {}
+        self._functions: dict[tuple[str, str], list[ast.FunctionDef]] = defaultdict(
+            list
+        )
+        for node in self.nodes:
+            if isinstance(node, ast.ClassDef):
+                bases = (self._class_of.get(last_name(each)) for each in node.bases)
+                self._class_of[node.name] = next(filter(None, bases), node.name)
+            elif isinstance(node, ast.FunctionDef):
+                is_method = isinstance(self.parents[node], ast.ClassDef)
+                own = self._class_around(node) if is_method else ""
+                self._functions[own, node.name].append(node)
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                made = self._class_of.get(last_name(node.value.func))
+                names = (last_name(each) for each in node.targets if made)
+                self._class_of.update((name, made) for name in names if made)
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes in which a node stands, the next one first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def origin(self, node: ast.expr) -> str:
+        """Return what an imported name stands for, as `torch.optim.SGD`, or nothing."""
+        if isinstance(node, ast.Attribute):
+            origin = self.origin(node.value)
+            return origin and f"{origin}.{node.attr}"
+        return self._imported.get(node.id, "") if isinstance(node, ast.Name) else ""
+
+    def reached(self, nodes: Iterable[ast.AST]) -> set[ast.AST]:
+        """Return all that runs in some statements, and in functions called there."""
+        found: set[ast.AST] = set()
+        todo = list(nodes)
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo += ast.iter_child_nodes(node)
+                if isinstance(node, ast.Call):
+                    todo += self._called(node)
+        return found
+
+    def runs_once(self, node: ast.AST) -> bool:
+        """Return whether a function is called in one place at most, and in no loop."""
+        for function in self.above(node):
+            if isinstance(function, ast.FunctionDef):
+                calls = [each for each in self.nodes if self._may_call(each, function)]
+                around = (above for call in calls for above in self.above(call))
+                is_in_loop = any(isinstance(e, ast.For | ast.While) for e in around)
+                return len(calls) < 2 and not is_in_loop
+        return True
+
+    def _may_call(self, node: ast.AST, function: ast.FunctionDef) -> bool:
+        if not isinstance(node, ast.Call) or last_name(node.func) != function.name:
+            return False
+        known = self._called(node)
+        return function in known or (not known and function.name not in _OF_MODULES)
+
+    def _called(self, call: ast.Call) -> list[ast.FunctionDef]:
+        """Return the functions of the file that a call is known to run."""
+        name = last_name(call.func)
+        if not isinstance(call.func, ast.Attribute):
+            init = self._functions.get((self._class_of.get(name, ""), "__init__"), [])
+            return self._functions.get(("", name), init)
+        owner = call.func.value
+        of = last_name(owner.func if isinstance(owner, ast.Call) else owner)
+        is_own = of in ("self", "super")
+        family = self._class_around(call) if is_own else self._class_of.get(of, "")
+        return self._functions.get((family, name), []) if family else []
+
+    def _class_around(self, node: ast.AST) -> str:
+        for each in self.above(node):
+            if isinstance(each, ast.ClassDef):
+                return self._class_of[each.name]
+        return ""
+
+
+def _imported(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                head = each.name.split(".")[0]
+                yield each.asname or head, each.name if each.asname else head
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for each in node.names:
+                yield each.asname or each.name, f"{node.module}.{each.name}"
