@@ -131,7 +131,8 @@ def test_loops_in_loops(text: str, unchanged: str, message: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "for epoch in range(9):\n    for x in loader: print(net(x))\n",
+        "def fit(): f().backward()\nfor epoch in range(9):\n"
+        "    for x in loader: print(net(x))\n",
         "for i in range(num_batches): net(x)\n",
         "def fit():\n    for x in loader: net(x).sum().backward()\n"
         "class Meter:\n    def fit(self): pass\nmeter = Meter()\n"
@@ -151,6 +152,16 @@ def test_a_loop_over_numbers_of_batches_is_one_over_steps() -> None:
     for number in ("num_batches", "len(train_loader)"):
         text = f"{HEAD}for i in range({number}):\n{step}"
         assert f"in elasticrun.remaining_steps_until({number}):" in convert(text)
+
+
+def test_a_training_in_another_file_is_asked_about() -> None:
+    text = f"{HEAD}for epoch in range(9): train_one_epoch(net, loader)\n"
+    new = convert(text)
+    assert f"net = elasticrun.{WRAP}" in new
+    assert "= DataLoader(data" in new
+    assert "in range(9)" in new
+    assert "if this trains, a restart would begin with the first of" in said(text)
+    assert "where it trains, loop over it with `for`" in said(text)
 
 
 def test_methods_are_found_through_self_and_known_classes() -> None:

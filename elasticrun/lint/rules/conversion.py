@@ -82,14 +82,19 @@ def _import(tree: ast.Module, edits: list[Edit]) -> Edit:
 
 
 def _outermost_loops(script: Script) -> dict[Loop, set[ast.AST]]:
-    """Return the loops that train and run in no other such one, with all that runs."""
+    """Return the loops that train and run in no other such one, with all that runs.
+
+    If the file has no backward pass, those are meant whose names speak of epochs.
+    """
     trains: dict[Loop, set[ast.AST]] = {}
-    if any(map(_is_backward_pass, script.nodes)):
-        for node in script.nodes:
-            if isinstance(node, ast.For | ast.While):
-                inside = script.reached(node.body)
-                if any(map(_is_backward_pass, inside)):
-                    trains[node] = inside
+    has_backward_pass = any(map(_is_backward_pass, script.nodes))
+    for node in script.nodes:
+        if not isinstance(node, ast.For | ast.While):
+            continue
+        if has_backward_pass or _says_epochs(node):
+            inside = script.reached(node.body)
+            if not has_backward_pass or any(map(_is_backward_pass, inside)):
+                trains[node] = inside
     inner = {node for each in trains for node in trains[each] - {each}}
     return {each: inside for each, inside in trains.items() if each not in inner}
 
@@ -114,20 +119,27 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
         if not (is_alone and script.runs_once(loop)):
             why = f"{edit.why}; all such loops of a job count on from one another"
             edit = edit._replace(why=why, is_certain=False)
+        if not any(map(_is_backward_pass, outermost[loop])):
+            edit = edit._replace(why=f"if this trains, {edit.why}", is_certain=False)
         yield edit
     if not counting:
         yield from others
 
 
 def _what_counts(script: Script, loop: Loop, inside: set[ast.AST]) -> str:
-    """Return whether a loop is one over epochs: by the loops in it, or its names."""
+    """Return "epochs" or "steps", by the loops over batches in a loop and its names."""
+    if not any(map(_is_backward_pass, inside)):
+        return "epochs"
     over_batches = [each for each in inside if _is_over_batches(each)]
     if any(map(_is_backward_pass, script.reached(over_batches))):
         return "epochs"
-    is_named = isinstance(loop, ast.For) and "epoch" in (
+    return "epochs" if over_batches and _says_epochs(loop) else "steps"
+
+
+def _says_epochs(loop: Loop) -> bool:
+    return isinstance(loop, ast.For) and "epoch" in (
         ast.unparse(loop.target) + ast.unparse(loop.iter)
     )
-    return "epochs" if over_batches and is_named else "steps"
 
 
 def _until(counts: ast.Call, what: str) -> Edit:
@@ -198,6 +210,8 @@ def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
         doubt = _doubt_about(script, node)
         if node in in_loops:
             doubt = "make it before the loop, or give it a name="
+        elif not any(map(_is_backward_pass, in_loops)):
+            doubt = "where it trains, loop over it with `for`"
         elif by_hand:
             doubt = (
                 f"do not ask its iterator as in line {by_hand[0]}: loop over it with "
