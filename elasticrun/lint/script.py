@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.naming import last_name, named
 
-# What an object that nobody knows is told as a module of torch's.
-_OF_MODULES = named("train eval forward")
+# What is a method of torch's modules, if it is given nothing.
+_OF_MODULES = named("train eval")
 
 
 class Script:
@@ -85,7 +85,8 @@ class Script:
         if not isinstance(node, ast.Call) or last_name(node.func) != function.name:
             return False
         known = self._called(node)
-        return function in known or (not known and function.name not in _OF_MODULES)
+        is_of_module = function.name in _OF_MODULES and not node.args
+        return function in known or not (known or is_of_module)
 
     def _called(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Return the functions of the file that a call is known to run."""

@@ -76,6 +76,13 @@ def test_a_loop_over_epochs(loop: str, new: str) -> None:
     assert "elasticrun.remaining_epochs_until" in said(text)
 
 
+def test_a_loop_is_one_over_epochs_by_its_name_too() -> None:
+    text = "for {} in range(9):\n    for x in given: net(x).backward()\n"
+    for name, what in (("epoch", "epochs"), ("i_epoch", "epochs"), ("i", "steps")):
+        new = convert(HEAD + text.format(name))
+        assert f"in elasticrun.remaining_{what}_until(9)" in new
+
+
 def test_steps_count_from_0() -> None:
     step = "    net(draw()).sum().backward()\n    optimizer.step()\n"
     text = f"{HEAD}for i in {{}}:\n{step}"
@@ -118,6 +125,12 @@ def fit():
         (
             f"{HEAD}class Agent:\n  def fit(self):\n   for i in range(5):\n"
             "     net(draw()).sum().backward()\nfor epoch in range(9): made().fit()\n",
+            "range(5)",
+            "count on from one another",
+        ),
+        (
+            f"{HEAD}class Layer:\n  def train(self, x):\n   for i in range(5):\n"
+            "     net(x).sum().backward()\nfor layer in layers: layer.train(x)\n",
             "range(5)",
             "count on from one another",
         ),
@@ -209,6 +222,7 @@ STEP = "torch.optim.lr_scheduler.StepLR(opt, 1)"
         ("net = Net()\nopt = Adam(filter(f, net.parameters()))", "net, opt"),
         (f"net = Net().cuda()\nif x:\n  net = net.half()\nopt = {SGD}", "net, opt"),
         (f"def f(net): g(net)\nnet = Net(); opt = {SGD}", "net, opt"),
+        (f"net = Net()\nprint(net)\nopt = {SGD}", "net, opt"),
     ],
 )  # fmt: skip
 def test_a_model_is_wrapped_behind_what_trains_it(made: str, new: str) -> None:
@@ -216,6 +230,12 @@ def test_a_model_is_wrapped_behind_what_trains_it(made: str, new: str) -> None:
     wrapped = f"net = elasticrun.AdaptiveDataParallel({new})"
     assert f"{made}\n{wrapped}\n{EPOCHS[:9]}" in convert(text)
     assert wrapped in said(text)
+
+
+def test_a_model_of_the_main_part_is_wrapped() -> None:
+    main = f"net = Net()\nopt = {SGD}\n{EPOCHS}".replace("\n", "\n    ")
+    text = f"import torch\nif __name__ == '__main__':\n    {main}\n"
+    assert "    net = elasticrun.AdaptiveDataParallel(net, opt)\n" in convert(text)
 
 
 def test_a_model_of_a_trainer_is_wrapped() -> None:
@@ -270,6 +290,14 @@ def test_a_model_is_not_wrapped_where_that_may_be_wrong(
     assert f"{made}\n{EPOCHS[:9]}" in convert(text)
     assert message in said(text)
     assert "AdaptiveDataParallel" in said(text)
+
+
+@pytest.mark.parametrize("name", ["torch.distributed", "torch.multiprocessing"])
+def test_a_script_with_replicas_of_its_own_is_for_its_author(name: str) -> None:
+    text = f"import {name} as other\n{HEAD}{EPOCHS}"
+    assert convert(text) == text
+    for new in ("remaining_epochs_until(9)", "AdaptiveDataLoader`", WRAP):
+        assert new in said(text)
 
 
 def test_several_models_have_names() -> None:

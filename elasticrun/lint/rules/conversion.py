@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
-from elasticrun.lint.project import Module
+from elasticrun.lint.project import Module, names_imported
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
 from elasticrun.lint.script import Script
 
@@ -24,6 +24,7 @@ _BARS = named("tqdm track")
 _AROUND = _BARS | named("enumerate zip iter")
 _NO_LOADERS = named("range trange arange len items values keys")
 _BY_HAND = named("iter next zip cycle chain islice prepare")
+_REPLICAS = ("torch.distributed", "torch.multiprocessing", "multiprocessing")
 _OTHER_LOOP = (
     "a restart would begin this loop again: loop over "
     "`elasticrun.remaining_epochs_until(n)`, `remaining_steps_until(n)`, or an "
@@ -48,6 +49,9 @@ def edits_of(tree: ast.Module) -> list[Edit]:
         edits += _loops(script, outermost)
         edits += _loaders(script, in_loops)
         edits += wrappings(script, in_loops)
+    if any(each.startswith(_REPLICAS) for each, _ in names_imported(tree)):
+        # It starts its own replicas; what becomes of that is for the author to find.
+        edits = [each._replace(is_certain=False) for each in edits]
     if edits:
         edits.append(_import(tree, edits))
     return sorted(edits, key=lambda each: (each.node.lineno, each.node.col_offset))
@@ -127,13 +131,10 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
 
 
 def _what_counts(script: Script, loop: Loop, inside: set[ast.AST]) -> str:
-    """Return "epochs" or "steps", by the loops over batches in a loop and its names."""
-    if not any(map(_is_backward_pass, inside)):
-        return "epochs"
-    over_batches = [each for each in inside if _is_over_batches(each)]
-    if any(map(_is_backward_pass, script.reached(over_batches))):
-        return "epochs"
-    return "epochs" if over_batches and _says_epochs(loop) else "steps"
+    """Return "epochs" for a loop whose names say so, or with a loop that trains."""
+    over_batches = (each for each in inside if _is_over_batches(each))
+    trains = any(map(_is_backward_pass, script.reached(over_batches)))
+    return "epochs" if trains or _says_epochs(loop) else "steps"
 
 
 def _says_epochs(loop: Loop) -> bool:

@@ -137,7 +137,9 @@ def _is_certain(script: Script, model: str, made: list[_Made], last: ast.stmt) -
     it; where nothing but its own methods has it before; and none of them is changed.
     """
     outer = script.parents[last]
-    if not isinstance(outer, ast.Module | ast.FunctionDef):
+    if isinstance(outer, ast.If) and not ast.unparse(outer.test).startswith("__name__"):
+        return False
+    if not isinstance(outer, ast.Module | ast.FunctionDef | ast.If):
         return False
     body = outer.body
     for each in made:
@@ -154,7 +156,7 @@ def _is_certain(script: Script, model: str, made: list[_Made], last: ast.stmt) -
         elif isinstance(parent, ast.Attribute):
             if at > first and parent.attr in _MOVING:
                 return False
-        elif made_at and at <= end and at not in made_at:
+        elif made_at and at <= end and at not in made_at and not _prints(parent):
             return False
     return (
         any(_has_one_target(body[at]) for at in made_at)
@@ -177,6 +179,10 @@ def _mentions(
 
 def _is_stored(node: ast.Name | ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
+
+
+def _prints(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) == "print"
 
 
 def _has_one_target(statement: ast.stmt) -> bool:
