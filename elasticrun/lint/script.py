@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.naming import last_name, named
 
+_LOOPS = (ast.For, ast.While, ast.ListComp, ast.DictComp, ast.GeneratorExp)
 # What is a method of torch's modules, if it is given nothing.
 _OF_MODULES = named("train eval")
 
@@ -77,16 +78,16 @@ class Script:
             if isinstance(function, ast.FunctionDef):
                 calls = [each for each in self.nodes if self._may_call(each, function)]
                 around = (above for call in calls for above in self.above(call))
-                is_in_loop = any(isinstance(e, ast.For | ast.While) for e in around)
-                return len(calls) < 2 and not is_in_loop
+                return len(calls) < 2 and not any(isinstance(e, _LOOPS) for e in around)
         return True
 
     def _may_call(self, node: ast.AST, function: ast.FunctionDef) -> bool:
-        if not isinstance(node, ast.Call) or last_name(node.func) != function.name:
+        if not isinstance(node, ast.Call):
             return False
-        known = self._called(node)
+        if known := self._called(node):
+            return function in known
         is_of_module = function.name in _OF_MODULES and not node.args
-        return function in known or not (known or is_of_module)
+        return last_name(node.func) == function.name and not is_of_module
 
     def _called(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Return the functions of the file that a call is known to run."""

@@ -50,7 +50,7 @@ def said(text: str) -> str:
             "range(1, a if b else c)",
             "elasticrun.remaining_epochs_until((a if b else c) - 1, start=1)",
         ),
-        ("tqdm(range(n), total=n)", "tqdm(elasticrun.remaining_epochs_until(n), total=n)"),
+        ("tqdm(range(n), 'x')", "tqdm(elasticrun.remaining_epochs_until(n), 'x')"),
         ("range(\n    n\n)", "elasticrun.remaining_epochs_until(n)"),
         *(
             (same, same)
@@ -62,6 +62,7 @@ def said(text: str) -> str:
                 "self.range()",
                 "np.range(9)",
                 "range(stop=9)",
+                "range()",
                 "trange(9)",
                 "zip(range(9), rates)",
                 "enumerate(range(9))",
@@ -78,7 +79,7 @@ def test_a_loop_over_epochs(loop: str, new: str) -> None:
 
 def test_a_loop_is_one_over_epochs_by_its_name_too() -> None:
     text = "for {} in range(9):\n    for x in given: net(x).backward()\n"
-    for name, what in (("epoch", "epochs"), ("i_epoch", "epochs"), ("i", "steps")):
+    for name, what in (("epoch", "epochs"), ("iEpoch", "epochs"), ("i", "steps")):
         new = convert(HEAD + text.format(name))
         assert f"in elasticrun.remaining_{what}_until(9)" in new
 
@@ -108,8 +109,10 @@ def fit():
         (f"{HEAD}for x in loader:\n    {INNER}\n", INNER, ""),
         (f"{HEAD}def attack(x):\n    {INNER}\nfor x in loader: attack(x)\n", INNER, ""),
         (
-            f"{HEAD}def attack(x):\n    {INNER}\n"
-            "for epoch in range(9):\n    for x in loader: attack(x)\n",
+            (
+                f"{HEAD}def attack(x):\n    {INNER}\n"
+                "for epoch in range(9):\n    for x in loader: attack(x)\n"
+            ),
             INNER,
             "",
         ),
@@ -123,14 +126,18 @@ def fit():
             "count on from one another",
         ),
         (
-            f"{HEAD}class Agent:\n  def fit(self):\n   for i in range(5):\n"
-            "     net(draw()).sum().backward()\nfor epoch in range(9): made().fit()\n",
+            (
+                f"{HEAD}class Agent:\n  def fit(self):\n   for i in range(5):\n"
+                "     net(draw()).sum().backward()\nfor e in range(9): made().fit()\n"
+            ),
             "range(5)",
             "count on from one another",
         ),
         (
-            f"{HEAD}class Layer:\n  def train(self, x):\n   for i in range(5):\n"
-            "     net(x).sum().backward()\nfor layer in layers: layer.train(x)\n",
+            (
+                f"{HEAD}class Layer:\n  def train(self, x):\n   for i in range(5):\n"
+                "     net(x).sum().backward()\nfor layer in layers: layer.train(x)\n"
+            ),
             "range(5)",
             "count on from one another",
         ),
@@ -144,15 +151,21 @@ def test_loops_in_loops(text: str, unchanged: str, message: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "def fit(): f().backward()\nfor epoch in range(9):\n"
-        "    for x in loader: print(net(x))\n",
+        (
+            "def fit(): f().backward()\nfor epoch in range(9):\n"
+            "    for x in loader: print(net(x))\n"
+        ),
         "for i in range(num_batches): net(x)\n",
-        "def fit():\n    for x in loader: net(x).sum().backward()\n"
-        "class Meter:\n    def fit(self): pass\nmeter = Meter()\n"
-        "for i in range(9): meter.fit()\n",
-        "class Trainer:\n    def update(self): net(x).sum().backward()\n"
-        "class Meter:\n    def update(self): pass\n"
-        "    def all(self):\n        for i in range(9): self.update()\n",
+        (
+            "def fit():\n    for x in loader: net(x).sum().backward()\n"
+            "class Meter:\n    def fit(self): pass\nmeter = Meter()\n"
+            "for i in range(9): meter.fit()\n"
+        ),
+        (
+            "class Trainer:\n    def update(self): net(x).sum().backward()\n"
+            "class Meter:\n    def update(self): pass\n"
+            "    def all(self):\n        for i in range(9): self.update()\n"
+        ),
     ],
 )
 def test_no_loop_that_does_not_train_is_changed(text: str) -> None:
@@ -195,10 +208,10 @@ def test_methods_are_found_through_self_and_known_classes() -> None:
             "import torch\nimport elasticrun\nx = 1\nimport os\n",
         ),
         (
-            '"""Of\ndigits."""\nfrom __future__ import annotations\nx = 1\nimport torch\n',
-            '"""Of\ndigits."""\nfrom __future__ import annotations\nimport elasticrun\n',
+            '"""Of\n2."""\nfrom __future__ import annotations\nx = 1\nimport torch\n',
+            '"""Of\n2."""\nfrom __future__ import annotations\nimport elasticrun\n',
         ),
-        ('"""Digits."""\nif x:\n    import torch\n', '"""Digits."""\nimport elasticrun\n'),
+        ('"""Of 2."""\nif x:\n    import torch\n', '"""Of 2."""\nimport elasticrun\n'),
         ("# Digits\nx = 1\nimport torch\n", "# Digits\nimport elasticrun\nx = 1\n"),
         ("import os; import torch; x = [\n]\n", "import elasticrun\nimport os; import"),
     ],
@@ -216,7 +229,7 @@ STEP = "torch.optim.lr_scheduler.StepLR(opt, 1)"
     [
         (f"net = Net()\nopt: Optimizer = {SGD}", "net, opt"),
         (f"net = Net()\nopt = {SGD}\nplan = {STEP}", "net, opt, plan"),
-        (f"net = Net()\nopt = {SGD}\nplan = get_linear_schedule(opt)", "net, opt, plan"),
+        (f"net = Net()\nopt = {SGD}\nplan = get_schedule(opt)", "net, opt, plan"),
         ("net = Net()\nopt = SGD(params=net.parameters())", "net, opt"),
         ("net = Net()\nopt = AdamW([{'params': net.parameters()}])", "net, opt"),
         ("net = Net()\nopt = Adam(filter(f, net.parameters()))", "net, opt"),
@@ -267,10 +280,18 @@ def test_a_model_of_a_trainer_is_wrapped() -> None:
         (f"net = Net()\nopt = {SGD}\nnet.cuda()", "(net, opt)"),
         (f"net = Net()\nopt = {SGD}\nopt = Slow(opt)", "(net, opt)"),
         (f"net = Net()\nopt = {SGD}; fit()", "(net, opt)"),
+        (f"net = Net()\nopt = {SGD}\nplans.append({STEP})", "(net, opt)"),
+        (f"def f():\n  net = Net()\n  opt = {SGD}\nf(); f()", "(net, opt)"),
+        (
+            ("class Agent:\n  def __init__(self):\n    self.net = Net()\n"
+            "    self.opt = Adam(self.net.parameters())\n[Agent() for _ in names]"),
+            "(self.net, self.opt)",
+        ),
+        (f"if x:\n  net = Net()\n  opt = {SGD}", "(net, opt)"),
         (f"net = Net()\nif x:\n  opt = {SGD}\nplan = {STEP}", "(net, opt, plan)"),
         (
-            f"net = Net()\nif x: opt = {SGD}\nelse: opt = Adam(net.parameters())\n"
-            f"plan = {STEP}",
+            (f"net = Net()\nif x: opt = {SGD}\nelse: opt = Adam(net.parameters())\n"
+            f"plan = {STEP}"),
             "(net, opt, plan)",
         ),
         (f"net = Net()\nopt = {SGD}\nif x: plan = {STEP}", "(net, opt, plan)"),
@@ -336,7 +357,7 @@ RUN = f"import torch\nnet = Net()\nopt = {SGD}\n{EPOCHS}"
         ("loader = DataLoader(data, 8, True, None)", "by name"),
         ("loader = DataLoader(*given)", "by name"),
         ("loader = DataLoader(data, batch_size=None)", "give it a batch_size"),
-        ("loader = DataLoader(data, sampler=DistributedSampler(data))", "leave sampler="),
+        ("loader = DataLoader(data, sampler=RandomSampler(data))", "leave sampler="),
         (
             "loader = DataLoader(data, sampler=WeightedRandomSampler(w, 9))",
             "elasticrun.WeightedDraws",
@@ -344,10 +365,11 @@ RUN = f"import torch\nnet = Net()\nopt = {SGD}\n{EPOCHS}"
         ("loader = DataLoader(data, batch_sampler=batches)", "a batch's number to its"),
         ("o = {'sampler': RandomSampler(data)}\nloader = DataLoader(data, **o)", "**o"),
         ("loader = DataLoader(data)\nx = next(iter(loader))", "as in line 4"),
-        ("loader = DataLoader(data)\nfor x in zip(loader, loader): pass", "as in line 4"),
+        ("loader = DataLoader(data)\nfor x in zip(loader, b): pass", "as in line 4"),
         ("x = iter(DataLoader(data))", "as in line 3"),
+        ("train = DataLoader(data)\nfor x in zip(train, b): pass", "as in line 4"),
         (
-            "def f(loader):\n    while True: yield from loader\nx = f(DataLoader(data))",
+            "def f(loader):\n    while 1: yield from loader\nx = f(DataLoader(data))",
             "as in line 4",
         ),
         (
@@ -371,6 +393,11 @@ def test_loaders_are_not_changed_where_that_may_be_wrong(
     assert bool(message) == ("AdaptiveDataLoader`, whose" in said(text))
 
 
+def test_what_is_named_like_data_is_no_loader_that_is_asked() -> None:
+    new = convert(f"{HEAD}hits = zip(x_test, y_test)\n{EPOCHS}")
+    assert "loader = elasticrun.AdaptiveDataLoader(data" in new
+
+
 def test_a_loop_over_batches_alone_is_enough() -> None:
     text = f"{HEAD}{FIT[4:]}"
     assert "loader = elasticrun.AdaptiveDataLoader(data" in convert(text)
@@ -385,7 +412,10 @@ def test_a_loop_over_batches_alone_is_enough() -> None:
         RUN.replace("\n", "\r\n"),
         RUN.replace("net = Net()", "\x0c\nname = 'a\x0bb\u2028é'; net = Net()"),
         f"{RUN}x = [\n]",
-        f"import torch\nnet = Net()\nfor epoch in range(9):\n{FIT}opt = {SGD}",
+        (
+            f"import torch\ndef fit():\n  {EPOCHS.replace(FIT, '  ' + FIT)}\n"
+            f"net = Net()\nopt = {SGD}"
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [["git", "apply", "-p0"], ["patch", "-p0", "-s"]])
@@ -393,6 +423,7 @@ def test_patches_apply(text: str, command: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes(text.encode())
     edits = edits_of(ast.parse(text))
+    ast.parse(converted(text, edits))
     given = patch("train.py", text, edits).encode()
     subprocess.run(command, cwd=tmp_path, input=given, check=True, capture_output=True)
     assert script.read_bytes() == converted(text, edits).encode() != text.encode()

@@ -24,7 +24,7 @@ _BARS = named("tqdm track")
 _AROUND = _BARS | named("enumerate zip iter")
 _NO_LOADERS = named("range trange arange len items values keys")
 _BY_HAND = named("iter next zip cycle chain islice prepare")
-_REPLICAS = ("torch.distributed", "torch.multiprocessing", "multiprocessing")
+_REPLICAS = ("torch.distributed", "torch.multiprocessing")
 _OTHER_LOOP = (
     "a restart would begin this loop again: loop over "
     "`elasticrun.remaining_epochs_until(n)`, `remaining_steps_until(n)`, or an "
@@ -138,9 +138,9 @@ def _what_counts(script: Script, loop: Loop, inside: set[ast.AST]) -> str:
 
 
 def _says_epochs(loop: Loop) -> bool:
-    return isinstance(loop, ast.For) and "epoch" in (
-        ast.unparse(loop.target) + ast.unparse(loop.iter)
-    )
+    if isinstance(loop, ast.While):
+        return False
+    return "epoch" in (ast.unparse(loop.target) + ast.unparse(loop.iter)).lower()
 
 
 def _until(counts: ast.Call, what: str) -> Edit:
@@ -172,9 +172,9 @@ def _less_one(number: ast.expr) -> ast.expr:
 
 
 def _is_range(call: ast.Call) -> bool:
-    is_plain = isinstance(call.func, ast.Name) and call.func.id == "range"
+    is_named = isinstance(call.func, ast.Name) and call.func.id == "range"
     has_stars = any(isinstance(each, ast.Starred) for each in call.args)
-    return is_plain and bool(call.args) and not call.keywords and not has_stars
+    return is_named and bool(call.args) and not has_stars
 
 
 def _is_over_batches(node: ast.AST) -> bool:
@@ -203,19 +203,22 @@ def _below(iterated: ast.expr, around: frozenset[str]) -> ast.expr:
 
 
 def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
-    by_hand = [each.lineno for node in script.nodes for each in _asked_by_hand(node)]
+    made = [
+        each
+        for each in script.nodes
+        if isinstance(each, ast.Call) and _is_loader(script.origin(each.func))
+    ]
+    asked_at = _asked_at(script, made)
     new = "elasticrun.AdaptiveDataLoader"
-    for node in script.nodes:
-        if not isinstance(node, ast.Call) or not _is_loader(script.origin(node.func)):
-            continue
+    for node in made:
         doubt = _doubt_about(script, node)
         if node in in_loops:
             doubt = "make it before the loop, or give it a name="
         elif not any(map(_is_backward_pass, in_loops)):
             doubt = "where it trains, loop over it with `for`"
-        elif by_hand:
+        elif asked_at:
             doubt = (
-                f"do not ask its iterator as in line {by_hand[0]}: loop over it with "
+                f"do not ask its iterator as in line {asked_at}: loop over it with "
                 "`for`, over a number of `batches(n)`, over two as a CombinedLoader"
             )
         why = (
@@ -255,18 +258,25 @@ def _names_sampler(node: ast.AST) -> bool:
     return name in ("sampler", "batch_sampler")
 
 
-def _asked_by_hand(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield loaders from which something else than a loop takes the batches."""
-    given: list[ast.expr] = []
+def _asked_at(script: Script, loaders: list[ast.Call]) -> int:
+    """Return a line in which something else than a loop asks a loader, or 0."""
+    parents = (script.parents[each] for each in loaders)
+    targets = (each for p in parents for each in getattr(p, "targets", ()))
+    names = {ast.unparse(each) for each in targets}
+    for node in script.nodes:
+        for each in map(ast.unparse, _asked_by_hand(node)):
+            if each in names or re.search(r"(?i)loader|(^|_)dl$", each):
+                return getattr(node, "lineno", 0)
+    return 0
+
+
+def _asked_by_hand(node: ast.AST) -> list[ast.expr]:
+    """Return what is given to `iter` and its like, or goes on in a generator."""
     if isinstance(node, ast.YieldFrom):
-        given = [node.value]
-    elif isinstance(node, ast.Call) and last_name(node.func) in _BY_HAND:
-        given = node.args
-    elif _is_over_batches(node) and any(
-        isinstance(each, ast.Yield) for each in ast.walk(node)
-    ):
-        assert isinstance(node, ast.For)
-        given = [node.iter]
-    for each in given:
-        if _LOADER.search(ast.unparse(each)):
-            yield each
+        return [node.value]
+    if isinstance(node, ast.Call) and last_name(node.func) in _BY_HAND:
+        return node.args
+    if isinstance(node, ast.For):
+        has_yield = any(isinstance(each, ast.Yield) for each in ast.walk(node))
+        return [node.iter] if has_yield else []
+    return []

@@ -60,12 +60,13 @@ def wrappings(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
     for (_, model), trained in groups.items():
         own = [each for each in schedulers if each.of in {e.name for e in trained}]
         name = model.split(".")[-1] if len(set(models)) > 1 else ""
-        new = _wrapped(model, trained, own, name)
+        new = _wrapped(model, trained, [each for each in own if each.name], name)
         last = max((*trained, *own), key=lambda made: made.statement.lineno).statement
         is_certain = (
             not ready
             and models.count(model) == 1
             and not any(each.call in in_loops for each in trained)
+            and script.runs_once(last)
             and _is_certain(script, model, [*trained, *own], last)
         )
         how = "add" if is_certain else "wrap the model where it is made,"
