@@ -213,8 +213,9 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
         if isinstance(statement, ast.AnnAssign)
         and isinstance(statement.target, ast.Name)
     ]
-    made.attrs.update(zip(fields, given.args, strict=False))
-    made.attrs.update(given.keywords)
+    values = dict(zip(fields, given.args, strict=False)) | given.keywords
+    order = [*(each for each in fields if each in values), *values]
+    made.attrs.update((name, values[name]) for name in order)
     for name in made.attrs:
         walk.write((made.uid, name), node, "set", made.attrs[name], str(name))
     if not fields:

@@ -13,6 +13,7 @@ from elasticrun.lint.values import (
     NO_TAINTS,
     UNFIXED,
     Arguments,
+    Class,
     Kind,
     Value,
     constant,
@@ -314,6 +315,20 @@ def make_container(walk: Walk, it: Called) -> Value | None:
     if it.args:
         return None
     return walk.made(Value(kind, node=it.node, attrs=it.keywords))
+
+
+def make_record(walk: Walk, it: Called) -> Value | None:
+    """Return the class that `namedtuple("Name", "first second")` makes."""
+    if len(it.args) < 2:
+        return None
+    names = [part.constant for part in it.args[1].parts]
+    if isinstance(it.args[1].constant, str):
+        names = it.args[1].constant.replace(",", " ").split()
+    fields = (f"    {each}: object" for each in names)
+    [node] = ast.parse("\n".join(["class Record:", *fields, "    pass"])).body
+    assert isinstance(node, ast.ClassDef)
+    cls = Class(node, walk.frame.module, walk.frame)
+    return Value("class", node.name, node=node, cls=cls)
 
 
 def write_content(

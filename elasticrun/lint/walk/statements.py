@@ -6,9 +6,10 @@ import ast
 import sys
 
 from elasticrun.lint import catalog, roles
+from elasticrun.lint.events import Event
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
 from elasticrun.lint.naming import STOPS, last_name, named, written
-from elasticrun.lint.values import Value, join, merged, unknown
+from elasticrun.lint.values import Value, elastic_loaders_in, join, merged, unknown
 from elasticrun.lint.walk.expressions import call_method
 from elasticrun.lint.walk.frames import Frame
 from elasticrun.lint.walk.functions import run_function
@@ -173,6 +174,7 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
     entry = walk.step(node)
     first, before = len(walk.graph.steps), dict(walk.frame.env)
     loops, outer = len(walk.graph.loops), walk.catching
+    num_events = len(walk.events)
     walk.catching += tuple(
         "" if each.type is None else written(each.type) for each in node.handlers
     )
@@ -186,7 +188,8 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
         if not has_loop or step.loop is not None
     ]
     lines = range(node.lineno, (node.end_lineno or 0) + 1)
-    if has_loop or any(each.line in lines for each in walk.graph.epochs):
+    has_epochs = any(each.line in lines for each in walk.graph.epochs)
+    if has_loop or has_epochs or any(map(_asks_a_loader, walk.events[num_events:])):
         walk.note(node, "guarded", step=entry)
     if walk.here and node.orelse:
         walk.run(node.orelse)
@@ -198,6 +201,12 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
         walk.run(node.finalbody)
         if is_left:
             walk.here = []
+
+
+def _asks_a_loader(event: Event) -> bool:
+    """Return whether `next` asks for a batch, where the job may stop as in a loop."""
+    source = event.value if event.what == "asked" else None
+    return source is not None and bool(elastic_loaders_in(source))
 
 
 def _run_handlers(

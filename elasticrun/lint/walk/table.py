@@ -194,6 +194,7 @@ _FUNCTIONS = _table(
     (Row(do=externals.consume), "sum max min any all"),
     (Row(do=externals.container), "list tuple set dict vars"),
     (Row(do=externals.make_container), "dataclasses.field"),
+    (Row(do=externals.make_record), "collections.namedtuple"),
 )  # fmt: skip
 
 _COLLECTIVES = """
