@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,8 +89,10 @@ def _lint(options: argparse.Namespace) -> int:
     if options.explain_zones:
         output = "\n".join(explain(program) for program in result.programs)
     elif options.diff:
-        patches = (patch(each.name, each.text, edits) for each, edits in result.edits)
-        output = "".join(patches).removesuffix("\n")
+        output = "".join(
+            patch(os.path.relpath(module.name), module.text, edits)
+            for module, edits in result.edits
+        ).removesuffix("\n")
         for finding in result.findings:
             _complain(concise(finding))
     else:

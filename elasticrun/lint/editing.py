@@ -30,6 +30,7 @@ class Edit(NamedTuple):
 
 def patch(name: str, text: str, edits: Iterable[Edit]) -> str:
     """Return the certain edits of a file as a unified diff; empty without any."""
+    name += "\t" * (" " in name)  # where a name with a space ends
     before, after = (
         re.findall(r".*\n|.+", each) for each in (text, converted(text, edits))
     )

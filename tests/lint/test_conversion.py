@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticrun.lint.__main__ import run
 from elasticrun.lint.editing import converted
 from elasticrun.lint.engine import lint_paths, lint_text
 from elasticrun.lint.rules.conversion import edits_of
@@ -102,6 +103,16 @@ def test_the_patch_makes_a_script_elastic(tmp_path: Path) -> None:
         ["git", "apply", "-p0"], cwd=tmp_path, input=done.stdout, text=True, check=True
     )
     assert (tmp_path / "train.py").read_text() == f"{ELASTIC}\n"
+
+
+def test_a_patch_names_its_file_from_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    run(["--diff", str(script)])
+    assert capsys.readouterr().out.startswith("--- train.py\n+++ train.py\n")
 
 
 @pytest.mark.slow

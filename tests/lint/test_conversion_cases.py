@@ -420,11 +420,11 @@ def test_a_loop_over_batches_alone_is_enough() -> None:
 )
 @pytest.mark.parametrize("command", [["git", "apply", "-p0"], ["patch", "-p0", "-s"]])
 def test_patches_apply(text: str, command: list[str], tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+    script = tmp_path / "my train.py"
     script.write_bytes(text.encode())
     edits = edits_of(ast.parse(text))
     ast.parse(converted(text, edits))
-    given = patch("train.py", text, edits).encode()
+    given = patch("my train.py", text, edits).encode()
     subprocess.run(command, cwd=tmp_path, input=given, check=True, capture_output=True)
     assert script.read_bytes() == converted(text, edits).encode() != text.encode()
 
