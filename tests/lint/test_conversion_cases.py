@@ -308,7 +308,7 @@ def test_a_model_is_not_wrapped_where_that_may_be_wrong(
     made: str, message: str
 ) -> None:
     text = f"import torch\n{made}\n{EPOCHS}"
-    assert f"{made}\n{EPOCHS[:9]}" in convert(text)
+    assert convert(text) == text  # The loop would go on with new weights.
     assert message in said(text)
     assert "AdaptiveDataParallel" in said(text)
 

@@ -43,12 +43,16 @@ def edits_of(tree: ast.Module) -> list[Edit]:
     """
     script = Script(tree)
     outermost = _outermost_loops(script)
+    if not outermost:
+        return []
     in_loops = set().union(*outermost.values())
-    edits: list[Edit] = []
-    if outermost:
-        edits += _loops(script, outermost)
-        edits += _loaders(script, in_loops)
-        edits += wrappings(script, in_loops)
+    wraps = list(wrappings(script, in_loops))
+    edits = [*_loops(script, outermost), *_loaders(script, in_loops)]
+    if not wraps or not all(each.text and each.is_certain for each in wraps):
+        # They would go on with a model that is in no checkpoint, or has a share of the
+        # samples and its own gradients.
+        edits = [each._replace(is_certain=False) for each in edits]
+    edits += wraps
     if any(each.startswith(_REPLICAS) for each, _ in names_imported(tree)):
         # It starts its own replicas; what becomes of that is for the author to find.
         edits = [each._replace(is_certain=False) for each in edits]
