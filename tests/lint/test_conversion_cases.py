@@ -283,6 +283,11 @@ def test_a_model_of_a_trainer_is_wrapped() -> None:
         (f"net = Net()\nopt = {SGD}\nplans.append({STEP})", "(net, opt)"),
         (f"def f():\n  net = Net()\n  opt = {SGD}\nf(); f()", "(net, opt)"),
         (
+            (f"def f():\n  net = Net()\n  opt = {SGD}\n  net(x).backward()\n"
+            "def g(): f()\nfor fold in folds: g()"),
+            "(net, opt)",
+        ),
+        (
             ("class Agent:\n  def __init__(self):\n    self.net = Net()\n"
             "    self.opt = Adam(self.net.parameters())\n[Agent() for _ in names]"),
             "(self.net, self.opt)",
@@ -396,6 +401,12 @@ def test_loaders_are_not_changed_where_that_may_be_wrong(
 def test_what_is_named_like_data_is_no_loader_that_is_asked() -> None:
     new = convert(f"{HEAD}hits = zip(x_test, y_test)\n{EPOCHS}")
     assert "loader = elasticrun.AdaptiveDataLoader(data" in new
+
+
+def test_loops_are_not_changed_without_the_model_that_they_train() -> None:
+    text = f"import torch\n{EPOCHS}"
+    assert convert(text) == text
+    assert "remaining_epochs_until(9)" in said(text)
 
 
 def test_a_loop_over_batches_alone_is_enough() -> None:
