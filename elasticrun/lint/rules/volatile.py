@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
@@ -10,7 +11,7 @@ from elasticrun.lint.graph import EpochLoop, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
 from elasticrun.lint.rules.left_over import behind
-from elasticrun.lint.values import elastic_loaders_in
+from elasticrun.lint.values import Value, elastic_loaders_in
 
 
 def check(program: Walked) -> Iterator[Finding]:
@@ -158,4 +159,30 @@ def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
             yield program.finding(ER209, event, message)
 
 
-CHECKS = (check,)
+_STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps by hand
+
+
+def _generators(program: Walked) -> Iterator[Finding]:
+    """Yield generators from before the epochs that draw where nothing is replayed."""
+    renewed = [seed.value for seed in program.events("seeded") if seed.step.epoch]
+    seen: list[Value] = []
+    for event in program.events("drawn"):
+        own = event.value
+        if own is None or own in seen or own in renewed or own.made_at < 0:
+            continue
+        is_seeded = bool(own.parts) or own.name == "torch.Generator"  # else ER501
+        made = program.made(own)
+        is_kept = own.registered or own.is_handed_on
+        is_kept = is_kept or bool(_STATES.search(made.step.module.text))
+        if program.zone(made.step) != "P" or is_kept or not is_seeded:
+            continue
+        if (zone := program.zone(event.step)) in ("L", "C"):
+            seen.append(own)
+            message = (
+                f"this generator draws in zone {zone} (line {event.step.line}), and is "
+                "in no state: a restart makes it again, with its first draws"
+            )
+            yield program.finding(ER301, made, message)
+
+
+CHECKS = (check, _generators)
