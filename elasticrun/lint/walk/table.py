@@ -226,6 +226,7 @@ _OF_ANY_MODULE = _table(
         track count
     """),
     (Row(do=externals.container), "deque defaultdict OrderedDict Counter"),
+    (Row(taint="rank"), "is_main_process is_main is_master get_rank is_rank_zero"),
     (Row(do=externals.make_container), """
         SimpleNamespace Namespace AttrDict EasyDict Box
     """),
