@@ -108,7 +108,8 @@ def _in_plain(
     Application(edits).visit(tree)
     program = Walked(walk_through(project, options, module))
     for check in CHECKS:
-        yield from check(program)
+        # Of loops without a boundary ER003 has spoken.
+        yield from (each for each in check(program) if each.code != "ER002")
 
 
 @contextmanager

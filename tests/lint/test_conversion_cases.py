@@ -451,6 +451,12 @@ def test_findings_show_the_lines_of_the_author() -> None:
     assert all(each.source == lines[each.line - 1] for each in found)
 
 
+def test_one_loop_is_one_finding() -> None:
+    step = "    optimizer.zero_grad(); net(x).sum().backward(); optimizer.step()\n"
+    found = lint_text(f"{HEAD}for i in count(1):\n{step}").findings
+    assert [each.code for each in found if each.line == 6] == ["ER003"]
+
+
 def test_files_that_cannot_be_looked_through_do_not_end_it(tmp_path: Path) -> None:
     deep = "a" + ".b" * 990
     texts = {

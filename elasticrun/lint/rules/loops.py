@@ -330,6 +330,21 @@ def _ranges(program: Walked) -> Iterator[Finding]:
             else "epoch loop over range(): every restart begins again at epoch 0"
         )
         yield program.finding(ER002, Spot(turn, step), message)
+    asking = {turn for event in program.events("asked") for turn in event.turns}
+    for event in program.events("trained", role="optimizer"):
+        is_outside = event.step.epoch is None and event.step.loop is None
+        if not (is_outside and event.registered and event.turns):
+            continue
+        if (turn := event.turns[0]) in seen or asking & set(event.turns):
+            continue
+        seen.add(turn)
+        message = (
+            "training loop without a boundary: it is never saved or stopped in its "
+            "middle, and a restart begins it again"
+        )
+        step = next(each for each in program.graph.steps if each.node is turn)
+        help_text = "loop over remaining_steps_until(n), or over a loader"
+        yield program.finding(ER002, Spot(turn, step), message, help_text=help_text)
 
 
 def _counts(turn: ast.AST) -> bool:

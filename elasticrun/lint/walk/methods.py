@@ -116,7 +116,9 @@ def draw(walk: Walk, it: MethodCalled) -> Value:
 
 def step(walk: Walk, it: MethodCalled) -> Value:
     """Note a step of an optimizer, and walk through its closure."""
-    walk.note(it.node, "trained", it.receiver, role="optimizer")
+    walk.note(
+        it.node, "trained", it.receiver, role="optimizer", turns=walk.turns
+    )  # fmt: skip
     for closure in it.values:
         if closure.kind == "func":
             return call_function(walk, closure, Arguments(), it.node)
