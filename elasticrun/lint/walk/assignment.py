@@ -81,9 +81,7 @@ def _drop_content(
 
 
 def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) -> None:
-    parts = value.parts if value.kind in ("tuple", "list") else []
-    if value.kind == "instance" and not value.defines("__iter__"):
-        parts = list(value.attrs.values())  # of a named tuple
+    parts = value.elements
     is_exact = len(parts) == len(target.elts) and not any(
         isinstance(each, ast.Starred) for each in target.elts
     )

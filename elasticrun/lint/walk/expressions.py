@@ -285,9 +285,10 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
 
 
 def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Value:
-    if base.kind in ("tuple", "list") and isinstance(key, int):
-        if -len(base.parts) <= key < len(base.parts):
-            return base.parts[key]
+    elements = base.elements
+    if (elements or base.kind in ("tuple", "list")) and isinstance(key, int):
+        if -len(elements) <= key < len(elements):
+            return elements[key]
         return unknown(taints=base.taints)
     if key not in base.attrs and base.kind in ("dict", "unknown", "variables"):
         base.attrs[key] = unknown(str(key), base.taints)

@@ -17,6 +17,7 @@ from elasticrun.lint.values import (
     Kind,
     Value,
     constant,
+    external,
     key_of,
     loaders_in,
     next_uid,
@@ -327,7 +328,7 @@ def make_record(walk: Walk, it: Called) -> Value | None:
     fields = (f"    {each}: object" for each in names)
     [node] = ast.parse("\n".join(["class Record:", *fields, "    pass"])).body
     assert isinstance(node, ast.ClassDef)
-    cls = Class(node, walk.frame.module, walk.frame)
+    cls = Class(node, walk.frame.module, walk.frame, [external("typing.NamedTuple")])
     return Value("class", node.name, node=node, cls=cls)
 
 

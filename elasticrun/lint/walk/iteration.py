@@ -62,10 +62,10 @@ def _is_loader(value: Value) -> bool:
 
 def _few_elements(value: Value) -> list[Value]:
     """Return what a container holds, if it is little enough to look at each."""
-    if value.kind not in ("dict", "list", "tuple") or not value.is_complete:
+    if not value.is_complete:
         return []
     is_dict = value.kind == "dict"
-    elements = [constant(key) for key in value.attrs] if is_dict else [*value.parts]
+    elements = [constant(key) for key in value.attrs] if is_dict else value.elements
     return elements if len(elements) <= BUDGET.elements else []
 
 
