@@ -5,7 +5,7 @@
 Two networks of 10 thousand parameters in 62 tensors train in turns in one loop of an
 `AdaptiveDataLoader`, one with `measure_noise=True`. Which of them comes first is drawn
 for each turn. A step is a forward and a backward pass, `optimizer.step` and
-`zero_grad`; of 25 steps one is measured, so means are compared, over blocks of 25, and
+`zero_grad`; of 32 steps one is measured, so means are compared, over blocks of 32, and
 `ratio` is the median of the blocks' ratios on rank 0. `control_ratio` compares two
 networks without it. `measured_ratio` is that of the steps that are measured alone.
 """

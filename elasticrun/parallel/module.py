@@ -81,7 +81,7 @@ class AdaptiveDataParallel(nn.Module):
         name: What the module is called in checkpoints. The others are called
             `optimizer` and `lr_scheduler` (of a sequence `optimizer-0` and so on),
             after the module's name and a dot if that is not "model".
-        measure_noise: Measure the noise of gradients in every 25th global batch of a
+        measure_noise: Measure the noise of gradients in every 32nd global batch of a
             loop over a loader; see `noise`. One replica that has such a batch in one
             micro-batch gets it in two, unless the model has BatchNorm.
         scaling: How learning rates follow the size of a global batch, over the first
