@@ -11,7 +11,6 @@ is the stage that restarts at every kind of boundary.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,15 +23,16 @@ from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.report import ExitCode, Report, Result, Stage
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
-from elasticrun.check.runs.moments import LineChange, epochs_of, line_changes_of
+from elasticrun.check.runs.moments import epochs_of, line_changes_of
 from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
-from elasticrun.check.runs.sweep import middle_of, places_to_try
+from elasticrun.check.runs.sweep import places_to_try, spread
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
 from elasticrun.lint.options import LintOptions
 
 _MOST_WATCHED = 200  # Fields at once, in a search for the lines that change them.
-_MOST_HITS = 4  # Differing runs of one stage: more of them seldom say more.
+_NUM_SWEEPS = 2  # Runs of a sweep, each with half of its restarts.
+_NUM_KILLS = 3
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,9 @@ class Checker:
         self._scope = scope
         self._say = say
         self._size = scope.sizes[0]
-        self._trials = Trials(engine, Mask(scope.ignored))
+        self._trials = Trials(engine, Mask(scope.ignored), say)
         self._report = Report()
-        self._done: set[Route] = set()
-        self._num_hits = 0
+        self._compared_sizes = {self._size}
         self._differing_sizes: set[int] = set()
 
     def check(self) -> Report:
@@ -116,8 +115,13 @@ class Checker:
 
     def _check_baseline(self) -> str:
         trials = self._trials
-        base = self._base()
-        again = trials.run(base.route)
+        base, again = trials.first_baselines(
+            self._size, is_float64=self._scope.is_float64
+        )
+        self._say(
+            f"one run of the shortened script takes {base.seconds:.1f} s; the check "
+            "at most ten times that"
+        )
         note_what_differs(trials.mask, base, again)
         self._check_reproducible(trials.differences(base, again))
         self._note_files()
@@ -172,47 +176,34 @@ class Checker:
         return "different" if self._report.results else "equal"
 
     def _check_sweep(self) -> str:
-        trials = self._trials
-        before = trials.num_runs
-        epochs = epochs_of(self._base().moments)
-        places = places_to_try(trials.loops, epochs)
-        routes = [self._restarted_at(place) for place in places]
-        first, second = middle_of(trials.loops, 0.3), middle_of(trials.loops, 0.8)
-        if first < second:
-            routes.append(self._restarted_at(first, second))
-        self._try(routes)
-        count = trials.num_runs - before
-        return f"{count} more restarts with {replicas_in_words(self._size)}"
+        places = places_to_try(self._trials.boundaries)
+        halves = [tuple(places[first::_NUM_SWEEPS]) for first in range(_NUM_SWEEPS)]
+        self._try([self._restarted_at(*half) for half in halves if half])
+        return f"{len(places)} restarts with {replicas_in_words(self._size)}"
 
     def _check_sizes(self) -> str:
-        sizes = self._scope.sizes
         problem = self._problem_in_float64()
         if problem is not None:
             self._report.notes.append(problem.text)
             return "not compared"
-        for size in sizes[1:]:
-            self._compare_sizes(size)
+        first, second, *others = self._scope.sizes
+        self._compare_sizes(second)
         if self._report.results:
             return "another number of replicas is another training"
-        loops = self._trials.loops
-        first, second = middle_of(loops, 0.3), middle_of(loops, 0.8)
-        taken: list[str] = []
-        routes: list[Route] = []
-        for one, other in itertools.pairwise(sizes):
-            if {one, other} & self._differing_sizes:
-                continue  # They do not even train for as long.
-            if first < second:
-                routes.append(self._in_float64((one, other, one), first, second))
-                taken.append(f"{one} to {other} to {one}")
-            routes.append(self._in_float64((one, other), second))
-            routes.append(self._in_float64((other, other), second))
-            taken += [f"{one} to {other}", f"{other} to {other}"]
-        self._try(routes)
-        return ", ".join(taken)
+        sizes = [second, *others, first]
+        if second in self._differing_sizes:
+            sizes = [second, second]  # Others do not even train for as long.
+        elif self._trials.mask.sized:
+            sizes.insert(0, second)  # What is not compared between numbers is here.
+        places = spread(self._trials.boundaries, len(sizes) - 1)
+        del sizes[len(places) + 1 :]
+        self._try([Route(tuple(sizes), tuple(places), is_float64=True)])
+        return " to ".join(map(str, sizes))
 
     def _compare_sizes(self, size: int) -> None:
         """Note what depends on the number of replicas without any restart."""
         trials = self._trials
+        self._compared_sizes.add(size)
         base = trials.baseline(self._size, is_float64=True)
         other = trials.baseline(size, is_float64=True)
         while differences := trials.differences(base, other):
@@ -236,13 +227,9 @@ class Checker:
                 return
 
     def _check_kills(self) -> str:
-        before = self._trials.num_runs
-        loops = self._trials.loops
-        places = [middle_of(loops, part) for part in (0.0, 0.5, 0.9)]
-        routes = [self._restarted_at(place) for place in places]
-        self._try([route._replace(is_killed=True) for route in routes])
-        count = self._trials.num_runs - before
-        return f"{count} kills with {replicas_in_words(self._size)}"
+        places = spread(self._trials.boundaries, _NUM_KILLS)
+        self._try([self._restarted_at(*places)._replace(is_killed=True)])
+        return f"{len(places)} kills with {replicas_in_words(self._size)}"
 
     # Runs.
 
@@ -262,36 +249,42 @@ class Checker:
             return problem
         return None
 
-    def _in_float64(self, sizes: tuple[int, ...], *places: RestartPlace) -> Route:
-        return Route(sizes, places, is_float64=True)
-
     def _restarted_at(self, *places: RestartPlace) -> Route:
         sizes = (self._size,) * (len(places) + 1)
         return Route(sizes, places, is_float64=self._scope.is_float64)
 
     def _try(self, routes: Sequence[Route]) -> None:
         """Run the script along each route once, and report what that changes."""
-        new = [route for route in dict.fromkeys(routes) if route not in self._done]
-        for route in new:
+        for route in routes:
             self._trials.baseline_of(route)
-        with contextlib.closing(self._trials.run_each(new)) as runs:
+        with contextlib.closing(self._trials.run_each(routes)) as runs:
             for run in runs:
-                self._done.add(run.route)
-                base = self._trials.baseline_of(run.route)
-                differences = self._trials.differences(base, run)
+                differences = self._differences(run)
                 if differences:
                     self._add(run, differences)
-                if self._num_hits >= _MOST_HITS:
-                    break
+                elif run.missed:
+                    raise self._trials.problem_of(run)
+
+    def _differences(self, run: CheckedRun) -> list[Mismatch]:
+        """Return what differs that numbers of replicas do not explain by themselves."""
+        base = self._trials.baseline_of(run.route)
+        differences = self._trials.differences(base, run)
+        if differences and run.route.is_resized:
+            for size in sorted({*run.route.sizes} - self._compared_sizes):
+                self._compare_sizes(size)
+            if self._report.results or {*run.route.sizes} & self._differing_sizes:
+                return []
+            differences = self._trials.differences(base, run)
+        return differences
 
     def _add(self, run: CheckedRun, differences: list[Mismatch]) -> None:
-        self._num_hits += 1
         finder = self._trials.finder
         assert finder is not None
-        lines = self._lines_of(run, finder)
+        run, differences = self._look_closer(run, differences, finder)
         drifted = self._trials.baseline(
             max(run.route.sizes), is_float64=run.route.is_float64
         ).drifted
+        lines = line_changes_of(run.notes)
         causes = finder.causes(run, differences, lines, drifted)
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
@@ -300,12 +293,30 @@ class Checker:
         command = self._scope.command(run.route.options())
         self._report.results.append(Result(run.route, differences, causes, command))
 
-    def _lines_of(self, run: CheckedRun, finder: CauseFinder) -> list[LineChange]:
-        """Run the script again, and find which lines of its replays change what."""
+    def _look_closer(
+        self, run: CheckedRun, differences: list[Mismatch], finder: CauseFinder
+    ) -> tuple[CheckedRun, list[Mismatch]]:
+        """Run the script again, and see which lines of its replays change what.
+
+        With the one restart after which it differs, if that is enough to show it; else
+        with those before as well.
+        """
+        watched = self._names_to_watch(run, finder)
+        leg = run.leg_of(differences[-1].key)
+        routes = [run.route.until_leg(leg)]
+        if leg > 1 and not run.route.is_resized:
+            alone = self._restarted_at(run.route.places[leg - 1])
+            routes.insert(0, alone._replace(is_killed=run.route.is_killed))
+        for route in routes:
+            closer = self._trials.run(route, watched=watched)
+            base = self._trials.baseline_of(route)
+            found = self._trials.differences(base, closer)
+            if found:
+                return closer, found
+        return run, differences
+
+    def _names_to_watch(self, run: CheckedRun, finder: CauseFinder) -> list[str]:
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
-        names = changed[:_MOST_WATCHED]
-        if not names and finder.drawing:
-            names = sorted(run.moments[-1].random)
-        if not names:
-            return []
-        return line_changes_of(self._trials.run(run.route, watched=names).notes)
+        if not changed and finder.drawing:
+            return sorted(run.moments[-1].random)
+        return changed[:_MOST_WATCHED]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import Key, Moment
+from elasticrun.check.runs.moments import Key, Moment, is_of_state
 
 MISSING = {"missing": True}
 # Far above what rounding does in double precision, far below what a mistake does; the
@@ -70,24 +70,25 @@ class Mask:
 
 
 def compare_moments(
-    base: CheckedRun, run: CheckedRun, *, mask: Mask, is_rounded: bool
+    base: CheckedRun, run: CheckedRun, *, mask: Mask
 ) -> list[Mismatch]:
     """Return what differs at the first moment at which anything does.
 
-    Args:
-        is_rounded: Whether sums were added up in another order in one of the runs;
-            else all is compared bit by bit.
+    From where there is another number of replicas on, sums were added up in another
+    order; before, all is compared bit by bit.
     """
     wanted, there = base.compared, run.compared
+    early = next(iter(wanted.values())).kinds if wanted else {}
     for key, moment in wanted.items():
         if key not in there:
             return [Mismatch("loops", key.describe(), "never came", key)]
+        late = moment.kinds.keys() - there[key].kinds.keys() - early.keys()
         differences = _differences(
-            moment,
+            _without(late, moment),
             there[key],
             mask,
             is_killed=run.route.is_killed,
-            is_rounded=is_rounded,
+            is_rounded=run.route.is_resized_in(there[key].leg, base.route.sizes[0]),
         )
         if differences:
             return [each._replace(key=key) for each in differences]
@@ -95,6 +96,16 @@ def compare_moments(
     if extra:
         return [Mismatch("loops", "never came", extra[0].describe(), extra[0])]
     return []
+
+
+def _without(states: Collection[str], moment: Moment) -> Moment:
+    """Leave out states that a loop has made, which a replay may not have come to."""
+    fields = {
+        name: field
+        for name, field in moment.fields.items()
+        if not any(is_of_state(name, state) for state in states)
+    }
+    return moment._replace(fields=fields)
 
 
 def _differences(

@@ -56,7 +56,7 @@ def problem_of(
     if run.missed is not None:
         return _missed(run, loops)
     problem = _hung(run, source) if run.hang else _failed(run, finder)
-    problem.route = run.route if run.route.places else None
+    problem.route = run.failing_route if run.route.places else None
     return problem
 
 
@@ -147,5 +147,5 @@ def _when(run: CheckedRun) -> str:
     if not run.route.places:
         precision = " in double precision" * run.route.is_float64
         return f"{run.route.describe()}{precision}"
-    where = "before its restart" if run.last_leg == 0 else "after it is restarted"
-    return f"{where} ({run.route.describe()})"
+    where = "after it is restarted" if run.last_leg else "before its restart"
+    return f"{where} ({run.failing_route.describe()})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from elasticrun.check.baseline import samples_of
 from elasticrun.check.blame import CauseFinder
@@ -28,14 +28,17 @@ class Trials:
     Attributes:
         mask: What is not compared.
         loops: Those of the first baseline, each by the end of its last batch.
+        boundaries: Those of the first baseline, in their order.
         num_runs: How many runs there were.
         finder: Who explains differences; None before the baseline is known.
     """
 
-    def __init__(self, engine: Engine, mask: Mask) -> None:
+    def __init__(self, engine: Engine, mask: Mask, say: Callable[[str], None]) -> None:
         self.engine = engine
         self.mask = mask
+        self._say = say
         self.loops: list[RestartPlace] = []
+        self.boundaries: list[RestartPlace] = []
         self.num_runs = 0
         self.finder: CauseFinder | None = None
         self._baselines: dict[Route, CheckedRun] = {}
@@ -63,14 +66,18 @@ class Trials:
         with contextlib.closing(self.engine.run_each(routes, watched=watched)) as runs:
             for run in runs:
                 self.num_runs += 1
-                if not run.has_finished:
-                    raise problem_of(
-                        run,
-                        source=self.engine.source,
-                        loops=self.loops,
-                        finder=self.finder,
-                    )
+                how = run.route.describe()
+                self._say(f"run {self.num_runs}: {how} ({run.seconds:.1f} s)")
+                # A place that is missed only after a restart is a difference.
+                if not (run.has_finished or (run.missed and run.last_leg)):
+                    raise self.problem_of(run)
                 yield run
+
+    def problem_of(self, run: CheckedRun) -> Problem:
+        """Return why a run has not finished."""
+        return problem_of(
+            run, source=self.engine.source, loops=self.loops, finder=self.finder
+        )
 
     def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
         """Return the run without a restart with so many replicas.
@@ -80,11 +87,21 @@ class Trials:
         """
         route = route_without_restart(size, is_float64=is_float64)
         if route not in self._baselines:
-            run = self._baselines[route] = self.run(route)
-            if len(self._baselines) == 1:
-                self.loops = loops_of(run.moments)
-                self._check_has_loops()
+            self._baselines[route] = self.run(route)
         return self._baselines[route]
+
+    def first_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
+        """Return two runs without a restart, the first one for what is asked later.
+
+        Raises:
+            Problem: One has no end, or nothing that could be restarted.
+        """
+        route = route_without_restart(size, is_float64=is_float64)
+        runs = list(self.run_each([route, route]))
+        base = self._baselines[route] = runs[0]
+        self.loops, self.boundaries = loops_of(base.moments), base.boundaries
+        self._check_has_boundaries()
+        return runs
 
     def baseline_of(self, route: Route) -> CheckedRun:
         """Return the run without a restart that one of a route is compared with.
@@ -94,19 +111,18 @@ class Trials:
         """
         return self.baseline(route.sizes[0], is_float64=route.is_float64)
 
-    def _check_has_loops(self) -> None:
-        if not any(loop.batch for loop in self.loops):
+    def _check_has_boundaries(self) -> None:
+        if not self.boundaries:
             raise Problem(
                 ExitCode.USAGE,
                 f"{self.engine.source.script.name} has run no loop over an "
-                "AdaptiveDataLoader, so there is nothing to restart in. Check a script "
+                "AdaptiveDataLoader, and no epoch or step of elasticrun, so there is nothing to restart in. Check a script "
                 "that trains with elasticrun, with arguments with which it does.",
             )
 
     def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
         """Return what differs first: samples, and what does at one moment."""
-        is_rounded = len({*base.route.sizes, *run.route.sizes}) > 1
-        moments = compare_moments(base, run, mask=self.mask, is_rounded=is_rounded)
+        moments = compare_moments(base, run, mask=self.mask)
         return [*compare_samples(samples_of(base), samples_of(run)), *moments]
 
     def is_exact(self, base: CheckedRun, differences: Sequence[Mismatch]) -> bool:

@@ -161,7 +161,10 @@ class CheckedBoundary(Boundary):
     def reach(self, *, ends_epoch: bool = False) -> None:
         if self._is_doomed:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._job.next_place() == self._plan.until:
+        place = self._job.next_place()
+        if self._job.recorder is not None:
+            self._job.recorder.note("boundary", place=place)
+        if place == self._plan.until:
             self._job.note("stop")
             if self._plan.is_killed:
                 self._is_doomed = True

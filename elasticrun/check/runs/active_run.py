@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,7 @@ class ActiveRun:
         self._on_change = on_change
         self._hang_timeout = hang_timeout
         self._leg = 0
+        self._began_at = 0.0
         self._generation: Generation | None = None
         self._clock = HangClock(None)
         self._watchdog = Watchdog(loop, lambda _: None, self._clock, grace=0.0)
@@ -87,6 +89,8 @@ class ActiveRun:
 
     def _start(self, replicas: list[WaitingReplica]) -> None:
         route, leg, size = self.run.route, self._leg, self._size
+        self._began_at = self._began_at or time.monotonic()
+        self.run.last_leg = leg
         options = self._options(size)
         plan = replace(
             self._plan,
@@ -158,6 +162,7 @@ class ActiveRun:
         self._on_change()
         if self.is_over:
             return
+        self.run.seconds = time.monotonic() - self._began_at
         _judge(self.run, self._leg, generation.endings, reason)
         self._leg += 1
         if self.run.has_finished and self._leg < len(self.run.route.sizes):

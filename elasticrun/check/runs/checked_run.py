@@ -28,6 +28,8 @@ class CheckedRun:
         hang: Why the run was ended as hung; empty if it was not.
         output: The lines of the last generation, by rank.
         missed: The place that the program never came to, or None.
+        last_leg: The number of the leg that was the last to run, from 0.
+        seconds: What it took, from when its first replicas were forked.
     """
 
     route: Route
@@ -36,15 +38,22 @@ class CheckedRun:
     hang: str = ""
     output: dict[int, list[str]] = field(default_factory=dict)
     missed: RestartPlace | None = None
+    last_leg: int = 0
+    seconds: float = 0.0
 
     @property
     def has_finished(self) -> bool:
         return self.failure is None and not self.hang and self.missed is None
 
     @property
-    def last_leg(self) -> int:
-        """The number of the leg that was the last to run, from 0."""
-        return max((note["leg"] for note in self.notes), default=0)
+    def failing_route(self) -> Route:
+        """The route up to the last restart that there was, which shows it as well."""
+        return self.route.until_leg(max(self.last_leg, 1))
+
+    def leg_of(self, key: Key | None) -> int:
+        """Return in which leg after a restart a moment was, or else the last one."""
+        there = self.compared.get(key) if key else None
+        return max(1, self.last_leg if there is None else there.leg)
 
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
@@ -56,14 +65,22 @@ class CheckedRun:
         return moments_of(self.notes)
 
     @functools.cached_property
+    def boundaries(self) -> list[RestartPlace]:
+        """The boundaries that the program has passed, in their order."""
+        return [
+            RestartPlace(*note["place"])
+            for note in self.notes
+            if note["kind"] == "boundary"
+        ]
+
+    @functools.cached_property
     def compared(self) -> dict[Key, Moment]:
         """The moments that every run of the program has, each as it was last."""
-        last_leg = len(self.route.places)
         return {
             moment.key: moment
             for moment in self.moments
             if moment.key.kind in _COMPARED
-            or (moment.key.kind == "exit" and moment.leg == last_leg)
+            or (moment.key.kind == "exit" and moment.leg == self.last_leg)
         }
 
     @property

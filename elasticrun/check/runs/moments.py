@@ -68,7 +68,7 @@ def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
             **{name: note[name] for name in Moment._fields[1:] if name in note},
         )
         for note in notes
-        if note["kind"] != "line"
+        if "fields" in note
     ]
 
 

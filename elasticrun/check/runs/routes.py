@@ -94,9 +94,17 @@ class Route(NamedTuple):
         """Whether not all legs have the same number of replicas."""
         return len(set(self.sizes)) > 1
 
+    def is_resized_in(self, leg: int, size: int) -> bool:
+        """Return whether other replicas than so many have run up to a leg."""
+        return any(each != size for each in self.sizes[: leg + 1])
+
     def end_of(self, leg: int) -> RestartPlace | None:
         """Return where a leg ends; None for the end of the program."""
         return self.places[leg] if leg < len(self.places) else None
+
+    def until_leg(self, leg: int) -> Route:
+        """Return the route that is the same up to a leg, in which it ends."""
+        return self._replace(sizes=self.sizes[: leg + 1], places=self.places[:leg])
 
     def describe(self) -> str:
         if not self.places:

@@ -1,60 +1,46 @@
-"""Which boundaries a sweep restarts at.
-
-Loops are given by the ends of their last batches.
-"""
+"""Which boundaries of a run a check restarts at."""
 
 from __future__ import annotations
 
-import random
+import itertools
 from collections.abc import Sequence
 
 from elasticrun.check.runs.routes import RestartPlace
 
-_NUM_RANDOM = 4
-_MOST_LOOPS = 4  # Of one epoch.
+_EDGES = (0, -2, -1)  # The first boundary of a loop, the last but one and the last.
+_MOST_LOOPS = 2  # Of one epoch, or outside of epochs.
 
 
-def places_to_try(
-    loops: Sequence[RestartPlace], epochs: Sequence[int]
-) -> list[RestartPlace]:
-    """Return the boundaries where mistakes show, and a few others.
+def places_to_try(boundaries: Sequence[RestartPlace]) -> list[RestartPlace]:
+    """Return the boundaries where mistakes show, in their order.
 
-    The first batch, the last but one and the last of each loop, in the first and the
-    last epoch; the ends of epochs; loops outside of epochs; and some at random, always
-    the same ones.
+    Of each kind of loop one, in the first and the last epoch and outside of epochs: its
+    first batch, its last but one or its last, in turns; and two ends of epochs.
     """
-    places: list[RestartPlace] = []
-    for epoch in dict.fromkeys([*epochs[:1], *epochs[-1:]]):
-        own = [each for each in loops if each.in_epoch and each.epoch == epoch]
-        for loop in _some(own):
-            places += _edges(loop)
-    places += [
-        RestartPlace(epoch, -1, 0)
-        for epoch in dict.fromkeys([*epochs[:1], *epochs[-2:]])
+    loops: dict[RestartPlace, list[RestartPlace]] = {}
+    for place in boundaries:
+        loops.setdefault(place.at(0), []).append(place)
+    ends = [loop for loop in loops if loop.is_end]
+    inside = [loop for loop in loops if loop.in_epoch and not loop.is_end]
+    first = [loop for loop in inside if loop.epoch == inside[0].epoch]
+    last = [loop for loop in inside if loop.epoch == inside[-1].epoch]
+    outside = [loop for loop in loops if not loop.in_epoch]
+    chosen = list(
+        dict.fromkeys(
+            first[:_MOST_LOOPS] + last[-_MOST_LOOPS:] + outside[:_MOST_LOOPS]
+        )
+    )
+    tried = {*ends[:1], *ends[-1:]}
+    num_edges = max(len(chosen), len(_EDGES)) if chosen else 0
+    for number, loop in enumerate(itertools.islice(itertools.cycle(chosen), num_edges)):
+        edge = _EDGES[number % len(_EDGES)]
+        tried.add(loops[loop][max(edge, -len(loops[loop]))])
+    return [place for place in boundaries if place in tried]
+
+
+def spread(boundaries: Sequence[RestartPlace], count: int) -> list[RestartPlace]:
+    """Return so many boundaries, or all, evenly spread over the whole training."""
+    return [
+        boundaries[(number + 1) * len(boundaries) // (count + 1)]
+        for number in range(min(count, len(boundaries)))
     ]
-    for loop in [each for each in loops if not each.in_epoch][:_MOST_LOOPS]:
-        places += _edges(loop)
-    return list(dict.fromkeys([*places, *_at_random(loops)]))
-
-
-def middle_of(loops: Sequence[RestartPlace], part: float) -> RestartPlace:
-    """Return a boundary about so far into the whole training."""
-    there = [each for each in loops if each.batch]
-    loop = there[min(int(part * len(there)), len(there) - 1)]
-    return loop.at((loop.batch + 1) // 2)
-
-
-def _some(loops: list[RestartPlace]) -> list[RestartPlace]:
-    if len(loops) <= _MOST_LOOPS:
-        return loops
-    return [*loops[: _MOST_LOOPS - 1], loops[-1]]
-
-
-def _edges(loop: RestartPlace) -> list[RestartPlace]:
-    last = loop.batch
-    return [loop.at(batch) for batch in dict.fromkeys([1, last - 1, last]) if batch > 0]
-
-
-def _at_random(loops: Sequence[RestartPlace]) -> list[RestartPlace]:
-    every = [each.at(k + 1) for each in loops for k in range(each.batch)]
-    return random.Random(0).sample(every, min(_NUM_RANDOM, len(every)))
